@@ -1,0 +1,51 @@
+"""The command ``lcfl``: help and version at once, everything else through LightningCLI."""
+
+import os
+import sys
+
+from lcfl import __version__
+
+__all__ = ["main"]
+
+HELP = """usage: lcfl <command> [options]
+
+Clustered and personalised federated learning on PyTorch Lightning and Fabric.
+
+commands:
+  fit         train a federation
+  validate    evaluate a checkpoint on the clients' validation data
+  test        evaluate a checkpoint on the clients' test data
+
+options, after the command:
+  -c FILE               a YAML configuration; several files layer, later ones win
+  --print_config        print the whole configuration and leave
+  --ckpt_path PATH      resume or evaluate: a checkpoint, last, or best
+  --trainer.rounds 50   any option of the groups trainer, method, model and data
+
+lcfl <command> --help shows all options of a command; lcfl --version the version."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs one command.
+
+    Args:
+        args: as on the command line, without the program's name; those of this process if None.
+    """
+    words = sys.argv[1:] if args is None else args
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP)
+    elif words[0] == "--version":
+        print(f"lcfl {__version__}")
+    else:
+        from lcfl.cli import main as run
+
+        try:
+            run(args)
+        except (ValueError, FileNotFoundError) as error:  # what a user can mend; LCFL_DEBUG=1 shows where it came from
+            if os.environ.get("LCFL_DEBUG"):
+                raise
+            sys.exit(f"lcfl: error: {error}")
+
+
+if __name__ == "__main__":
+    main()

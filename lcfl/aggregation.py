@@ -1,0 +1,114 @@
+"""How uploads are merged into the server's models.
+
+Legend: P + Q length of a model's flat vector, K clusters.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lcfl.messages import Uplink
+from lcfl.networks.split import Layout
+from lcfl.state import FederationState
+
+__all__ = ["Aggregation", "ClusterMean", "GlobalMean", "NoAggregation", "Weights", "mean_model"]
+
+Weights = Literal["samples", "uniform"]
+
+
+def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
+    """The weighted mean of flat models ``[P + Q]``; integer buffers take their maximum.
+
+    Weights are normalised first and summed up in float64 in the given order, so that a mean does not
+    depend on where the models were trained.
+    """
+    share = torch.tensor(weights, dtype=torch.float64)
+    share /= share.sum()
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    for model, weight in zip(models, share.tolist(), strict=True):
+        total.add_(model, alpha=weight)
+    mean = total.to(torch.float32)
+    for place in layout.integer_slices():
+        mean[place] = torch.stack([model[place] for model in models]).amax(dim=0)
+    return mean
+
+
+class Aggregation(ABC):
+    """Merges a round's uploads, or the stored models, into the server's models."""
+
+    @abstractmethod
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """Replaces the models in `state`; is not called in a round without uploads."""
+
+
+@dataclass(frozen=True)
+class NoAggregation(Aggregation):
+    """The server learns nothing (Local)."""
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """Leaves the state as it is."""
+
+
+@dataclass(frozen=True)
+class GlobalMean(Aggregation):
+    """FedAvg: ``w <- sum_i n_i w_i / sum_i n_i`` over this round's uploads.
+
+    Args:
+        weights: ``samples`` weighs a client by n_i, ``uniform`` gives every client the same weight.
+    """
+
+    weights: Weights = "samples"
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new global model."""
+        weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
+        state.global_model = mean_model([upload.payload["model"] for upload in uploads], weights, layout)
+        state.centres = state.global_model.unsqueeze(0)
+
+
+@dataclass(frozen=True)
+class ClusterMean(Aggregation):
+    """Unweighted means per cluster and over everybody (LCFed section III-A, FedAC Eq. 3 and 5).
+
+    Omega_k is the mean of the models of cluster k, Phi the embedding of the mean of all: the paper
+    prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (METHODS A2).
+    A cluster without any such model keeps its centre.
+
+    Args:
+        over: whose models make a centre. ``stored``: the last received model of every member that ever
+            took part, as LCFed section III-A; ``participants``: of this round's members only (METHODS A34).
+        embedding_over: whose embeddings make Phi. ``stored``: everybody that ever took part (LCFed);
+            ``participants``: this round's clients (FedAC Algorithm 1, line 9).
+    """
+
+    over: Literal["stored", "participants"] = "stored"
+    embedding_over: Literal["stored", "participants"] = "stored"
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new centres and the new global model, whose embedding is Phi."""
+        sent = {upload.client: upload.payload["model"] for upload in uploads}
+        centres = state.centres.clone()
+        for cluster in range(state.num_clusters):
+            members = state.members(cluster)
+            models = [_stored(state, client) for client in members] if self.over == "stored" else []
+            if self.over == "participants":
+                models = [sent[client] for client in members if client in sent]
+            if models:
+                centres[cluster] = mean_model(models, [1] * len(models), layout)
+        state.centres = centres
+        if self.embedding_over == "stored":
+            everybody = [_stored(state, client) for client in torch.nonzero(state.participated).flatten().tolist()]
+        else:
+            everybody = list(sent.values())
+        state.global_model = mean_model(everybody, [1] * len(everybody), layout)
+
+
+def _stored(state: FederationState, client: int) -> Tensor:
+    """The model that the server last received from a client, which is the client's own."""
+    model = state.clients[client].model
+    assert model is not None, "means over stored models need an exchange that keeps them"
+    return model

@@ -1,0 +1,8 @@
+"""Callbacks that watch or end a federation: checkpoints, progress, pictures, early stopping."""
+
+from lcfl.callbacks.checkpoint import Checkpoint
+from lcfl.callbacks.early_stopping import EarlyStopping
+from lcfl.callbacks.monitor import Monitor
+from lcfl.callbacks.progress import Progress
+
+__all__ = ["Checkpoint", "EarlyStopping", "Monitor", "Progress"]

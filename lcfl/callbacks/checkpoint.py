@@ -1,0 +1,105 @@
+"""Saves the state every so many rounds, keeps the newest and the best, prunes the rest."""
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from lcfl import checkpoint
+from lcfl.files import write_json
+from lcfl.hooks import Callback
+from lcfl.server import Server
+from lcfl.state import FederationState
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint(Callback):
+    """Writes ``checkpoints/round-<n>.ckpt`` every n rounds, at the end, and when a signal stops the run.
+
+    Args:
+        every_n_rounds: between two checkpoints.
+        keep_last: how many of the newest stay; all if None.
+        monitor: a metric by which the best checkpoint is chosen and kept too, e.g.
+            ``val/own_split/personal/acc``. Metrics of test data are refused: choosing by them is cheating.
+        mode: whether the best is the largest or the smallest value.
+
+    Raises:
+        ValueError: for numbers below 1 or a monitor of test data.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        keep_last: int | None = 2,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        for name, value in (("every_n_rounds", every_n_rounds), ("keep_last", keep_last)):
+            if value is not None and value < 1:
+                raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
+        refuse_test_metric("Checkpoint", monitor)
+        self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode
+        self.best: dict[str, Any] | None = None
+        self._written: int | None = None
+
+    def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
+        """Writes a checkpoint if one is due; the metric of a round decides only about rounds that are saved."""
+        is_last = server.is_done or bool(server.stop_signal)
+        is_better = self._is_better(row)
+        if is_better:
+            assert self.monitor is not None
+            self.best = {"round": state.round, "monitor": self.monitor, "score": row[self.monitor]}
+        if is_last or is_better or state.round % self.every_n_rounds == 0:
+            self._write(server, state, is_better)
+
+    def on_fit_end(self, server: Server, state: FederationState) -> None:
+        """Writes the last checkpoint if nothing else made it due."""
+        if self._written != state.round:
+            self._write(server, state, is_better=False)
+
+    def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
+        server.collect_callback_states()
+        path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
+        if is_better:
+            write_json(path.parent / "best.json", {"checkpoint": path.name} | (self.best or {}))
+        self._prune(path.parent)
+        self._written = state.round
+        server.call("on_checkpoint", path=path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best round so far and its score."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the best round so far."""
+        self.best = state["best"]
+
+    def _is_better(self, row: dict[str, float]) -> bool:
+        if self.monitor is None or self.monitor not in row:
+            return False
+        if self.best is None:
+            return True
+        score, best = row[self.monitor], float(self.best["score"])
+        return score > best if self.mode == "max" else score < best
+
+    def _prune(self, folder: Path) -> None:
+        """Removes all but the newest and the best; what they share by hard link stays."""
+        if self.keep_last is None:
+            return
+        found = sorted(
+            (int(match[1]), path) for path in folder.iterdir() if (match := checkpoint.NAME.fullmatch(path.name))
+        )
+        best = None if self.best is None else self.best["round"]
+        for number, path in found[: -self.keep_last]:
+            if number != best:
+                doomed = path.rename(path.with_name(f".{path.name}.old"))  # never a half-removed one under its name
+                shutil.rmtree(doomed)
+
+
+def refuse_test_metric(owner: str, monitor: str | None) -> None:
+    """Raises a ValueError for a metric of test data: those are reported, never chosen by."""
+    if monitor is not None and monitor.startswith("test/"):
+        raise ValueError(
+            f"{owner}: got monitor={monitor}; test data may not decide anything. Use its validation twin, "
+            f"val/{monitor.removeprefix('test/')}."
+        )

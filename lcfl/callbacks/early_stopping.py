@@ -1,0 +1,64 @@
+"""Ends a run when a validation metric has stopped getting better."""
+
+from typing import Any, Literal
+
+from lcfl.callbacks.checkpoint import refuse_test_metric
+from lcfl.hooks import Callback
+from lcfl.server import Server
+from lcfl.state import FederationState
+
+__all__ = ["EarlyStopping"]
+
+
+class EarlyStopping(Callback):
+    """Stops after `patience` evaluations without an improvement of more than `min_delta`.
+
+    Args:
+        monitor: a validation metric, e.g. ``val/own_split/personal/acc``.
+        patience: evaluations without improvement.
+        min_delta: how much better counts as better.
+        mode: whether larger (``max``) or smaller (``min``) is better.
+
+    Raises:
+        ValueError: for a metric of test data, a patience below 1 or a negative `min_delta`.
+    """
+
+    shapes_result = True
+
+    def __init__(
+        self, monitor: str, patience: int = 5, min_delta: float = 0.0, mode: Literal["max", "min"] = "max"
+    ) -> None:
+        refuse_test_metric("EarlyStopping", monitor)
+        if patience < 1 or min_delta < 0:
+            raise ValueError(
+                f"EarlyStopping: got patience={patience}, min_delta={min_delta}; needed are >= 1 and >= 0."
+            )
+        self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
+        self._best: float | None = None
+        self._waited = 0
+
+    def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
+        """Looks at the metric in rounds that have it.
+
+        Raises:
+            ValueError: at an evaluation that does not have the metric; says which there are.
+        """
+        if self.monitor not in row:
+            evaluated = sorted(name for name in row if name.startswith("val/"))
+            if evaluated:
+                raise ValueError(f"EarlyStopping: there is no metric {self.monitor}; there are {', '.join(evaluated)}.")
+            return
+        score = row[self.monitor] if self.mode == "max" else -row[self.monitor]
+        if self._best is None or score > self._best + self.min_delta:
+            self._best, self._waited = score, 0
+        else:
+            self._waited += 1
+        state.should_stop = self._waited >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best score and how long ago it was."""
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the best score and how long ago it was."""
+        self._best, self._waited = state["best"], state["waited"]

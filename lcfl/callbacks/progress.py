@@ -1,0 +1,4 @@
+from lcfl.hooks import Callback
+
+
+class Progress(Callback): ...

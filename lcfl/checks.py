@@ -1,0 +1,109 @@
+"""What can be known to be wrong, or to have no effect, before any data is loaded."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from lightning.pytorch import Callback as TrainerCallback
+
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.hooks import check_hooks
+from lcfl.local.update import LocalTraining
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+
+__all__ = ["check_callbacks", "check_method", "check_network", "clients_per_round"]
+
+
+def clients_per_round(wanted: int | float, num_clients: int) -> int:
+    """|S_t| = max(1, floor(fraction * N)) for a fraction, or the count itself.
+
+    Raises:
+        ValueError: for a fraction outside (0, 1] or a count outside 1..N.
+    """
+    if isinstance(wanted, float):
+        if not 0 < wanted <= 1:
+            raise ValueError(
+                f"trainer.clients_per_round: got the fraction {wanted}; allowed are fractions in (0, 1] and counts "
+                f"from 1 to data.num_clients={num_clients}."
+            )
+        return max(1, int(wanted * num_clients + 1e-9))
+    if not 1 <= wanted <= num_clients:
+        raise ValueError(
+            f"trainer.clients_per_round: got {wanted} for data.num_clients={num_clients}; allowed are counts from 1 to "
+            f"{num_clients} and fractions in (0, 1]."
+        )
+    return wanted
+
+
+def check_callbacks(callbacks: Sequence[object]) -> None:
+    """Refuses callbacks of ``lightning.Trainer``, which nothing would call, and misspelt hooks."""
+    for callback in callbacks:
+        if isinstance(callback, TrainerCallback):
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} is a callback of lightning.Trainer and would never be "
+                "called; use those of lcfl.callbacks (Checkpoint, EarlyStopping, Monitor, Progress) or derive from "
+                "lcfl.Callback."
+            )
+    check_hooks(callbacks)
+
+
+def check_method(method: Method, module: FederatedModule, num_clients: int) -> None:
+    """Refuses parts that cannot work together and warns of settings without an effect.
+
+    Raises:
+        ValueError: if a part cannot work with so many clients or with the exchange.
+    """
+    check_hooks(method.clustering)
+    for clustering in method.clustering:
+        clustering.check(num_clients)
+    sends = method.exchange.sends
+    name = type(method.exchange).__name__
+    start = method.local_update.start if isinstance(method.local_update, LocalTraining) else "own"
+    if start != "own" and start not in sends and "model" not in sends:
+        raise ValueError(
+            f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
+            "sends it, e.g. CentreAndEmbedding."
+        )
+    for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
+        if getattr(module, weight) > 0 and needed not in sends:
+            warnings.warn(
+                f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {name} sends no {needed}.",
+                stacklevel=2,
+            )
+    _warn_of_large_steps(module, sends)
+
+
+def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> None:
+    pull = module.cluster_weight * ("centre" in sends) + module.global_weight * ("embedding" in sends)
+    rates = [group["lr"] for group in module.configure_optimizers().param_groups if "lr" in group]
+    if rates and max(rates) * pull >= 2:
+        warnings.warn(
+            f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the pull "
+            "alone makes local runs diverge. Keep the product at 1 or below.",
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
+    """Tries the network on two blank inputs of the data set's shape.
+
+    Raises:
+        ValueError: if it cannot take them, or gives fewer scores than there are classes.
+    """
+    shape, num_classes = data.dataset.shape, data.dataset.num_classes
+    network = type(module.network).__name__
+    module.eval()
+    try:
+        scores = module(torch.zeros(2, *shape))
+    except RuntimeError as error:
+        raise ValueError(
+            f"model.network: {network} cannot take inputs of shape {shape}, which {type(data.dataset).__name__} gives "
+            f"({error}). Set the network's arguments to fit, e.g. in_channels and image_size."
+        ) from None
+    if scores.dim() != 2 or scores.shape[1] < num_classes:
+        raise ValueError(
+            f"model.network: {network} gives scores of shape {tuple(scores.shape[1:])}, but "
+            f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
+        )

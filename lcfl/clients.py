@@ -1,0 +1,51 @@
+"""What a client keeps between two participations, and where that lives."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["ClientState", "ClientStore"]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """The private part of one client: never on the wire, kept between its participations.
+
+    Attributes:
+        model: its own model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep none.
+        consumed: training samples drawn so far in `steps` mode; its next batch begins there.
+    """
+
+    model: Tensor | None = None
+    consumed: int = 0
+
+
+class ClientStore:
+    """The states of all clients, by number. A client that never took part has the `blank` state.
+
+    The server holds it: a rank is handed the state of a client it trains and hands the new one back,
+    so any rank can train any client. Where a client uploads its whole model, the model kept here is
+    also what the server last received from it.
+    """
+
+    def __init__(self, blank: ClientState) -> None:
+        self.blank = blank
+        self._states: dict[int, ClientState] = {}
+
+    def __getitem__(self, client: int) -> ClientState:
+        return self._states.get(client, self.blank)
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        self._states[client] = state
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._states
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the clients that took part, ascending."""
+        return iter(sorted(self._states))
+
+    def update(self, states: Mapping[int, ClientState]) -> None:
+        """Stores several states at once."""
+        self._states.update(states)

@@ -1,0 +1,56 @@
+"""The base class of clusterings and the opening rounds that they may ask for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lcfl.hooks import Callback
+from lcfl.local.update import LocalUpdate
+from lcfl.networks.split import Layout
+
+__all__ = ["Clustering", "Opening", "Server"]
+
+
+class Server(Protocol):
+    """What a clustering may ask the federation for."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, for `lcfl.rng`."""
+
+    @property
+    def layout(self) -> Layout:
+        """How models lie in flat vectors."""
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a metric to this round's row."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A round before the first: who takes part and what it does, from the initial model, without pulls.
+
+    Attributes:
+        clients: their numbers.
+        local_update: the local work; None for the method's own.
+    """
+
+    clients: Sequence[int]
+    local_update: LocalUpdate | None = None
+
+
+class Clustering(Callback):
+    """Decides who belongs together: sets `assignment` and the number of `centres` in the state.
+
+    Runs in `on_round_end`, after the uploads of a round are in and before they are aggregated, in the
+    order in which `method.clustering` lists them.
+    """
+
+    shapes_result = True
+
+    def check(self, num_clients: int) -> None:
+        """Raises a ValueError for a setting that cannot work with so many clients."""
+
+    def openings(self, num_clients: int) -> list[Opening]:
+        """The opening rounds it needs, in order; `on_opening_end` is called after each."""
+        return []

@@ -1,0 +1,155 @@
+"""Online clustering by the cosine of low-rank models: LCFed sections III-A and III-B.
+
+Legend: N clients, K clusters, P parameters, D components.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl import rng
+from lcfl.aggregation import mean_model
+from lcfl.clients import ClientState
+from lcfl.clustering.base import Clustering, Opening, Server
+from lcfl.local.update import LocalTraining
+from lcfl.messages import Uplink
+from lcfl.similarity import assign, cosine, principal_components, project
+from lcfl.state import FederationState
+
+__all__ = ["LowRankCosine"]
+
+
+@dataclass
+class LowRankCosine(Clustering):
+    """``R_i = arg max_k cos(M^T w_i, M^T Omega_k)`` at the end of every round (LCFed Eq. 3 and 4).
+
+    Before the first round a subset S_d of the clients trains once from the initial model, without
+    pulls; M is fitted to what comes up and stays (Algorithm 1, line 2). k-means on the directions of
+    these first codes gives R and Omega: with the equal centres of a literal start all cosines tie and
+    everybody lands in one cluster (METHODS A26).
+
+    The paper compares with Omega of before the round's aggregation, and so does this. Clients that
+    never took part keep their cluster; the others are assigned anew every round, as their centres move.
+
+    Args:
+        num_clusters: K.
+        dimension: D; fewer with a warning where the models span less.
+        center: subtract the mean of the fitted models before projecting. False is the paper's formula,
+            True what a library's PCA does (METHODS A4).
+        offline_clients: |S_d|; all clients if there are fewer.
+        offline_steps: mini-batches of the offline run; None for one ordinary local run.
+        keep_offline_models: let the offline models be the clients' first own models (METHODS 2).
+        init: ``kmeans`` as above; ``random``: a balanced random R, centres from the offline models.
+    """
+
+    num_clusters: int = 10
+    dimension: int = 50
+    center: bool = False
+    offline_clients: int = 1000
+    offline_steps: int | None = None
+    keep_offline_models: bool = False
+    init: Literal["kmeans", "random"] = "kmeans"
+
+    def __post_init__(self) -> None:
+        for name in ("num_clusters", "dimension", "offline_clients"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"LowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
+        if self.offline_clients < 2:
+            raise ValueError("LowRankCosine: got offline_clients=1; principal components need at least 2 models.")
+        self._offset: Tensor | None = None
+
+    def check(self, num_clients: int) -> None:
+        """K is at most N."""
+        if self.num_clusters > num_clients:
+            raise ValueError(
+                f"method.clustering: LowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
+                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
+            )
+
+    def openings(self, num_clients: int) -> list[Opening]:
+        """The offline phase: S_d is spread evenly over the client numbers."""
+        chosen = np.linspace(0, num_clients - 1, min(num_clients, self.offline_clients)).round().astype(int)
+        work = None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)
+        return [Opening(chosen.tolist(), work)]
+
+    def on_opening_end(self, server: Server, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Fits M to the offline models; the first codes, R and Omega."""
+        clients = [upload.client for upload in uploads]
+        models = [upload.payload["model"] for upload in uploads]
+        model_nP = torch.stack(models)[:, : server.layout.num_parameters]
+        state.projection = self._fit(model_nP)
+        self._offset = model_nP.mean(dim=0) if self.center else None
+        code_nD = project(model_nP, state.projection, self._offset)
+        state.codes = torch.zeros(state.num_clients, code_nD.shape[1])
+        state.codes[clients] = code_nD
+
+        state.assignment = _balanced(state.num_clients, self.num_clusters, server.seed)
+        if self.init == "kmeans":
+            state.assignment[clients] = _kmeans(code_nD, self.num_clusters, server.seed)
+        centres = state.initial.repeat(self.num_clusters, 1)
+        for cluster in range(self.num_clusters):
+            members = [
+                model for client, model in zip(clients, models, strict=True) if state.assignment[client] == cluster
+            ]
+            if members:
+                centres[cluster] = mean_model(members, [1] * len(members), server.layout)
+        state.centres = centres
+        if self.keep_offline_models:
+            state.clients.update({client: ClientState(model) for client, model in zip(clients, models, strict=True)})
+            state.participated[clients] = True
+
+    def on_round_end(self, server: Server, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """New codes of this round's clients, then the E-step over all that ever took part."""
+        assert state.projection is not None and state.codes is not None
+        num_parameters = server.layout.num_parameters
+        codes = state.codes.clone()
+        for upload in uploads:
+            codes[upload.client] = project(upload.payload["model"][:num_parameters], state.projection, self._offset)
+        state.codes = codes
+        centre_KD = project(state.centres[:, :num_parameters], state.projection, self._offset)
+        known = state.participated
+        assignment = state.assignment.clone()
+        assignment[known] = assign(cosine(codes[known], centre_KD), assignment[known])
+        state.assignment = assignment
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """The mean that `center` subtracts."""
+        return {"offset": self._offset}
+
+    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
+        """Puts back the mean that `center` subtracts."""
+        self._offset = state["offset"]
+
+    def _fit(self, model_nP: Tensor) -> Tensor:
+        basis_PD = principal_components(model_nP, self.dimension)
+        if basis_PD.shape[1] < self.dimension:
+            warnings.warn(
+                f"LowRankCosine: dimension={self.dimension}, but {len(model_nP)} models span only {basis_PD.shape[1]} "
+                f"components; going on with {basis_PD.shape[1]}. More offline_clients would give more.",
+                stacklevel=2,
+            )
+        return basis_PD
+
+
+def _balanced(num_clients: int, num_clusters: int, seed: int) -> Tensor:
+    """A random assignment ``[N]`` with clusters of equal size, up to one."""
+    order = rng.generator(seed, "first assignment").permutation(num_clients)
+    return torch.as_tensor(order % num_clusters)
+
+
+def _kmeans(code_ND: Tensor, num_clusters: int, seed: int) -> Tensor:
+    """Clusters ``[N]`` of codes by direction: k-means (k-means++ seeding) on the unit sphere."""
+    direction_ND = normalize(code_ND.double(), dim=1).numpy()
+    num_distinct = len(np.unique(direction_ND, axis=0))
+    state = np.random.RandomState(rng.stream_seed(seed, "kmeans") % 2**32)
+    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on codes this small
+        kmeans = KMeans(min(num_clusters, num_distinct), n_init=10, random_state=state).fit(direction_ND)
+    return torch.as_tensor(kmeans.labels_, dtype=torch.int64)

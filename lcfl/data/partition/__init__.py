@@ -1,0 +1,26 @@
+"""Partitions: labels in, one list of sample indices per client out. An index belongs to at most one client.
+
+A class of one's own needs only ``split``; in YAML it is named by its class path::
+
+    partition:
+      class_path: lcfl.data.partition.ClientDirichlet
+      init_args: {alpha: 0.1, sizes: [50, 350]}
+"""
+
+from lcfl.data.partition.base import Partition, Shares
+from lcfl.data.partition.dirichlet import ClassDirichlet, ClientDirichlet
+from lcfl.data.partition.fixed import FromFile, write_partition
+from lcfl.data.partition.pathological import Pathological
+from lcfl.data.partition.uniform import IID, Subsampled
+
+__all__ = [
+    "IID",
+    "ClassDirichlet",
+    "ClientDirichlet",
+    "FromFile",
+    "Partition",
+    "Pathological",
+    "Shares",
+    "Subsampled",
+    "write_partition",
+]

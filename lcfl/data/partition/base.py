@@ -1,0 +1,117 @@
+"""What every partition is, and what is checked before and after each of them.
+
+Shapes: S samples in the pool, N clients, C classes that occur in the pool.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Indices", "Partition", "Shares", "check_sizes", "draw_sizes", "shuffled_classes"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Which samples of the pool each client holds.
+
+    Args:
+        indices: per client its sample indices, int64, ascending; no index occurs twice.
+        groups: [N] the true group of each client, only where the partition knows it, else None.
+    """
+
+    indices: list[Indices]
+    groups: Indices | None = None
+
+
+class Partition(ABC):
+    """Deals the samples of a pool out to clients: a pure function of labels, number of clients and generator."""
+
+    def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Splits and checks.
+
+        Args:
+            labels: [S] integer class of every sample in the pool, >= 0.
+            num_clients: N, at least 1.
+            generator: source of every draw; equal generators give equal shares.
+
+        Returns:
+            N shares, each sorted, none empty, no index twice.
+
+        Raises:
+            ValueError: the arguments are unusable, or the partition cannot be made from these labels.
+        """
+        name = type(self).__name__
+        labels = _checked_labels(name, labels, num_clients)
+        shares = self.split(labels, num_clients, generator)
+        _check_shares(name, shares, len(labels), num_clients)
+        groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
+        return Shares([np.sort(share).astype(np.int64, copy=False) for share in shares.indices], groups)
+
+    @abstractmethod
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """The rule itself, on checked arguments; shares need not be sorted and are checked by the caller."""
+
+
+def shuffled_classes(labels: Indices, generator: np.random.Generator) -> list[Indices]:
+    """The samples of each class that occurs, classes ascending, samples in random order."""
+    order = np.argsort(labels, kind="stable")
+    _, starts = np.unique(labels[order], return_index=True)
+    return [generator.permutation(members) for members in np.split(order, starts[1:])]
+
+
+def check_sizes(name: str, sizes: tuple[int, int] | None, minimum: int = 1) -> None:
+    """Raises a ValueError unless ``sizes`` is None or a range ``(low, high)`` with minimum <= low <= high."""
+    if sizes is not None and not (len(sizes) == 2 and minimum <= sizes[0] <= sizes[1]):
+        raise ValueError(f"{name}: sizes must be (low, high) with {minimum} <= low <= high, got {tuple(sizes)}")
+
+
+def draw_sizes(sizes: tuple[int, int], num_clients: int, generator: np.random.Generator) -> Indices:
+    """[N] client sizes n_i ~ Uniform{low, ..., high}, both ends included."""
+    return generator.integers(sizes[0], sizes[1], size=num_clients, endpoint=True)
+
+
+def _checked_labels(name: str, labels: Indices, num_clients: int) -> Indices:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}: labels must be one integer per sample, got shape {labels.shape} of {labels.dtype}; "
+            "partitions work on class labels only"
+        )
+    if labels.size == 0 or labels.min() < 0:
+        found = "no labels at all" if labels.size == 0 else f"the label {labels.min()}"
+        raise ValueError(f"{name}: labels must be class numbers >= 0, got {found}")
+    if num_clients < 1:
+        raise ValueError(f"{name}: num_clients must be at least 1, got {num_clients}")
+    if num_clients > labels.size:
+        raise ValueError(
+            f"{name}: {num_clients} clients cannot share {labels.size} samples; lower num_clients to at most that"
+        )
+    return labels.astype(np.int64, copy=False)
+
+
+def _check_shares(name: str, shares: Shares, num_samples: int, num_clients: int) -> None:
+    if len(shares.indices) != num_clients:
+        raise ValueError(f"{name}: holds {len(shares.indices)} clients, num_clients is {num_clients}; make them equal")
+    if shares.groups is not None and len(shares.groups) != num_clients:
+        raise ValueError(f"{name}: gives {len(shares.groups)} groups for {num_clients} clients; give one per client")
+    empty = [client for client, share in enumerate(shares.indices) if len(share) == 0]
+    if empty:
+        raise ValueError(
+            f"{name}: {len(empty)} of {num_clients} clients got no sample (the first is client {empty[0]}); "
+            "use fewer clients or more samples"
+        )
+    everything = np.concatenate(shares.indices)
+    outside = everything[(everything < 0) | (everything >= num_samples)]
+    if outside.size:
+        raise ValueError(f"{name}: index {outside[0]} lies outside the pool, whose indices are 0 to {num_samples - 1}")
+    twice = np.flatnonzero(np.bincount(everything, minlength=num_samples) > 1)
+    if twice.size:
+        owners = [client for client, share in enumerate(shares.indices) if twice[0] in share]
+        raise ValueError(
+            f"{name}: {twice.size} indices occur more than once (index {twice[0]} at client(s) "
+            f"{', '.join(map(str, owners))}); an index may belong to one client only"
+        )

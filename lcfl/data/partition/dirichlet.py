@@ -1,0 +1,153 @@
+"""Label skew by Dirichlet draws: over clients for each class, or over classes for each client.
+
+Shapes: S samples in the pool, N clients, C classes that occur in the pool.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, draw_sizes, shuffled_classes
+
+__all__ = ["ClassDirichlet", "ClientDirichlet"]
+
+
+@dataclass(frozen=True)
+class ClassDirichlet(Partition):
+    """Each class is dealt out over clients by a Dirichlet draw (NIID-Bench, "noniid-labeldir"; FedClust's Dir(0.1)).
+
+    For each class k: p ~ Dirichlet(alpha 1_N) over clients; p_j = 0 for clients that already hold S / N samples or
+    more; what is left is renormalised and the shuffled class cut at floor(cumsum(p) n_k), the rest going to the last
+    client. The whole draw is repeated until the smallest client has ``min_samples``. Every sample is used.
+
+    Args:
+        alpha: concentration (beta in NIID-Bench), > 0; small values give few labels per client.
+        min_samples: least samples of a client, at least 1.
+        max_tries: how often the whole draw is made at most, and how often one class is redrawn when every
+            proportion became 0.
+    """
+
+    alpha: float
+    min_samples: int = 10
+    max_tries: int = 100
+
+    def __post_init__(self) -> None:
+        _check_alpha("ClassDirichlet", self.alpha)
+        if self.min_samples < 1 or self.max_tries < 1:
+            raise ValueError(
+                "ClassDirichlet: min_samples and max_tries must be at least 1, "
+                f"got min_samples {self.min_samples} and max_tries {self.max_tries}"
+            )
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Draws until every client has ``min_samples``, at most ``max_tries`` times."""
+        if num_clients * self.min_samples > len(labels):
+            raise ValueError(
+                f"ClassDirichlet: {num_clients} clients with min_samples {self.min_samples} need more than the "
+                f"{len(labels)} samples of the pool; lower num_clients or min_samples"
+            )
+        for _ in range(self.max_tries):
+            indices = self._draw(labels, num_clients, generator)
+            if min(map(len, indices)) >= self.min_samples:
+                return Shares(indices)
+        raise self._given_up(num_clients)
+
+    def _draw(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> list[Indices]:
+        held = np.zeros(num_clients, dtype=np.int64)
+        parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+        for members in shuffled_classes(labels, generator):
+            proportions = self._proportions(held < len(labels) / num_clients, generator)
+            cuts = np.floor(np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
+            for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                part.append(piece)
+            held += np.diff(cuts, prepend=0, append=len(members))
+        return [np.concatenate(part) for part in parts]
+
+    def _proportions(self, has_room: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.float64]:
+        """[N] proportions of one class; small alphas can put all their mass on clients that are full, hence redraws."""
+        for _ in range(self.max_tries):
+            proportions = generator.dirichlet(np.full(len(has_room), self.alpha)) * has_room
+            total = proportions.sum()
+            if total > 0:
+                return np.asarray(proportions / total, dtype=np.float64)
+        raise self._given_up(len(has_room))
+
+    def _given_up(self, num_clients: int) -> ValueError:
+        return ValueError(
+            f"ClassDirichlet: none of {self.max_tries} draws with alpha {self.alpha} gave each of num_clients "
+            f"{num_clients} at least min_samples {self.min_samples}; lower min_samples or num_clients, or raise alpha "
+            "or max_tries"
+        )
+
+
+@dataclass(frozen=True)
+class ClientDirichlet(Partition):
+    """Each client draws its own label distribution, so client sizes can be given (FedAC, section 5.1).
+
+    p_i ~ Dirichlet(alpha 1_C) and counts ~ Multinomial(n_i, p_i), drawn without replacement; what an exhausted class
+    cannot give is taken from the client's next most probable class. Sizes therefore hold exactly.
+
+    Args:
+        alpha: concentration over classes, > 0; small values give few labels per client.
+        sizes: (low, high): n_i ~ Uniform{low, ..., high}, FedAC's is (50, 350); None: n_i = S // N.
+    """
+
+    alpha: float
+    sizes: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        _check_alpha("ClientDirichlet", self.alpha)
+        check_sizes("ClientDirichlet", self.sizes)
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Client after client takes from what the earlier ones left."""
+        if self.sizes is None:
+            sizes = np.full(num_clients, len(labels) // num_clients, dtype=np.int64)
+        else:
+            sizes = draw_sizes(self.sizes, num_clients, generator)
+        if sizes.sum() > len(labels):
+            raise ValueError(
+                f"ClientDirichlet: {num_clients} clients of sizes {self.sizes} drew {sizes.sum()} samples in all, the "
+                f"pool has {len(labels)}; lower sizes or num_clients"
+            )
+        members = shuffled_classes(labels, generator)
+        available = np.array([len(each) for each in members], dtype=np.int64)
+        taken = np.zeros_like(available)
+        indices = []
+        for size in sizes:
+            proportions = generator.dirichlet(np.full(len(members), self.alpha))
+            wanted = generator.multinomial(size, proportions)
+            counts = fill(wanted, available - taken, proportions)
+            pieces = zip(members, taken, taken + counts, strict=True)
+            indices.append(np.concatenate([each[start:stop] for each, start, stop in pieces]))
+            taken = taken + counts
+        return Shares(indices)
+
+
+def fill(wanted: Indices, available: Indices, proportions: NDArray[np.float64]) -> Indices:
+    """[C] counts that can be met: what a class lacks moves on to the next most probable class.
+
+    Args:
+        wanted: [C] counts drawn.
+        available: [C] samples left; its sum is at least that of ``wanted``.
+        proportions: [C] the client's label distribution, which orders the classes.
+    """
+    counts = np.zeros_like(wanted)
+    order = np.argsort(-proportions, kind="stable")
+    owed = 0
+    # The second round gives what the least probable classes still owed to more probable ones with samples left.
+    for demand in (wanted, np.zeros_like(wanted)):
+        for label in order:
+            owed += int(demand[label])
+            given = min(owed, int(available[label] - counts[label]))
+            counts[label] += given
+            owed -= given
+    assert owed == 0, "fill needs at least as many samples available as wanted"
+    return counts
+
+
+def _check_alpha(name: str, alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"{name}: alpha must be a finite number > 0, got {alpha}")

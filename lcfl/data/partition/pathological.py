@@ -1,0 +1,118 @@
+"""Pathological label skew: each client owns a few whole classes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, draw_sizes, shuffled_classes
+
+__all__ = ["Pathological", "class_blocks"]
+
+
+@dataclass(frozen=True)
+class Pathological(Partition):
+    """Exact blocks of clients with the same classes: PFLlib's "pat", the n classes per client of FedAC and LCFed.
+
+    Classes are walked in order; each goes to the first ceil(N n / C) clients that still need one. N = 100, C = 10,
+    n = 3 gives clients 0-29 {0, 1, 2}, 30-59 {3, 4, 5}, 60-89 {6, 7, 8} and 90-99 only {9}. The groups are known.
+
+    Args:
+        classes_per_client: n, at least 1 and at most the number of classes.
+        sizes: (low, high): client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly over its classes
+            (FedAC's is (50, 350)); None: every class is dealt out whole among its owners.
+        balanced: without sizes, whether the owners of a class get equal parts of it. False is PFLlib's default: all
+            but the last owner get a random number between a tenth of an equal part and an equal part, the last the
+            rest. (PFLlib's further lower bound, which depends on its batch size, is left out.)
+    """
+
+    classes_per_client: int
+    sizes: tuple[int, int] | None = None
+    balanced: bool = True
+
+    def __post_init__(self) -> None:
+        if self.classes_per_client < 1:
+            raise ValueError(f"Pathological: classes_per_client must be at least 1, got {self.classes_per_client}")
+        # A client smaller than its label set could not hold every class of its group.
+        check_sizes("Pathological", self.sizes, minimum=self.classes_per_client)
+        if self.sizes is not None and not self.balanced:
+            raise ValueError("Pathological: balanced: false applies without sizes only; remove sizes or balanced")
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Blocks of classes, then a count for each owned class, then the samples."""
+        members = shuffled_classes(labels, generator)
+        available = np.array([len(each) for each in members], dtype=np.int64)
+        if self.classes_per_client > len(members):
+            raise ValueError(
+                f"Pathological: classes_per_client is {self.classes_per_client}, the pool has {len(members)} classes"
+            )
+        owns = class_blocks(num_clients, len(members), self.classes_per_client)
+        if self.sizes is None:
+            counts = self._dealt(owns, available, generator)
+        else:
+            counts = _spread(owns, draw_sizes(self.sizes, num_clients, generator), generator)
+            _check_demand(counts.sum(axis=0), available)
+        stops = np.cumsum(counts, axis=0)
+        indices = [
+            np.concatenate([each[stop - count : stop] for each, stop, count in zip(members, *row, strict=True)])
+            for row in zip(stops, counts, strict=True)
+        ]
+        return Shares(indices, _groups(owns))
+
+    def _dealt(self, owns: Indices, available: Indices, generator: np.random.Generator) -> Indices:
+        """[N, C] counts when every class is dealt out whole among its owners."""
+        counts = np.zeros_like(owns)
+        for label, total in enumerate(available):
+            owners = np.flatnonzero(owns[:, label])
+            if len(owners) == 0:
+                continue
+            if total < len(owners):
+                raise ValueError(
+                    f"Pathological: class number {label} has {total} samples for {len(owners)} owners; "
+                    "use fewer clients or fewer classes_per_client"
+                )
+            parts = np.full(len(owners), total // len(owners))
+            if self.balanced:
+                parts[: total % len(owners)] += 1
+            else:
+                parts[:-1] = generator.integers(max(1, parts[0] // 10), max(2, parts[0]), size=len(owners) - 1)
+                parts[-1] = total - parts[:-1].sum()
+            counts[owners, label] = parts
+        return counts
+
+
+def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) -> Indices:
+    """[N, C] 0 or 1: the classes that each client owns under PFLlib's rule. Every client owns at least one."""
+    owns = np.zeros((num_clients, num_classes), dtype=np.int64)
+    # In integers: PFLlib's float ceil can come out one too high.
+    owners_per_class = -(-num_clients * classes_per_client // num_classes)
+    for label in range(num_classes):
+        needy = np.flatnonzero(owns.sum(axis=1) < classes_per_client)
+        owns[needy[:owners_per_class], label] = 1
+    return owns
+
+
+def _spread(owns: Indices, sizes: Indices, generator: np.random.Generator) -> Indices:
+    """[N, C] counts with row sums ``sizes``, even over each client's classes; the remainder goes to random ones."""
+    counts = np.zeros_like(owns)
+    for client, size in enumerate(sizes):
+        owned = generator.permutation(np.flatnonzero(owns[client]))
+        counts[client, owned] = size // len(owned)
+        counts[client, owned[: size % len(owned)]] += 1
+    return counts
+
+
+def _check_demand(demand: Indices, available: Indices) -> None:
+    short = np.flatnonzero(demand > available)
+    if short.size:
+        label = int(short[0])
+        raise ValueError(
+            f"Pathological: the owners of class number {label} need {demand[label]} samples of it, the pool has "
+            f"{available[label]}; lower sizes or num_clients"
+        )
+
+
+def _groups(owns: Indices) -> Indices:
+    """[N] clients with the same classes share a number; numbers in order of their first client."""
+    _, first, inverse = np.unique(owns, axis=0, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))
+    return np.asarray(rank[inverse.reshape(-1)], dtype=np.int64)

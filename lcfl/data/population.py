@@ -1,0 +1,137 @@
+"""Who trains, validates and is tested on what. Shapes: N clients, C classes, S images in all."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lcfl.data.partition.base import Indices
+
+__all__ = ["Population", "split_share"]
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The clients and their images, as ascending int64 indices into ``Examples``.
+
+    Args:
+        train: per client the indices it trains on, never empty.
+        val: per client the indices it validates on; a tiny client may have none.
+        test: protocol -> per client the indices it is tested on.
+        groups: [N] the true group of each client, None where it is not known.
+        label_counts: [N, C] labels of each client's training images.
+    """
+
+    train: list[Indices]
+    val: list[Indices]
+    test: dict[str, list[Indices]]
+    groups: Indices | None
+    label_counts: Indices
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.train)
+
+    @property
+    def sizes(self) -> Indices:
+        """[N] number of training images of each client."""
+        return np.array([len(each) for each in self.train], dtype=np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over all index lists: equal only if every client has the same images in every role."""
+        digest = hashlib.sha256()
+        roles = {"train": self.train, "val": self.val}
+        roles |= {f"test/{name}": self.test[name] for name in sorted(self.test)}
+        for role, lists in roles.items():
+            digest.update(f"{role}:{len(lists)};".encode())
+            for indices in lists:
+                digest.update(f"{len(indices)};".encode())
+                digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
+        return digest.hexdigest()
+
+    def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
+        """[N] accuracy of always predicting the client's most frequent training label (METHODS 21.4).
+
+        The trivial baseline to which every table should be compared; nan for a client without test images.
+
+        Args:
+            protocol: whose test sets.
+            targets: [S] label of every image.
+        """
+        guesses = self.label_counts.argmax(axis=1)
+        hits = [targets[test] == guess for test, guess in zip(self.test[protocol], guesses, strict=True)]
+        return np.array([hit.mean() if len(hit) else np.nan for hit in hits])
+
+    def summary(self) -> str:
+        """A small text table: sizes, labels per client, share of the most frequent label."""
+        sizes = {"train": self.sizes, "val": _lengths(self.val)}
+        sizes |= {f"test/{name}": _lengths(lists) for name, lists in self.test.items()}
+        rows = [(f"{name} images", values) for name, values in sizes.items()]
+        rows.append(("labels", (self.label_counts > 0).sum(axis=1)))
+        rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
+        known = "unknown" if self.groups is None else str(len(np.unique(self.groups)))
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{self.num_clients} clients, true groups: {known}"]
+        lines.append(f"{'per client':<{width}}  {'min':>8}  {'mean':>8}  {'max':>8}")
+        for name, values in rows:
+            numbers = (f"{number:>8.6g}" for number in (values.min(), round(float(values.mean()), 2), values.max()))
+            lines.append("  ".join([f"{name:<{width}}", *numbers]))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists for JSON. ``indices`` and ``groups`` are each client's whole share, as ``FromFile`` reads it."""
+        own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
+        shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
+        return {
+            "fingerprint": self.fingerprint,
+            "indices": _lists(shares),
+            "groups": None if self.groups is None else self.groups.tolist(),
+            "label_counts": self.label_counts.tolist(),
+            "train": _lists(self.train),
+            "val": _lists(self.val),
+            "test": {name: _lists(lists) for name, lists in self.test.items()},
+        }
+
+
+def split_share(
+    share: Indices, labels: Indices, number: int, generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Cuts ``number`` samples off a share: stratified where every label has two samples or more, else plainly.
+
+    Stratified: label l gives number * n_l / n samples, rounded so that the total is ``number`` (largest remainders
+    first, ties at random).
+
+    Args:
+        share: [n] indices.
+        labels: [n] their labels.
+        number: how many to cut off, 0 to n.
+        generator: source of every draw.
+
+    Returns:
+        What stays and what was cut off, each ascending.
+    """
+    order = generator.permutation(len(share))
+    present, positions, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    if number == 0 or counts.min() < 2:
+        chosen = order[:number]
+    else:
+        quota, remainder = np.divmod(number * counts, len(share))
+        shuffled = generator.permutation(len(present))
+        quota[shuffled[np.argsort(-remainder[shuffled], kind="stable")][: number - quota.sum()]] += 1
+        chosen = np.concatenate([order[positions == each][:count] for each, count in enumerate(quota)])
+    cut = np.zeros(len(share), dtype=bool)
+    cut[chosen] = True
+    return np.sort(share[~cut]), np.sort(share[cut])
+
+
+def _lengths(lists: list[Indices]) -> Indices:
+    return np.array([len(each) for each in lists], dtype=np.int64)
+
+
+def _lists(arrays: list[Indices]) -> list[list[int]]:
+    return [each.tolist() for each in arrays]

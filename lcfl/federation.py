@@ -1,0 +1,214 @@
+"""The federation as users see it: settings, and what `lcfl fit`, `validate` and `test` do."""
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from lightning.pytorch.cli import SaveConfigCallback
+
+from lcfl import checkpoint
+from lcfl.callbacks import Checkpoint, Monitor, Progress
+from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.hooks import Callback
+from lcfl.launch import STRATEGIES, Strategy, launch, place
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+from lcfl.result import Run
+from lcfl.server import Schedule
+from lcfl.session import Session, Settings
+
+__all__ = ["Federation"]
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
+class Federation:
+    """Trains a method on a federation of clients: rounds, ranks, precision, files.
+
+    Args:
+        rounds: training rounds in all; a resumed run goes on to this number.
+        clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
+        evaluate_every: rounds between two evaluations; 0 evaluates at the end only.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        devices: processes per machine, GPUs by number, or ``auto``: on a CPU one process per core and
+            never more than clients per round, else all GPUs; under torchrun or SLURM what was started.
+        num_nodes: machines.
+        strategy: how the processes are started; ``auto`` forks them.
+        precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
+        logger: True for TensorBoard, False for none, or loggers of Lightning. ``metrics.csv`` is always written.
+        callbacks: what else is called during a run.
+        enable_checkpointing: add a `Checkpoint` where `callbacks` has none.
+        enable_progress_bar: add a `Progress` where `callbacks` has none.
+        default_root_dir: where run directories go.
+        name: of the run; its directory is ``<default_root_dir>/<name>/version_<n>``.
+        seed: of everything random but the partition; on the command line ``seed_everything``.
+        fast_dev_run: try everything once and keep nothing: the real configuration on random data of the
+            same shape, 2 clients, 1 round, 1 step, one evaluation, one checkpoint saved and read back.
+
+    Raises:
+        ValueError: for a setting that is not allowed; says what is.
+    """
+
+    def __init__(
+        self,
+        rounds: int = 100,
+        clients_per_round: int | float = 1.0,
+        evaluate_every: int = 10,
+        accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
+        devices: int | list[int] | str = "auto",
+        num_nodes: int = 1,
+        strategy: Strategy = "auto",
+        precision: Precision = "32-true",
+        logger: Logger | Iterable[Logger] | bool = True,
+        callbacks: list[Callback] | Callback | None = None,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        default_root_dir: str | Path = "logs",
+        name: str = "lcfl",
+        seed: int = 0,
+        fast_dev_run: bool = False,
+    ) -> None:
+        if rounds < 0 or evaluate_every < 0:
+            raise ValueError(f"trainer: got rounds={rounds}, evaluate_every={evaluate_every}; neither may be negative.")
+        if strategy not in STRATEGIES:
+            raise ValueError(
+                f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split one model "
+                "over devices (fsdp, deepspeed) have no place here: ranks share clients, a client's model fits on one device."
+            )
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"trainer.precision: got {precision!r}; allowed are {', '.join(PRECISIONS)}. Models are exchanged and merged "
+                "in float32; only a step's arithmetic may be narrower."
+            )
+        cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
+        if precision == "16-mixed" and not cuda:
+            raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
+        self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
+        self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
+        self.strategy, self.precision = strategy, precision
+        self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
+        self.fast_dev_run = fast_dev_run
+        given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks] * (callbacks is not None)
+        # LightningCLI's own callback has the hooks of a Trainer's: only its `setup` is meant for us.
+        self._save_config = [callback for callback in given if isinstance(callback, SaveConfigCallback)]
+        self.callbacks: list[Callback] = [
+            callback for callback in given if not isinstance(callback, SaveConfigCallback)
+        ]
+        check_callbacks(self.callbacks)
+        self._add_default(Checkpoint, enable_checkpointing)
+        self._add_default(Monitor, bool(logger))
+        self._add_default(Progress, enable_progress_bar)
+
+    def fit(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None = None,
+    ) -> Run:
+        """Trains the federation.
+
+        Args:
+            model: network, loss and optimizer.
+            datamodule: the clients and their data.
+            method: what is trained.
+            ckpt_path: resume: a checkpoint, ``last`` (the newest of this name) or ``best``.
+
+        Returns:
+            The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` says so.
+
+        Raises:
+            ValueError: for settings that do not fit together, before any data is loaded.
+            CheckpointError: if `ckpt_path` is missing, damaged, or of another configuration.
+            ClientError: if a client's local work raises; names client and round.
+        """
+        if self.fast_dev_run:
+            return self._fast_dev_run(model, datamodule, method)
+        done = self._launch("fit", model, datamodule, method, ckpt_path)
+        return Run(Path(done["run"]), model, method, done["signal"])
+
+    def validate(
+        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+    ) -> dict[str, float]:
+        """Evaluates every kind of model of a checkpoint on the clients' validation data; writes nothing."""
+        return dict(self._launch("val", model, datamodule, method, ckpt_path)["metrics"])
+
+    def test(
+        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+    ) -> dict[str, float]:
+        """Evaluates every kind of model of a checkpoint on all local test sets; writes nothing."""
+        return dict(self._launch("test", model, datamodule, method, ckpt_path)["metrics"])
+
+    def _add_default(self, kind: type[Callback], wanted: bool) -> None:
+        if wanted and not any(isinstance(callback, kind) for callback in self.callbacks):
+            self.callbacks.append(kind())
+
+    def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:
+        """One round of everything on random data in a folder that is gone afterwards."""
+        trial = copy.copy(self)
+        trial.rounds, trial.evaluate_every, trial.logger = 1, 1, False
+        trial.clients_per_round = min(2, datamodule.num_clients)
+        trial._add_default(Checkpoint, True)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
+            trial.default_root_dir = Path(folder)
+            done = trial._launch("fit", model, datamodule.random_like(), method, None)
+            run = Run(Path(done["run"]), model, method, done["signal"])
+            run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
+        return run
+
+    def _launch(
+        self,
+        stage: Literal["fit", "val", "test"],
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None,
+    ) -> dict[str, Any]:
+        """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
+        sampled = clients_per_round(self.clients_per_round, datamodule.num_clients)
+        check_method(method, model, datamodule.num_clients)
+        check_network(model, datamodule)
+        resumed = None
+        if ckpt_path is not None:
+            resumed = checkpoint.find(str(ckpt_path), self.default_root_dir, self.name)
+            checkpoint.read_manifest(resumed)
+        placement = place(self.accelerator, self.devices, self.num_nodes, self.strategy, most=sampled)
+        fabric = Fabric(
+            accelerator=self.accelerator,
+            devices=placement.devices,
+            num_nodes=placement.num_nodes,
+            strategy=placement.strategy,
+            precision=self.precision,
+            callbacks=[*method.clustering, *self.callbacks],
+        )
+        if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here
+            datamodule.prepare_data()
+            datamodule.setup(stage)
+        trial = 2 if self.fast_dev_run else None
+        schedule = Schedule(self.rounds, sampled, self.evaluate_every, most_opening_clients=trial)
+        max_steps = 1 if self.fast_dev_run else None
+        settings = Settings(
+            schedule,
+            self.seed,
+            self.precision,
+            self.default_root_dir,
+            self.name,
+            self.logger,
+            max_steps,
+            self._save_config,
+        )
+        session = Session(settings, stage, model, datamodule, method, resumed)
+        result: dict[str, Any] = launch(fabric, session)
+        return result

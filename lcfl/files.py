@@ -1,0 +1,59 @@
+"""Files and directories that are either whole or absent, whatever happens while they are written."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["sync_directory", "temporary_directory", "write_bytes", "write_json"]
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file and waits until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: str | Path, content: dict[str, Any], indent: int | None = None) -> None:
+    """Writes ``content`` under a temporary name in the same folder and renames it, so no reader sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_bytes(temporary, json.dumps(content, indent=indent).encode() + b"\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_directory(final: Path) -> Iterator[Path]:
+    """A directory to fill; it becomes `final` by one rename when the block ends well, and is gone if not.
+
+    A directory that stands at `final` is replaced.
+    """
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_directory(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        sync_directory(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

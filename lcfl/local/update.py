@@ -1,0 +1,159 @@
+"""What a client starts from and minimises.
+
+Legend: P + Q length of a model's flat vector, B batch size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.clients import ClientState
+from lcfl.local.order import batch_positions
+from lcfl.messages import Downlink
+from lcfl.networks.split import Layout
+
+__all__ = ["Engine", "LocalData", "LocalTraining", "LocalUpdate", "Trained"]
+
+Positions = NDArray[np.int64]
+
+
+class Engine(Protocol):
+    """What carries out a local run on this rank; a method does not know which one it is."""
+
+    layout: Layout
+
+    def descend(
+        self,
+        start: Tensor,
+        batches: Iterable[Positions],
+        centre: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> tuple[Tensor, float]:
+        """One optimizer step per batch from the model `start`.
+
+        Args:
+            start: ``[P + Q]``.
+            batches: indices into the pool of examples, one array per step.
+            centre: Omega ``[P + Q]`` of the cluster pull, or None.
+            embedding: Phi ``[P_phi]`` of the global pull, or None.
+
+        Returns:
+            The trained model ``[P + Q]`` and the mean of the steps' losses.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """A client's training samples and the address of its batch order.
+
+    Attributes:
+        indices: of its training samples in the pool, ``[n_i]``.
+        batch_size: B.
+        seed: the run's seed.
+        client: its number.
+    """
+
+    indices: Positions
+    batch_size: int
+    seed: int
+    client: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of a local run: the trained model ``[P + Q]``, samples consumed in all, mean loss."""
+
+    model: Tensor
+    consumed: int
+    loss: float
+
+
+class LocalUpdate(ABC):
+    """``(ClientState, Downlink) -> trained model``: one client's part of a round."""
+
+    @abstractmethod
+    def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
+        """Runs the client's local work; must depend on its arguments alone."""
+
+    @abstractmethod
+    def work(self, num_samples: int, batch_size: int) -> int:
+        """How many samples one run of a client with n_i `num_samples` computes: for balancing ranks."""
+
+
+@dataclass(frozen=True)
+class LocalTraining(LocalUpdate):
+    """Gradient descent on the module's loss: LocalUpdate of LCFed's Algorithm 1, and plain local SGD.
+
+    A downlink that holds a ``model`` is where the run starts (FedAvg). Otherwise `start` decides
+    (METHODS A34): ``own`` is the paper's line 1, w <- w_i; ``centre`` starts from Omega_{R_i};
+    ``embedding`` from (Phi, h_i), the global embedding with the own decision. A ``centre`` and an
+    ``embedding`` in the downlink are what the module's two regularisers pull towards.
+
+    Args:
+        steps: mini-batches per participation, from an order that goes on at the next one (the reading
+            of the papers' "5 local iterations"); give either this or `epochs`.
+        epochs: full passes over the client's samples per participation.
+        start: where a run starts that is not given a model.
+
+    Raises:
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    start: Literal["own", "centre", "embedding"] = "own"
+
+    def __post_init__(self) -> None:
+        given = [number for number in (self.steps, self.epochs) if number is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(
+                f"method.local_update: got steps={self.steps}, epochs={self.epochs}; exactly one of them must be a "
+                "number >= 1, e.g. steps=5 and epochs=null."
+            )
+
+    def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
+        """W <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
+        start = self._start(state, downlink, engine.layout)
+        consumed, batches = self._batches(state.consumed, data)
+        centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
+        model, loss = engine.descend(start, [data.indices[batch] for batch in batches], centre, embedding)
+        return Trained(model, consumed, loss)
+
+    def _start(self, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor:
+        payload = downlink.payload
+        if "model" in payload:
+            return payload["model"]
+        if self.start == "centre":
+            return payload["centre"]
+        assert state.model is not None, "an exchange without a model in the downlink keeps one at the client"
+        if self.start == "embedding":
+            return torch.cat([payload["embedding"], state.model[layout.num_embedding :]])
+        return state.model
+
+    def _batches(self, consumed: int, data: LocalData) -> tuple[int, list[Positions]]:
+        """Samples consumed after the run, and the run's batches as positions."""
+        num_samples = len(data.indices)
+        if self.epochs is not None:
+            consumed = -(-consumed // num_samples) * num_samples  # passes begin whole
+            num_batches = self.epochs * -(-num_samples // data.batch_size)
+        else:
+            assert self.steps is not None
+            num_batches = self.steps
+        endless = batch_positions(num_samples, data.batch_size, consumed, data.seed, data.client)
+        batches = list(islice(endless, num_batches))
+        return consumed + sum(map(len, batches)), batches
+
+    def work(self, num_samples: int, batch_size: int) -> int:
+        """``epochs * n_i``, or ``steps * min(B, n_i)``."""
+        if self.epochs is not None:
+            return self.epochs * num_samples
+        assert self.steps is not None
+        return self.steps * min(batch_size, num_samples)

@@ -1,0 +1,68 @@
+"""Per-client metrics, their summaries over clients, and the names they are logged under.
+
+A name says what was measured: ``<stage>/<protocol>/<model>/<metric>``, for example
+``test/own_split/personal/acc``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ClientMetrics", "Evaluation", "summarize"]
+
+WORST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class ClientMetrics:
+    """One metric of one kind of model under one protocol, for every client that has such data.
+
+    Attributes:
+        clients: their numbers ``[n]``.
+        values: the metric of each ``[n]``.
+        num_samples: how many samples each was measured on ``[n]``.
+    """
+
+    clients: NDArray[np.int64]
+    values: NDArray[np.float64]
+    num_samples: NDArray[np.int64]
+
+
+def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
+    """Summaries over clients: mean, ``_weighted`` by samples, ``_std`` (ddof 0), ``_worst10``.
+
+    ``_worst10`` is the mean over the ceil(10 %) clients with the lowest values.
+    """
+    lowest = np.sort(metric.values)[: ceil(WORST_SHARE * len(metric.values))]
+    return {
+        name: float(metric.values.mean()),
+        f"{name}_weighted": float(np.average(metric.values, weights=metric.num_samples)),
+        f"{name}_std": float(metric.values.std()),
+        f"{name}_worst10": float(lowest.mean()),
+    }
+
+
+@dataclass
+class Evaluation:
+    """What one evaluation found: per-client metrics by full name, e.g. ``val/own_split/personal/acc``."""
+
+    by_name: dict[str, ClientMetrics] = field(default_factory=dict)
+
+    def add(self, prefix: str, clients: list[int], results: list[Mapping[str, float]], num_samples: list[int]) -> None:
+        """Adds the metrics of `clients`, measured on `num_samples` samples each, under `prefix`."""
+        for metric in results[0] if results else ():
+            self.by_name[f"{prefix}/{metric}"] = ClientMetrics(
+                np.asarray(clients, dtype=np.int64),
+                np.asarray([result[metric] for result in results], dtype=np.float64),
+                np.asarray(num_samples, dtype=np.int64),
+            )
+
+    def summary(self) -> dict[str, float]:
+        """All summaries by name, a row for the logs; of the loss only its mean."""
+        row: dict[str, float] = {}
+        for name, metric in self.by_name.items():
+            row |= {name: float(metric.values.mean())} if name.endswith("/loss") else summarize(name, metric)
+        return row

@@ -1,0 +1,153 @@
+"""The LightningModule: a split network and the regularised loss of LCFed Eq. 2 (FedAC Eq. 3).
+
+Legend: P parameters, P_phi of them in the embedding, B batch.
+"""
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from lcfl import rng
+from lcfl.networks.split import Layout, MakesNetwork
+
+__all__ = ["FederatedModule"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+class FederatedModule(pl.LightningModule):
+    """A network split into embedding and decision, trained on ``L_sup + L_cluster + L_global``.
+
+    LCFed Eq. 2, per client with parameters w = (phi, h):
+
+        L(w) = L_sup(w) + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2
+
+    Omega, the centre of the client's cluster, and Phi, the global embedding, are given by
+    `pull_towards` before a local run and stay frozen during it. Without them (FedAvg, Local, or under
+    ``lightning.Trainer``) the loss is L_sup alone.
+
+    A federation calls `training_step` and `configure_optimizers` and nothing else while a client
+    trains, so overriding either takes effect.
+
+    Args:
+        network: makes a new network when called: a class, a function, a ``functools.partial`` of one.
+        optimizer: makes the optimizer of one client's local run from its parameters.
+        cut: the layer at which the decision begins, with all that the network registers after it
+            (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). None: no decision.
+        cluster_weight: mu, the pull of all parameters towards the cluster's centre.
+        global_weight: lambda, the pull of the embedding towards the global embedding.
+        loss: L_sup of scores ``[B, classes]`` and labels ``[B]``, a mean over the batch.
+        metrics: what evaluation reports beside the loss, by name; accuracy under the name ``acc`` if not given.
+
+    Raises:
+        ValueError: for a negative weight, a network that is an object instead of a factory, or one
+            without the layer `cut`.
+    """
+
+    def __init__(
+        self,
+        network: MakesNetwork,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        cut: str | None = "decision",
+        cluster_weight: float = 0.0,
+        global_weight: float = 0.0,
+        loss: nn.Module | None = None,
+        metrics: dict[str, Metric] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(network, nn.Module):
+            raise ValueError(
+                f"model.network: got a finished {type(network).__name__}; needed is what makes a new one, because "
+                "every initial model is drawn anew: pass the class, or a function such as lambda: MyNet(...)."
+            )
+        for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
+            if not weight >= 0:
+                raise ValueError(f"model.{name}: got {weight}; a regulariser's weight is a number >= 0.")
+        self.make_network = network
+        self.network = network()
+        self.layout = Layout.of(self.network, cut)
+        self.optimizer = optimizer
+        self.cluster_weight = cluster_weight
+        self.global_weight = global_weight
+        self.loss = loss if loss is not None else nn.CrossEntropyLoss()
+        if metrics is None:
+            metrics = {"acc": MulticlassAccuracy(average="micro", validate_args=False)}
+        self.metrics = MetricCollection(dict(metrics))
+        self.trainer_metrics = nn.ModuleDict(
+            {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
+        )
+        for metric in self.metrics.values():
+            metric.distributed_available_fn = _never  # ranks measure different clients: there is nothing to add up
+        self._centre: Tensor | None = None
+        self._embedding: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores ``[B, classes]``."""
+        scores: Tensor = self.network(inputs)
+        return scores
+
+    def pull_towards(self, centre: Tensor | None = None, embedding: Tensor | None = None) -> None:
+        """Sets what the next local run is pulled towards: Omega ``[P]`` and Phi ``[P_phi]``; None for no pull."""
+        self._centre, self._embedding = centre, embedding
+
+    def regularizer(self) -> Tensor | float:
+        """L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32."""
+        centre = self._centre if self.cluster_weight > 0 else None
+        target = self._embedding if self.global_weight > 0 else None
+        if centre is None and target is None:
+            return 0.0
+        parameters = parameters_to_vector(self.network.parameters())
+        penalty = parameters.new_zeros(())
+        if centre is not None:
+            penalty = penalty + self.cluster_weight / 2 * (parameters - centre).square().sum()
+        if target is not None:
+            embedding = self.layout.embedding_of(parameters)
+            penalty = penalty + self.global_weight / 2 * (embedding - target).square().sum()
+        return penalty
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
+        """The loss of one batch (LCFed Eq. 2); its gradient is line 4 of LocalUpdate in Algorithm 1."""
+        inputs, targets = batch
+        loss: Tensor = self.loss(self(inputs), targets) + self.regularizer()
+        return loss
+
+    def configure_optimizers(self) -> Optimizer:
+        """A new optimizer for one local run: its momentum starts at zero at every participation."""
+        return self.optimizer(self.network.parameters())
+
+    def initial_model(self, seed: int, number: int = 0) -> Tensor:
+        """The flat vector ``[P + Q]`` of initial model `number`, drawn in a stream of its own."""
+        with rng.scope(seed, "init", number):
+            return self.layout.pack(self.make_network())
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Logs ``val/loss`` and the metrics; called by ``lightning.Trainer`` only."""
+        self._trainer_step("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Logs ``test/loss`` and the metrics; called by ``lightning.Trainer`` only."""
+        self._trainer_step("test", batch)
+
+    def predict_step(self, batch: Batch | Tensor, batch_idx: int = 0) -> Tensor:
+        """The predicted labels ``[B]`` of a batch."""
+        inputs = batch if isinstance(batch, Tensor) else batch[0]
+        labels: Tensor = self(inputs).argmax(dim=1)
+        return labels
+
+    def _trainer_step(self, stage: str, batch: Batch) -> None:
+        inputs, targets = batch
+        scores = self(inputs)
+        metrics = self.trainer_metrics[f"{stage}_"]
+        assert isinstance(metrics, MetricCollection)
+        metrics.update(scores, targets)
+        self.log(f"{stage}/loss", self.loss(scores, targets), batch_size=len(targets))
+        self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
+
+
+def _never() -> bool:
+    return False

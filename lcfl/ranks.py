@@ -1,0 +1,95 @@
+"""The ranks of a federation: the server hands tasks out, every rank carries out its share."""
+
+import platform
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric import Fabric
+
+from lcfl.launch import StopFlag
+from lcfl.transport import Link, MemoryLink, NetworkLink, balance
+
+__all__ = ["Ranks"]
+
+Run = Callable[[Any], Any]
+
+PATIENCE = timedelta(days=7)  # a rank waits for the server as long as it takes; one that died is noticed at once
+
+
+class Ranks:
+    """All ranks behind one `map`. Used by the server; the others `serve` until it is done.
+
+    Only rank 0 runs the round loop, clusters, aggregates and writes. What another rank needs for a
+    task is sent with it, so which rank carries out a task never matters for its result.
+
+    Args:
+        fabric: launched.
+        run: carries out one task on this rank.
+        flag: this process's stop flag; the ranks' flags come together in `stop_signal`.
+    """
+
+    def __init__(self, fabric: Fabric, run: Run, flag: StopFlag) -> None:
+        self._run = run
+        self._flag = flag
+        self._signal = 0
+        self._links: list[Link] = []
+        if fabric.world_size > 1:
+            group = dist.new_group(backend="gloo", timeout=PATIENCE)
+            assert isinstance(group, dist.ProcessGroup)
+            machines = _machines(fabric.world_size, group)
+            peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
+            self._links = [
+                MemoryLink(peer, group) if machines[peer] == machines[fabric.global_rank] else NetworkLink(peer, group)
+                for peer in peers
+            ]
+
+    def map(self, tasks: Sequence[Any], work: Sequence[float]) -> list[Any]:
+        """Carries out the tasks on all ranks and returns the results in the tasks' order.
+
+        Args:
+            tasks: anything that this class's `run` takes; must pickle but for its tensors.
+            work: the cost of each in any unit, to balance the ranks.
+        """
+        shares = balance(work, len(self._links) + 1)
+        for link, share in zip(self._links, shares[1:], strict=True):
+            link.send([tasks[position] for position in share])
+        results: list[Any] = [None] * len(tasks)
+        for position in shares[0]:
+            results[position] = self._run(tasks[position])
+        for link, share in zip(self._links, shares[1:], strict=True):
+            answers, signal = link.receive(copy=True)
+            self._signal = self._signal or signal
+            for position, answer in zip(share, answers, strict=True):
+                results[position] = answer
+        return results
+
+    def serve(self) -> None:
+        """Carries out the server's tasks until it says that it is done."""
+        (server,) = self._links
+        while (tasks := server.receive()) is not None:
+            server.send(([self._run(task) for task in tasks], self._flag.signal))
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that asks for a stop after this round, on whichever rank it came; 0 for none."""
+        return self._flag.signal or self._signal
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Lets the other ranks go, also after an error on the server."""
+        for link in self._links:
+            link.send(None)
+
+
+def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:
+    """The name of the machine that each rank runs on."""
+    machines: list[str] = [""] * num_ranks
+    dist.all_gather_object(machines, platform.node(), group)
+    return machines

@@ -1,0 +1,90 @@
+"""What a federation leaves behind: metrics, a run directory, and models that predict."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lcfl import checkpoint
+from lcfl.exchange import ModelKind
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+from lcfl.state import FederationState
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A finished or stopped run. Its state is read from the newest checkpoint when it is first asked for.
+
+    Args:
+        path: the run directory.
+        module: as it was trained; gives the network.
+        method: says what a client's personal model is.
+        signal: the number of the signal that stopped it, 0 for none.
+    """
+
+    def __init__(self, path: Path, module: FederatedModule, method: Method, signal: int = 0) -> None:
+        self.path = path
+        self.signal = signal
+        self._module = module
+        self._method = method
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics by name; empty if the run was stopped before its end."""
+        summary = self.path / "summary.json"
+        return dict(json.loads(summary.read_text())["metrics"]) if summary.is_file() else {}
+
+    @cached_property
+    def state(self) -> FederationState:
+        """The state of the newest checkpoint.
+
+        Raises:
+            CheckpointError: if the run has none.
+        """
+        return checkpoint.read(checkpoint.newest([self.path])).state
+
+    def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
+        """A plain network that predicts, in evaluation mode.
+
+        Args:
+            kind: ``global``; ``cluster``, of the cluster number `cluster` or of the one that `client` is
+                in; ``personal``, of `client`.
+            client: its number.
+            cluster: a cluster's number.
+
+        Raises:
+            ValueError: if the method has no such model, or the numbers do not fit.
+        """
+        allowed = [name for name in self._method.exchange.models if name != "after_local"]
+        if kind not in allowed:
+            raise ValueError(f"model: got kind={kind!r}; this run's method has {', '.join(allowed)}.")
+        for name, number, end in (
+            ("client", client, self.state.num_clients),
+            ("cluster", cluster, self.state.num_clusters),
+        ):
+            if number is not None and not 0 <= number < end:
+                raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
+        if kind == "global":
+            vector = self.state.global_model
+        elif kind == "cluster" and cluster is not None:
+            vector = self.state.centres[cluster]
+        elif client is None:
+            raise ValueError(
+                f"model: kind={kind!r} needs client=<number>" + (" or cluster=<number>." * (kind == "cluster") or ".")
+            )
+        elif kind == "cluster":
+            vector = self.state.centre_of(client)
+        else:
+            vector = self._method.exchange.personal(self.state, client)
+        return self._module.layout.unpack(vector, self._module.make_network()).eval()
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        return dict(json.loads((self.path / "summary.json").read_text()))

@@ -1,0 +1,276 @@
+"""The server's side of a federation: Algorithm 1 of the papers, round after round.
+
+Legend: N clients, K clusters, P + Q length of a model's flat vector.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl import rng
+from lcfl.clustering.base import Opening
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.evaluation import Evaluator, raise_failures
+from lcfl.hooks import Callback
+from lcfl.messages import Downlink
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+from lcfl.networks.split import Layout
+from lcfl.ranks import Ranks
+from lcfl.state import FederationState
+from lcfl.table import MetricsTable
+from lcfl.worker import LocalResult, LocalTask
+
+__all__ = ["Schedule", "Server"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how often.
+
+    Attributes:
+        rounds: in all, not in addition to those of a checkpoint.
+        clients_per_round: |S_t|.
+        evaluate_every: rounds between evaluations; 0 for the one at the end only.
+        most_opening_clients: cuts opening rounds (``trainer.fast_dev_run``).
+    """
+
+    rounds: int
+    clients_per_round: int
+    evaluate_every: int
+    most_opening_clients: int | None = None
+
+
+class Server:
+    """Rank 0 of a federation: what callbacks see as `server`.
+
+    Args:
+        fabric: launched; its callbacks are called, its loggers written to.
+        ranks: carry out local work and evaluation.
+        module: network and loss.
+        data: set up.
+        method: the four parts.
+        schedule: rounds and what happens how often.
+        state: of the beginning, or of a checkpoint.
+        seed: of the run.
+        identity: what a checkpoint must agree in to be resumed.
+        run_dir: where files go.
+        loggers: every training round's row goes to each of them.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ranks: Ranks,
+        module: FederatedModule,
+        data: FederatedDataModule,
+        method: Method,
+        schedule: Schedule,
+        state: FederationState,
+        seed: int,
+        identity: dict[str, Any],
+        run_dir: Path,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        self.fabric, self.ranks, self.module, self.data, self.method = fabric, ranks, module, data, method
+        self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
+        self.loggers = loggers
+        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout)
+        self.table = MetricsTable(run_dir / "metrics.csv")
+        self._row: dict[str, float] = {}
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The clusterings, then the callbacks, in the order in which hooks reach them."""
+        return [callback for callback in self.fabric._callbacks if isinstance(callback, Callback)]
+
+    @property
+    def layout(self) -> Layout:
+        """How models lie in flat vectors."""
+        return self.module.layout
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that asked for a stop; 0 for none."""
+        return self.ranks.stop_signal
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last round that is wanted is complete."""
+        return self.state.round >= self.schedule.rounds or self.state.should_stop
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a metric to the row of the round that is running."""
+        self._row[name] = float(value)
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Calls a hook on the clusterings, then on the callbacks."""
+        self.fabric.call(hook, server=self, state=self.state, **arguments)
+
+    def fit(self) -> dict[str, float]:
+        """Runs what is left of the federation; the final metrics, or none if a signal stopped it."""
+        self.call("on_fit_start")
+        openings = self.method.openings(self.data.num_clients)
+        while self.state.round < 0 and not self.stop_signal:
+            self.opening_round(openings[self.state.round])
+        while not self.is_done and not self.stop_signal:
+            self.round()
+        metrics = {} if self.stop_signal and not self.is_done else self.final_metrics()
+        self.call("on_fit_end", metrics=metrics)
+        return metrics
+
+    def opening_round(self, opening: Opening) -> None:
+        """Before training: the clients named run from the initial model; what they learn stays with the server."""
+        state, begin = self.state, time.perf_counter()
+        clients = sorted(opening.clients)[: self.schedule.most_opening_clients]
+        tasks = [
+            LocalTask(i, state.round, state.clients[i], Downlink({"model": state.initial}), opening.local_update)
+            for i in clients
+        ]
+        uploads = [result.uplink for result in self.train(tasks).values()]
+        self.call("on_opening_end", uploads=uploads)
+        state.round += 1
+        self.finish_row(state.round - 1, begin)
+
+    def round(self) -> None:
+        """One round: sample, downlink, local work, uplink, cluster, aggregate, evaluate, log."""
+        state, begin = self.state, time.perf_counter()
+        self.call("on_round_start")
+        sampled = self.sample(state.round)
+        self.call("on_clients_sampled", sampled=sampled)
+
+        down = {i: self.method.exchange.down(state, i, self.layout) for i in sampled}
+        results = self.train([LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled])
+        state.clients.update({i: result.state for i, result in results.items()})
+        state.participated[list(results)] = True
+        uploads = [result.uplink for result in results.values()]
+        self.call("on_uploads", uploads=uploads)
+
+        before = state.assignment
+        with self.timed("cluster"):
+            self.call("on_round_end", uploads=uploads)
+        with self.timed("aggregate"):
+            if uploads:
+                self.method.aggregation(state, uploads, self.layout)
+        self.call("on_aggregated", uploads=uploads)
+        self.log_clusters(before)
+
+        state.round += 1
+        if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
+            self.log_evaluation()
+        self.finish_row(state.round - 1, begin)
+
+    def sample(self, number: int) -> list[int]:
+        """S_t: clients drawn uniformly without replacement, ascending; the same for every method."""
+        draw = rng.generator(self.seed, "sample", number)
+        chosen = draw.choice(self.data.num_clients, self.schedule.clients_per_round, replace=False)
+        return sorted(chosen.tolist())
+
+    def train(self, tasks: Sequence[LocalTask]) -> dict[int, LocalResult]:
+        """Local work of several clients; results by client, without those that came out NaN or infinite."""
+        work = [self.work_of(task) for task in tasks]
+        with self.timed("local"):
+            results: list[LocalResult] = self.ranks.map(tasks, work)
+        raise_failures(results)
+        for task, result in zip(tasks, results, strict=True):
+            if not result.is_finite:
+                warnings.warn(
+                    f"client {task.client}, round {task.round}: its loss or its upload is not finite; it is left out of "
+                    "this round and keeps its previous model. A smaller learning rate may help.",
+                    stacklevel=2,
+                )
+        down_bytes = sum(task.downlink.num_bytes for task in tasks)
+        up_bytes = sum(result.uplink.num_bytes for result in results)
+        self.state.total_bytes += down_bytes + up_bytes
+        finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite}
+        if finite:
+            self.log("train/loss", float(np.mean([result.loss for result in finite.values()])))
+        self.log("train/failed_clients", len(tasks) - len(finite))
+        self.log("comm/down_bytes", down_bytes)
+        self.log("comm/up_bytes", up_bytes)
+        self.log("comm/total_bytes", self.state.total_bytes)
+        return finite
+
+    def collect_callback_states(self) -> None:
+        """Puts what the clusterings and callbacks keep into the state."""
+        self.state.callbacks = {key: callback.state_dict() for key, callback in self.keyed_callbacks()}
+
+    def restore_callback_states(self) -> None:
+        """Hands the state of a checkpoint back to the clusterings and callbacks that are still there."""
+        for key, callback in self.keyed_callbacks():
+            if key in self.state.callbacks:
+                callback.load_state_dict(self.state.callbacks[key])
+
+    def keyed_callbacks(self) -> list[tuple[str, Callback]]:
+        """Clusterings, then callbacks; a second one of a class has the key ``Name#2``."""
+        keyed: dict[str, Callback] = {}
+        for callback in self.callbacks:
+            key, number = callback.key, 2
+            while key in keyed:
+                key, number = f"{callback.key}#{number}", number + 1
+            keyed[key] = callback
+        return list(keyed.items())
+
+    def work_of(self, task: LocalTask) -> int:
+        """How many samples a task computes."""
+        local_update = task.local_update or self.method.local_update
+        return local_update.work(len(self.data.population.train[task.client]), self.data.batch_size)
+
+    def log_clusters(self, before: torch.Tensor) -> None:
+        """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
+        if not self.method.is_clustered:
+            return
+        after = self.state.assignment
+        self.log("cluster/count", len(after.unique()))
+        self.log("cluster/moved", int((before != after).sum()))
+        if self.data.population.groups is not None:
+            self.log("cluster/ari", adjusted_rand_score(self.data.population.groups, after.numpy()))
+
+    def log_evaluation(self) -> None:
+        """Evaluates the kinds of model that the method's paper reports and logs every summary."""
+        with self.timed("eval"):
+            evaluation = self.evaluate(self.state, self.method.exchange.reported)
+        self.call("on_evaluated", evaluation=evaluation)
+        self._row |= evaluation.summary()
+
+    def final_metrics(self) -> dict[str, float]:
+        """The whole grid, stages x protocols x kinds of model, with the trivial baseline beside it."""
+        evaluation = self.evaluate(self.state, self.method.exchange.models)
+        self.call("on_evaluated", evaluation=evaluation)
+        return evaluation.summary() | majority_baseline(self.data)
+
+    def finish_row(self, number: int, begin: float) -> None:
+        """Writes the row of round `number` and tells the callbacks; opening rounds go to the table only."""
+        self.log("time/round_s", time.perf_counter() - begin)
+        row, self._row = self._row, {}
+        self.table.append(number, row)
+        if number >= 0:
+            for logger in self.loggers:
+                logger.log_metrics(row, step=number)
+        self.call("on_round_logged", row=row)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Logs the seconds spent inside as ``time/<what>_s``."""
+        begin = time.perf_counter()
+        yield
+        self.log(f"time/{what}_s", time.perf_counter() - begin)
+
+
+def majority_baseline(data: FederatedDataModule) -> dict[str, float]:
+    """``test/<protocol>/majority/acc``: always predicting a client's most frequent training label."""
+    baseline = {}
+    for protocol in data.protocols:
+        accuracy = data.population.majority_accuracy(protocol, data.examples.targets)
+        baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
+    return baseline

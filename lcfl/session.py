@@ -1,0 +1,197 @@
+"""What one `fit`, `validate` or `test` does on every rank: set up, then lead (rank 0) or serve."""
+
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning
+import sklearn
+import torch
+import yaml
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from lightning.pytorch.cli import SaveConfigCallback
+
+import lcfl
+from lcfl import checkpoint
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.files import write_json
+from lcfl.identity import describe, describe_module, differences
+from lcfl.launch import StopFlag
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+from lcfl.ranks import Ranks
+from lcfl.run import RunDirectory
+from lcfl.server import Schedule, Server, majority_baseline
+from lcfl.state import FederationState
+from lcfl.worker import Worker
+
+__all__ = ["Session", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a session needs to know of `Federation`'s arguments; see there."""
+
+    schedule: Schedule
+    seed: int
+    precision: str
+    root: Path
+    name: str
+    logger: Logger | Iterable[Logger] | bool
+    max_steps: int | None = None
+    save_config: Sequence[SaveConfigCallback] = ()
+
+
+@dataclass(frozen=True)
+class Session:
+    """Callable on every rank after launch; picklable, for spawned ranks."""
+
+    settings: Settings
+    stage: Literal["fit", "val", "test"]
+    module: FederatedModule
+    data: FederatedDataModule
+    method: Method
+    resumed: Path | None
+
+    def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
+        """Rank 0 returns its result; the others carry out tasks until it is done and return nothing."""
+        if fabric.local_rank == 0:
+            self.data.prepare_data()
+        fabric.barrier()
+        self.data.setup(self.stage)
+        worker = Worker(fabric, self.module, self.data, self.method, self.settings.seed, self.settings.max_steps)
+        ranks = Ranks(fabric, worker.run, flag)
+        if not fabric.is_global_zero:
+            ranks.serve()
+            return None
+        with ranks:
+            return self._fit(fabric, ranks) if self.stage == "fit" else self._evaluate(fabric, ranks)
+
+    def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+        state = self._state()
+        if self.resumed is None:
+            run = RunDirectory.claim(self.settings.root, self.settings.name)
+        else:
+            run = RunDirectory(self.resumed.resolve().parent.parent)
+        try:
+            loggers = self._loggers(run.path, state.round)
+            server = self._server(fabric, ranks, state, run.path, loggers)
+            server.table.cut(state.round)
+            server.restore_callback_states()
+            self._describe(server)
+            metrics = server.fit()
+            for logger in loggers:
+                logger.finalize("success")
+            if metrics:
+                write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
+            return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
+        finally:
+            run.close()
+
+    def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            server = self._server(fabric, ranks, self._state(), Path(folder), [])
+            evaluation = server.evaluate(server.state, self.method.exchange.models, stages=[self.stage])
+        metrics = evaluation.summary() | (majority_baseline(self.data) if self.stage == "test" else {})
+        return {"metrics": metrics, "signal": 0}
+
+    def _state(self) -> FederationState:
+        """The first state, or the checkpoint's if that is of this configuration."""
+        if self.resumed is None:
+            initial = self.module.initial_model(self.settings.seed)
+            num_openings = len(self.method.openings(self.data.num_clients))
+            return FederationState.begin(initial, self.data.num_clients, self.method.exchange.keeps_model, num_openings)
+        saved = checkpoint.read(self.resumed)
+        changed = differences(saved.identity, self._identity())
+        if changed:
+            raise checkpoint.CheckpointError(
+                f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                "Resume with the configuration in its run directory (config.yaml), or start a new run without --ckpt_path."
+            )
+        return saved.state
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the bits of a run; rounds, ranks, loggers, watching callbacks and paths are free."""
+        return {
+            "seed": self.settings.seed,
+            "data": self.data.examples.fingerprint(),
+            "partition": self.data.population.fingerprint,
+            "batch_size": self.data.batch_size,
+            "clients_per_round": self.settings.schedule.clients_per_round,
+            "precision": self.settings.precision,
+            "model": describe_module(self.module),
+            "method": describe(self.method),
+        }
+
+    def _server(
+        self, fabric: Fabric, ranks: Ranks, state: FederationState, path: Path, loggers: list[Logger]
+    ) -> Server:
+        return Server(
+            fabric,
+            ranks,
+            self.module,
+            self.data,
+            self.method,
+            self.settings.schedule,
+            state,
+            self.settings.seed,
+            self._identity(),
+            path,
+            loggers,
+        )
+
+    def _loggers(self, path: Path, next_round: int) -> list[Logger]:
+        """The user's loggers, or TensorBoard in the run directory, cut back to before the next round."""
+        if self.settings.logger is False:
+            return []
+        if self.settings.logger is True:
+            root, name, version = path.parent.parent, path.parent.name, path.name
+            return [TensorBoardLogger(root, name, version, purge_step=max(next_round, 0))]
+        return [self.settings.logger] if isinstance(self.settings.logger, Logger) else list(self.settings.logger)
+
+    def _describe(self, server: Server) -> None:
+        """``partition.json``, and ``config.yaml``: from the command line by its own callback, else by description."""
+        self.data.write(server.run_dir / "partition.json")
+        for callback in self.settings.save_config:
+            callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
+        if not self.settings.save_config:
+            text = "# Described from Python objects; lcfl.load(run, model, method) wants them again.\n"
+            (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}))
+
+    def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
+        return {
+            "metrics": metrics,
+            "rounds": server.state.round,
+            "total_bytes": server.state.total_bytes,
+            "identity": server.identity,
+            "ranks": server.fabric.world_size,
+            "versions": {
+                "lcfl": lcfl.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "lightning": lightning.__version__,
+                "scikit-learn": sklearn.__version__,
+            },
+            "command": shlex.join(sys.argv),
+        }
+
+
+class _RunView:
+    """As much of a Trainer as LightningCLI's SaveConfigCallback looks at."""
+
+    is_global_zero = True
+
+    def __init__(self, path: Path) -> None:
+        self.log_dir = str(path)
+        self.strategy = self
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Only the server writes: there is nobody to tell."""
+        return value

@@ -1,0 +1,63 @@
+"""Formulas of low-rank model similarity that the clusterings share.
+
+Legend: n models, N clients, K clusters, P parameters, D components. Suffixes name the axes.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+__all__ = ["assign", "cosine", "principal_components", "project"]
+
+CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
+EPSILON = 1e-12
+
+
+def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
+    """M ``[P, D]``: the first D principal components of n flattened models, as columns.
+
+    FedAC Algorithm 2, LCFed section III-B. Goes through the n x n Gram matrix of the centred models in
+    float64, which takes n P memory instead of P squared. The sign of a component is fixed by its
+    largest entry. Directions without variance are left out: D is at most n - 1.
+
+    Raises:
+        ValueError: if the models do not differ at all, so that there is no component.
+    """
+    num_models = len(model_nP)
+    mean_P = model_nP.mean(dim=0, dtype=torch.float64)
+    gram_nn = torch.zeros(num_models, num_models, dtype=torch.float64)
+    for columns in torch.arange(model_nP.shape[1]).split(CHUNK):
+        part = model_nP[:, columns].double() - mean_P[columns]
+        gram_nn += part @ part.T
+    variance_n, vector_nn = torch.linalg.eigh(gram_nn)
+    order = variance_n.argsort(descending=True)[: min(dimension, num_models - 1)]
+    order = order[variance_n[order] > variance_n.clamp(min=0).max() * EPSILON]
+    if len(order) == 0:
+        raise ValueError("principal_components: the models are all equal; train them before a projection is fitted.")
+    weight_nD = vector_nn[:, order] / variance_n[order].sqrt()
+    # Xc^T U = X^T U - mean (1^T U): the centred copy of all models is never made.
+    basis_PD = model_nP.T @ weight_nD.float() - torch.outer(mean_P, weight_nD.sum(dim=0)).float()
+    basis_PD = normalize(basis_PD, dim=0)
+    largest_D = basis_PD.abs().argmax(dim=0)
+    return basis_PD * basis_PD[largest_D, torch.arange(basis_PD.shape[1])].sign()
+
+
+def project(model_NP: Tensor, basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
+    """Low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; METHODS A4)."""
+    return (model_NP if offset_P is None else model_NP - offset_P) @ basis_PD
+
+
+def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
+    """Cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
+    norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
+    return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
+
+
+def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:
+    """R ``[N]``: the most similar cluster of each row (LCFed Eq. 3).
+
+    In a tie the current cluster wins where it is among the best, else the lowest number.
+    """
+    best_N = similarity_NK.max(dim=1).values
+    current_ties_N = similarity_NK.gather(1, current_N.unsqueeze(1)).squeeze(1) == best_N
+    return torch.where(current_ties_N, current_N, similarity_NK.argmax(dim=1))

@@ -1,0 +1,78 @@
+"""Everything of a federation that outlives a round; what is not in here does not survive one.
+
+Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lcfl.clients import ClientState, ClientStore
+
+__all__ = ["FederationState"]
+
+
+@dataclass
+class FederationState:
+    """The server's knowledge and the clients' private parts after `round` complete rounds.
+
+    Attributes:
+        round: the next round; negative while opening rounds are due.
+        initial: the common initial model ``[P + Q]``.
+        global_model: the mean model ``[P + Q]``; its first P_phi entries are the global embedding Phi.
+        centres: Omega, the cluster models ``[K, P + Q]``.
+        assignment: R, the cluster of each client ``[N]``, int64.
+        participated: who has completed a training round ``[N]``, bool.
+        clients: the clients' private states.
+        projection: M as ``[P, D]`` where a clustering uses one.
+        codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
+        total_bytes: sent and received so far, opening rounds included.
+        should_stop: set by a callback that wants no further round.
+        callbacks: what each callback keeps, by its key; plain values and tensors.
+    """
+
+    round: int
+    initial: Tensor
+    global_model: Tensor
+    centres: Tensor
+    assignment: Tensor
+    participated: Tensor
+    clients: ClientStore
+    projection: Tensor | None = None
+    codes: Tensor | None = None
+    total_bytes: int = 0
+    should_stop: bool = False
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, initial: Tensor, num_clients: int, keeps_model: bool, num_opening: int = 0) -> "FederationState":
+        """The state before the first round: one cluster, everybody in it, everything at the initial model."""
+        return cls(
+            round=-num_opening,
+            initial=initial,
+            global_model=initial,
+            centres=initial.unsqueeze(0),
+            assignment=torch.zeros(num_clients, dtype=torch.int64),
+            participated=torch.zeros(num_clients, dtype=torch.bool),
+            clients=ClientStore(ClientState(model=initial if keeps_model else None)),
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """N, the size of the population."""
+        return len(self.assignment)
+
+    @property
+    def num_clusters(self) -> int:
+        """K, how many centres there are now."""
+        return len(self.centres)
+
+    def centre_of(self, client: int) -> Tensor:
+        """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster."""
+        return self.centres[int(self.assignment[client])]
+
+    def members(self, cluster: int) -> list[int]:
+        """The clients of a cluster that have taken part, ascending: those whose models count."""
+        return torch.nonzero((self.assignment == cluster) & self.participated).flatten().tolist()

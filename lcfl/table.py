@@ -1,0 +1,55 @@
+"""``metrics.csv``: one row per round, whole after every round, cut back when a run is resumed."""
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["MetricsTable"]
+
+
+class MetricsTable:
+    """A growing CSV file with the column ``round`` first; a metric that appears later gets a column then.
+
+    Values are written so that reading them back gives the same numbers.
+
+    Args:
+        path: of the file; made with its first row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, str]] = []
+        self.columns: list[str] = ["round"]
+        if path.is_file():
+            with open(path, newline="") as file:
+                reader = csv.DictReader(file)
+                self.columns = list(reader.fieldnames or self.columns)
+                self.rows = [row for row in reader if all(value is not None for value in row.values())]
+
+    def cut(self, before: int) -> None:
+        """Drops the rows of round `before` and later: what was written after the checkpoint resumed from."""
+        self.rows = [row for row in self.rows if int(row["round"]) < before]
+        used = {name for row in self.rows for name, value in row.items() if value != ""}
+        self.columns = [name for name in self.columns if name == "round" or name in used]
+        self._write_all()
+
+    def append(self, number: int, row: Mapping[str, float]) -> None:
+        """Adds the row of one round."""
+        text = {"round": str(number)} | {name: repr(float(value)) for name, value in row.items()}
+        self.rows.append(text)
+        new = [name for name in text if name not in self.columns]
+        self.columns += new
+        if new:
+            self._write_all()
+        else:
+            with open(self.path, "a", newline="") as file:
+                csv.DictWriter(file, self.columns, restval="").writerow(text)
+
+    def _write_all(self) -> None:
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(temporary, self.path)

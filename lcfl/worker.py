@@ -1,0 +1,165 @@
+"""What every rank does: train clients and evaluate models, each task a function of its arguments.
+
+Legend: P + Q length of a model's flat vector.
+"""
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl import rng
+from lcfl.clients import ClientState
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.local.sequential import SequentialEngine
+from lcfl.local.update import LocalData, LocalUpdate, Trained
+from lcfl.messages import Downlink, Uplink
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+
+__all__ = ["ClientError", "EvaluationTask", "Failure", "LocalResult", "LocalTask", "Worker"]
+
+EVALUATION_BATCH = 512
+
+
+class ClientError(RuntimeError):
+    """A client's local work raised an exception; names client, round and cause."""
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """One client's part of a round.
+
+    Attributes:
+        client: its number.
+        round: negative in an opening round.
+        state: the client's private part.
+        downlink: what the server sends.
+        local_update: the local work; None for the method's own.
+        local_update: the local work; None for the method's own.
+    """
+
+    client: int
+    round: int
+    state: ClientState
+    downlink: Downlink
+    local_update: LocalUpdate | None = None
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a `LocalTask` gave: the client's new private part, its upload, the mean loss of its steps."""
+
+    state: ClientState
+    uplink: Uplink
+    model: Tensor
+    loss: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither the loss nor the upload is NaN or infinite."""
+        return isfinite(self.loss) and self.uplink.is_finite and bool(self.model.isfinite().all())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on a rank, as text: it is raised once, on the server."""
+
+    message: str
+    details: str
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """One model ``[P + Q]`` and the sets of examples it is measured on; an image is scored once."""
+
+    model: Tensor
+    sets: tuple[NDArray[np.int64], ...]
+
+
+class Worker:
+    """The engine of this rank and all that its tasks need.
+
+    Args:
+        fabric: device and precision of this rank.
+        module: network, loss, optimizer.
+        data: a federated data module that has been set up.
+        method: its local update and exchange are used here.
+        seed: the run's seed.
+        max_steps: cuts every local run after so many steps.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        data: FederatedDataModule,
+        method: Method,
+        seed: int,
+        max_steps: int | None = None,
+    ) -> None:
+        self.fabric = fabric
+        self.data = data
+        self.method = method
+        self.seed = seed
+        self.engine = SequentialEngine(fabric, module, data.examples, max_steps)
+
+    def run(self, task: LocalTask | EvaluationTask) -> "LocalResult | list[dict[str, float]] | Failure":
+        """Carries out one task; an exception becomes a `Failure` that says where it happened."""
+        try:
+            return self.train(task) if isinstance(task, LocalTask) else self.evaluate(task)
+        except Exception as error:
+            where = f"client {task.client}, round {task.round}" if isinstance(task, LocalTask) else "evaluation"
+            message = f"{where}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
+            return Failure(message, traceback.format_exc())
+
+    def train(self, task: LocalTask) -> LocalResult:
+        """One client's local work; everything random in it is addressed by (seed, round, client)."""
+        local_update = task.local_update or self.method.local_update
+        indices = self.data.population.train[task.client]
+        data = LocalData(indices, self.data.batch_size, self.seed, task.client)
+        with rng.scope(self.seed, "local", task.round, task.client):
+            trained: Trained = local_update(task.state, task.downlink, data, self.engine)
+        exchange = self.method.exchange
+        uplink = Uplink(task.client, exchange.up(trained.model, self.engine.layout), len(indices))
+        kept = trained.model if exchange.keeps_model else None
+        return LocalResult(
+            replace(task.state, model=kept, consumed=trained.consumed), uplink, trained.model, trained.loss
+        )
+
+    @torch.no_grad()
+    def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
+        """The loss and the module's metrics of a model on each set; nan on an empty one."""
+        module = self.engine.load(task.model).eval()
+        union = np.unique(np.concatenate(task.sets))
+        with rng.scope(self.seed, "evaluate"):
+            scores, targets = self._scores(union)
+        results = []
+        for indices in task.sets:
+            rows = torch.from_numpy(np.searchsorted(union, indices))
+            results.append(_measure(module, scores[rows], targets[rows]))
+        return results
+
+    def _scores(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Class scores ``[n, classes]`` in float32 and labels ``[n]`` of the loaded model, on the device."""
+        device = self.fabric.device
+        scores, targets = [], []
+        for start in range(0, len(indices), EVALUATION_BATCH):
+            inputs, labels = self.data.examples.batch(indices[start : start + EVALUATION_BATCH], device)
+            with self.fabric.autocast():
+                scores.append(self.engine.module(inputs).float())
+            targets.append(labels)
+        return torch.cat(scores), torch.cat(targets)
+
+
+def _measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
+    module.metrics.reset()
+    module.metrics.update(scores, targets)
+    values: Mapping[str, Tensor] = module.metrics.compute()
+    return {"loss": float(module.loss(scores, targets)), **{name: float(value) for name, value in values.items()}}

@@ -1,0 +1,63 @@
+"""Every file in configs/data: complete, parsed by jsonargparse, and in agreement with its network."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import jsonargparse
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lcfl import rng
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import RandomLike
+
+FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
+
+
+def class_of(path):
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+def built(path):
+    content = yaml.safe_load(path.read_text())
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedDataModule, "data", fail_untyped=False)
+    return parser.instantiate(parser.parse_object({"data": content["data"]})).data, content["model"]["network"]
+
+
+def test_the_five_files_are_there():
+    assert {"synthetic", "digits", "mnist", "fashion_mnist", "cifar10"} <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_sets_data_and_network_completely(path):
+    assert path.read_text().startswith("# ")
+    content = yaml.safe_load(path.read_text())
+    assert list(content) == ["data", "model"] and list(content["model"]) == ["network"]
+    assert list(content["data"]) == list(inspect.signature(FederatedDataModule).parameters)
+    for entry in (content["data"]["dataset"], content["data"]["partition"], content["model"]["network"]):
+        assert set(entry.get("init_args", {})) == set(inspect.signature(class_of(entry["class_path"])).parameters)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_network_and_partition_fit_the_data(path):
+    data, network = built(path)
+    examples = RandomLike(data.dataset, num_samples=data.dataset.num_classes).load()
+    model = class_of(network["class_path"])(**network["init_args"])
+    assert model(examples.batch(np.arange(2), torch.device("cpu"))[0]).shape == (2, data.dataset.num_classes)
+    labels = np.arange(50_000 if data.num_clients == 100 else 1600) % data.dataset.num_classes
+    shares = data.partition(labels, data.num_clients, rng.generator(data.seed, "partition"))
+    assert len(shares.indices) == data.num_clients and shares.groups is not None
+
+
+@pytest.mark.parametrize(("name", "groups"), [("synthetic", [5, 5, 5, 5]), ("digits", [10, 10])])
+def test_files_that_need_no_download_have_known_groups(name, groups):
+    data, _ = built(next(path for path in FILES if path.stem == name))
+    data.prepare_data()
+    data.setup()
+    assert np.bincount(data.population.groups).tolist() == groups
+    assert min(map(len, data.population.val)) >= 5 and data.population.sizes.min() >= 50

@@ -1,0 +1,291 @@
+"""The contract on test data for every partition x protocol x pool, and the module's behaviour under Lightning."""
+
+import json
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Synthetic, Tensors
+from lcfl.data.partition import (
+    IID,
+    ClassDirichlet,
+    ClientDirichlet,
+    FromFile,
+    Pathological,
+    Shares,
+    Subsampled,
+    write_partition,
+)
+from lcfl.data.protocols import PROTOCOLS
+
+BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
+PARTITIONS = st.one_of(
+    st.builds(IID, st.sampled_from([None, 5, 12])),
+    st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)),
+    st.builds(ClientDirichlet, st.floats(0.05, 10), st.sampled_from([None, (3, 15)])),
+    st.builds(Pathological, st.integers(1, 3), st.sampled_from([None, (3, 15)])),
+    st.builds(Pathological, st.integers(1, 3), st.none(), st.just(False)),
+    st.builds(Subsampled, st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)), st.just((3, 15))),
+)
+SUBSETS = [list(each) for size in range(1, len(PROTOCOLS) + 1) for each in combinations(PROTOCOLS, size)]
+
+
+def module(partition=None, **options):
+    options = {"dataset": BLOBS, "num_clients": 8, "seed": 0, **options}
+    return FederatedDataModule(partition=partition or Pathological(2), **options)
+
+
+def ready(*args, **options):
+    result = module(*args, **options)
+    result.prepare_data()
+    result.setup()
+    return result
+
+
+def as_set(lists):
+    return set(np.concatenate(lists).tolist())
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    PARTITIONS,
+    st.sampled_from(SUBSETS),
+    st.sampled_from(["train", "all"]),
+    st.integers(1, 8),
+    st.floats(0.05, 0.6),
+    st.floats(0, 0.5),
+    st.integers(0, 10**6),
+)
+def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fraction, val_fraction, seed):
+    data = module(
+        partition,
+        protocols=protocols,
+        pool=pool,
+        num_clients=num_clients,
+        test_fraction=test_fraction,
+        val_fraction=val_fraction,
+        seed=seed,
+    )
+    try:
+        data.setup()
+    except ValueError as error:
+        # The only refusals these arguments allow; in the first case every image is held by some client.
+        assert ("leaves no client a test image" in str(error) and pool == "all") or "without training samples" in str(
+            error
+        )
+        return
+    people, examples = data.population, data.examples
+    learnt = as_set(people.train) | as_set(people.val)
+    own = as_set(people.test["own_split"]) if "own_split" in protocols else set()
+    official = set(range(examples.num_train, len(examples)))
+    assert list(people.test) == protocols
+    for lists in people.test.values():
+        assert not as_set(lists) & learnt
+        assert len(lists) == num_clients
+    # No image has two holders or two roles.
+    held = [index for part in (people.train, people.val, people.test.get("own_split", [])) for index in part]
+    assert len(np.concatenate(held)) == len(learnt | own)
+    if pool == "train":
+        assert not (learnt | own) & official
+    assert min(map(len, people.train)) > 0
+    if "label_view" in protocols:
+        for client, tested in enumerate(people.test["label_view"]):
+            labels = set(examples.targets[np.concatenate([people.train[client], people.val[client]])].tolist())
+            expected = {each for each in official - learnt - own if examples.targets[each] in labels}
+            assert set(tested.tolist()) == expected and len(tested) == len(expected)
+
+
+def test_fractions_are_kept():
+    data = ready(IID(100), num_clients=2, test_fraction=0.25, val_fraction=0.2)
+    sizes = [(len(t), len(v), len(o)) for t, v, o in zip(*_roles(data.population), strict=True)]
+    # 25 of 100 to test, 15 of the remaining 75 to validation.
+    assert sizes == [(60, 15, 25)] * 2
+    counts = data.population.label_counts
+    assert counts.shape == (2, 6) and counts.sum(axis=1).tolist() == [60, 60]
+    assert counts[0].tolist() == [int((data.examples.targets[data.population.train[0]] == k).sum()) for k in range(6)]
+
+
+def _roles(people):
+    return people.train, people.val, people.test["own_split"]
+
+
+def test_without_own_split_nothing_is_held_out():
+    data = ready(IID(10), protocols=["label_view"], val_fraction=0.0)
+    assert data.population.sizes.tolist() == [10] * 8
+    assert all(len(each) == 0 for each in data.population.val)
+
+
+def test_tiny_clients_are_tested_but_not_validated(tmp_path):
+    people = ready(IID(2)).population
+    assert [len(each) for part in _roles(people) for each in part] == [1] * 8 + [0] * 8 + [1] * 8
+    # A single image is for training, whoever is then left without a test.
+    mixed = FromFile(str(tmp_path / "p.json"))
+    write_partition(mixed.path, Shares([np.array([0]), np.array([1, 2])]))
+    people = ready(mixed, num_clients=2).population
+    assert [len(each) for part in _roles(people) for each in part] == [1, 1, 0, 0, 0, 1]
+    with pytest.raises(ValueError, match=r"own_split leaves no client a test image .* two images or more"):
+        ready(IID(1))
+
+
+def test_a_client_without_training_samples_is_named():
+    with pytest.raises(
+        ValueError, match=r"client 0 is left without training samples: 1 in its share, 0 .* 1 for validation"
+    ):
+        ready(IID(1), val_fraction=0.9, protocols=["label_view"])
+
+
+def test_groups_are_the_partitions():
+    assert ready(Pathological(3)).population.groups.tolist() == [0] * 4 + [1] * 4
+    assert ready(IID()).population.groups is None
+
+
+def test_population_depends_on_the_data_seed_alone():
+    torch.manual_seed(1)
+    first = ready().population.fingerprint
+    torch.manual_seed(2)
+    np.random.seed(3)
+    assert ready(batch_size=3).population.fingerprint == first
+    assert ready(seed=1).population.fingerprint != first
+    # Another protocol beside it changes nobody's split.
+    more = ready(protocols=["own_split", "label_view"]).population
+    assert all(map(np.array_equal, more.train, ready().population.train))
+
+
+def test_a_clients_split_does_not_depend_on_others(tmp_path):
+    for name, other in {"a": [20, 21, 22, 23], "b": [50, 51]}.items():
+        (tmp_path / name).write_text(json.dumps({"indices": [list(range(10)), other]}))
+    first, second = (ready(FromFile(str(tmp_path / name)), num_clients=2).population for name in "ab")
+    for mine, same in zip(_roles(first), _roles(second), strict=True):
+        assert np.array_equal(mine[0], same[0])
+
+
+def test_every_client_has_a_stream_of_its_own(tmp_path):
+    # Two shares alike in size and labels, which one common stream would cut alike.
+    write_partition(tmp_path / "p.json", Shares([np.arange(20), np.arange(20, 40)]))
+    first, second = ready(FromFile(str(tmp_path / "p.json")), num_clients=2).population.test["own_split"]
+    assert not np.array_equal(first, second - 20)
+
+
+def test_label_view_needs_official_test_images():
+    with pytest.raises(ValueError, match=r"Synthetic has none; use data.protocols: \[own_split\]"):
+        ready(dataset=Synthetic(test_per_class=0), protocols=["label_view"])
+    with pytest.raises(ValueError, match=r"label_view leaves no client a test image with data.pool all"):
+        ready(IID(), protocols=["label_view"], pool="all")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_clients": 0}, "data.num_clients must be at least 1, got 0"),
+        ({"batch_size": 0}, "data.batch_size"),
+        ({"test_fraction": 1.0}, r"data.test_fraction must lie in \[0, 1\), got 1.0"),
+        ({"val_fraction": -0.1}, "data.val_fraction"),
+        ({"val_fraction": float("nan")}, "data.val_fraction"),
+        ({"test_fraction": 0.0}, "data.test_fraction must be > 0"),
+        ({"pool": "test"}, "data.pool .* got 'test'"),
+        ({"protocols": []}, "at least one of"),
+        ({"protocols": ["own"]}, r"got \['own'\]"),
+        ({"protocols": ["own_split", "own_split"]}, "once"),
+    ],
+)
+def test_bad_arguments_are_refused_before_data_is_read(options, words):
+    with pytest.raises(ValueError, match=words):
+        module(dataset=None, **options)
+
+
+def test_setup_is_done_once():
+    data = module()
+    with pytest.raises(RuntimeError, match="setup"):
+        _ = data.population
+    data.setup("fit")
+    examples, people = data.examples, data.population
+    data.setup("test")
+    assert data.examples is examples and data.population is people
+
+
+def test_written_population_is_a_partition_file(tmp_path):
+    data = ready(protocols=["own_split", "label_view"], pool="all", partition=Pathological(2, (6, 9)))
+    data.write(tmp_path / "partition.json")
+    content = json.loads((tmp_path / "partition.json").read_text())
+    assert content["fingerprint"] == data.population.fingerprint
+    assert content["data_fingerprint"] == data.examples.fingerprint()
+    assert content["test"]["label_view"] == [each.tolist() for each in data.population.test["label_view"]]
+    again = ready(
+        FromFile(str(tmp_path / "partition.json")), protocols=["own_split", "label_view"], pool="all"
+    ).population
+    assert again.fingerprint == data.population.fingerprint
+    assert again.groups.tolist() == data.population.groups.tolist()
+    assert [path.name for path in tmp_path.iterdir()] == ["partition.json"]
+
+
+def test_loaders_pool_the_clients():
+    data = ready(protocols=["label_view", "own_split"], batch_size=16)
+    for loader, lists in (
+        (data.train_dataloader(), data.population.train),
+        (data.val_dataloader(), data.population.val),
+        (data.test_dataloader(), data.population.test["label_view"]),
+    ):
+        batches = list(loader)
+        assert [len(inputs) for inputs, _ in batches[:-1]] == [16] * (len(batches) - 1)
+        expected = data.examples.batch(np.array(sorted(as_set(lists))), torch.device("cpu"))
+        got = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+        assert sorted(map(tuple, got[0].tolist())) == sorted(map(tuple, expected[0].tolist()))
+        assert torch.equal(got[1].bincount(), expected[1].bincount())
+    orders = [torch.cat([inputs for inputs, _ in data.train_dataloader()]) for _ in range(2)]
+    assert not torch.equal(*orders)
+    single = data.test_dataloader().dataset
+    assert torch.equal(single[3][0], data.examples.batch(single.indices[3:4], torch.device("cpu"))[0][0])
+
+
+class Linear(LightningModule):
+    """Softmax regression, which separable blobs let converge in a few epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 6)
+
+    def training_step(self, batch, batch_index):
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_index):
+        self.log("seen", float(len(batch[0])), reduce_fx="sum")
+
+    def test_step(self, batch, batch_index):
+        self.log("seen", float(len(batch[0])), reduce_fx="sum")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trainer_runs_on_it(tmp_path):
+    data = module(val_fraction=0.2)
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Linear(), data)
+    assert trainer.global_step == -(-int(data.population.sizes.sum()) // 32)
+    assert trainer.callback_metrics["seen"] == len(as_set(data.population.val))
+    trainer.test(Linear(), data, verbose=False)
+    assert trainer.callback_metrics["seen"] == len(as_set(data.population.test["own_split"]))
+
+
+def test_own_data_needs_no_official_test_images():
+    train = (torch.randn(40, 3), torch.arange(40) % 2)
+    people = ready(IID(), dataset=Tensors(train), num_clients=4, pool="all").population
+    assert as_set([*people.train, *people.val, *people.test["own_split"]]) == set(range(40))
+    assert all((np.diff(each) > 0).all() for each in people.train)
+    assert all(not np.intersect1d(*pair).size for pair in pairwise(people.train))

@@ -1,0 +1,192 @@
+"""Data sets know themselves without a file, say what is missing, and read torchvision's files rightly."""
+
+import pickle
+import struct
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch.utils.data import TensorDataset
+
+from lcfl.data.datasets import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    Datasets,
+    Digits,
+    FashionMNIST,
+    RandomLike,
+    Synthetic,
+    Tensors,
+)
+
+CPU = torch.device("cpu")
+DRAWS = np.random.default_rng(0)
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """The MNIST file format: two zero bytes, type 8 (uint8), number of axes, big-endian lengths, bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def write_cifar_batch(path: Path, rows: np.ndarray, labels: list[int], key: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps({"data": rows, key: labels}))
+
+
+@pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST])
+def test_mnist_files_become_uint8_images(tmp_path, dataset_class):
+    images = DRAWS.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    labels = np.array([3, 1, 9, 0, 2], dtype=np.uint8)
+    raw = tmp_path / dataset_class.__name__ / "raw"
+    for name, part in {"train": slice(0, 3), "t10k": slice(3, 5)}.items():
+        write_idx(raw / f"{name}-images-idx3-ubyte", images[part])
+        write_idx(raw / f"{name}-labels-idx1-ubyte", labels[part])
+    dataset = dataset_class(root=str(tmp_path))
+    dataset.prepare()
+    examples = dataset.load()
+    assert examples.inputs.dtype == torch.uint8 and examples.inputs.shape == (5, *dataset.shape)
+    assert np.array_equal(examples.inputs[:, 0], images)
+    assert examples.targets.tolist() == labels.tolist() and examples.num_train == 3
+    inputs, _ = examples.batch(np.array([4]), CPU)
+    np.testing.assert_allclose(inputs[0, 0], (images[4] / 255 - 0.1307) / 0.3081, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dataset_class", "folder", "train_files", "test_file", "meta", "key"),
+    [
+        (
+            CIFAR10,
+            "cifar-10-batches-py",
+            [f"data_batch_{k}" for k in range(1, 6)],
+            "test_batch",
+            "batches.meta",
+            "labels",
+        ),
+        (CIFAR100, "cifar-100-python", ["train"], "test", "meta", "fine_labels"),
+    ],
+)
+def test_cifar_files_become_channel_first_images(
+    tmp_path, monkeypatch, dataset_class, folder, train_files, test_file, meta, key
+):
+    # torchvision compares MD5 sums, which made-up files cannot have.
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: Path(path).exists())
+    files = [*train_files, test_file]
+    rows = DRAWS.integers(0, 256, (2 * len(files), 3072), dtype=np.uint8)
+    labels = [(7 * k) % dataset_class().num_classes for k in range(len(rows))]
+    for k, name in enumerate(files):
+        write_cifar_batch(tmp_path / folder / name, rows[2 * k : 2 * k + 2], labels[2 * k : 2 * k + 2], key)
+    names = {"label_names": [], "fine_label_names": []}
+    (tmp_path / folder / meta).write_bytes(pickle.dumps(names))
+    dataset = dataset_class(root=str(tmp_path))
+    dataset.prepare()
+    examples = dataset.load()
+    # A CIFAR row is all red pixels, then all green, then all blue.
+    assert np.array_equal(examples.inputs, rows.reshape(-1, 3, 32, 32))
+    assert examples.inputs.is_contiguous() and examples.inputs.dtype == torch.uint8
+    assert examples.targets.tolist() == labels and examples.num_train == 2 * len(train_files)
+
+
+@pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST, CIFAR10, CIFAR100])
+def test_missing_files_are_explained(tmp_path, dataset_class):
+    root = tmp_path / "nowhere"
+    with pytest.raises(FileNotFoundError) as caught:
+        dataset_class(root=str(root)).prepare()
+    message = str(caught.value)
+    for words in (str(root), "data.dataset.init_args.root", "--data.dataset.init_args.download=true"):
+        assert words in message
+    assert f"torchvision.datasets.{dataset_class.__name__}({str(root)!r}, download=True)" in message
+
+
+def test_a_failed_download_is_explained(monkeypatch):
+    def offline(*args, **kwargs):
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", offline)
+    with pytest.raises(FileNotFoundError, match=r"the download failed .*no route"):
+        MNIST(download=True).prepare()
+
+
+def test_digits_are_scikit_learns():
+    examples = Digits().load()
+    assert examples.inputs.shape == (1797, 1, 8, 8) and examples.num_train == 1797
+    assert examples.inputs.min() == 0 and examples.inputs.max() == 1
+    # The first digit of the set is a 0; its first row as printed in scikit-learn's documentation.
+    assert (examples.inputs[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and examples.targets[0] == 0
+
+
+def test_synthetic_classes_are_separable():
+    dataset = Synthetic(num_classes=5, num_features=8, samples_per_class=30, test_per_class=10)
+    examples = dataset.load()
+    assert examples.inputs.shape == (200, 8) and examples.num_train == 150
+    assert np.bincount(examples.targets[:150]).tolist() == [30] * 5
+    assert np.bincount(examples.targets[150:]).tolist() == [10] * 5
+    inputs, targets = examples.inputs, torch.from_numpy(examples.targets)
+    means = torch.stack([inputs[:150][targets[:150] == k].mean(0) for k in range(5)])
+    nearest = torch.cdist(inputs[150:], means).argmin(1)
+    assert torch.equal(nearest, targets[150:])
+    assert (inputs[:150] - means[targets[:150]]).std() == pytest.approx(1.0, abs=0.06)
+
+
+def test_synthetic_without_separation_or_test_images():
+    examples = Synthetic(num_classes=2, num_features=4, samples_per_class=2000, test_per_class=0, separation=0).load()
+    assert examples.num_train == len(examples) == 4000
+    assert abs(examples.inputs.mean()) < 0.05
+
+
+def test_synthetic_is_a_function_of_its_seed():
+    prints = [Synthetic(seed=seed).load().fingerprint() for seed in (0, 0, 1)]
+    assert prints[0] == prints[1] != prints[2]
+    with pytest.raises(ValueError, match="num_classes"):
+        Synthetic(num_classes=0)
+
+
+@pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_classes=3), CIFAR100(), MNIST()])
+def test_random_like_has_shape_and_classes_and_needs_no_file(dataset):
+    stand_in = RandomLike(dataset, num_samples=400, seed=1)
+    stand_in.prepare()
+    examples = stand_in.load()
+    assert (stand_in.shape, stand_in.num_classes) == (dataset.shape, dataset.num_classes)
+    inputs, _ = examples.batch(np.arange(10), CPU)
+    assert inputs.shape == (10, *dataset.shape) and inputs.dtype == torch.float32
+    assert 0 <= inputs.min() < 0.1 and 0.9 < inputs.max() <= 1
+    assert (examples.num_train, len(examples)) == (400, 500)
+    for part in (examples.targets[:400], examples.targets[400:]):
+        counts = np.bincount(part, minlength=dataset.num_classes)
+        assert counts.min() >= 1 and counts.max() - counts.min() <= 1
+    with pytest.raises(ValueError, match="at least one per class"):
+        RandomLike(dataset, num_samples=2)
+
+
+def test_tensors_are_used_in_order():
+    train = (torch.tensor([[1.0], [2.0]]), torch.tensor([0, 4]))
+    test = (torch.tensor([[3.0]]), torch.tensor([1]))
+    dataset = Tensors(train, test)
+    assert (dataset.shape, dataset.num_classes) == ((1,), 5)
+    examples = dataset.load()
+    assert examples.inputs.tolist() == [[1.0], [2.0], [3.0]] and examples.targets.tolist() == [0, 4, 1]
+    assert examples.num_train == 2
+    assert Tensors(train, num_classes=9).num_classes == 9
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ((torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), r"each input \(1,\)"),
+        ((torch.zeros(2, 1), torch.zeros(1, dtype=torch.int64)), "as many inputs as labels"),
+        ((torch.zeros(1, 1).double(), torch.zeros(1, dtype=torch.int64)), "float64"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(test, words):
+    with pytest.raises(ValueError, match=words):
+        Tensors((torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)), test)
+
+
+def test_datasets_know_the_shape_of_their_items():
+    dataset = Datasets(TensorDataset(torch.zeros(4, 2, 3), torch.tensor([0, 1, 1, 0])), num_classes=2)
+    assert dataset.shape == (2, 3)
+    assert dataset.load().targets.tolist() == [0, 1, 1, 0]

@@ -1,0 +1,181 @@
+"""What holds for every partition: disjoint, in range, sorted, reproducible, or a clear error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lcfl.data.partition import (
+    IID,
+    ClassDirichlet,
+    ClientDirichlet,
+    FromFile,
+    Partition,
+    Pathological,
+    Shares,
+    Subsampled,
+    write_partition,
+)
+
+RULES = st.one_of(
+    st.builds(IID, st.one_of(st.none(), st.integers(1, 8))),
+    st.builds(ClassDirichlet, st.floats(0.05, 100), st.integers(1, 3)),
+    st.builds(ClientDirichlet, st.floats(0.01, 100), st.one_of(st.none(), st.just((1, 9)))),
+    st.builds(Pathological, st.integers(1, 4), st.one_of(st.none(), st.just((4, 9)))),
+    st.builds(Pathological, st.integers(1, 4), st.none(), st.just(False)),
+)
+PARTITIONS = st.one_of(RULES, st.builds(Subsampled, RULES, st.just((2, 5))))
+LABELS = st.lists(st.integers(0, 6), min_size=20, max_size=120).map(np.array)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
+def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, seed):
+    try:
+        shares = partition(labels, num_clients, np.random.default_rng(seed))
+    except ValueError as error:
+        # What these small pools cannot give must be refused in words, not by numpy.
+        assert str(error).startswith(tuple(f"{rule.__name__}: " for rule in Partition.__subclasses__()))
+        return
+    assert len(shares.indices) == num_clients
+    everything = np.concatenate(shares.indices)
+    assert len(set(everything.tolist())) == len(everything)
+    assert everything.min() >= 0 and everything.max() < len(labels)
+    for share in shares.indices:
+        assert share.dtype == np.int64 and len(share) > 0
+        assert (np.diff(share) > 0).all()
+    again = partition(labels, num_clients, np.random.default_rng(seed))
+    assert all(map(np.array_equal, shares.indices, again.indices))
+
+
+@given(LABELS, st.integers(1, 12), st.integers(0, 1000))
+def test_whole_pool_is_dealt_out(labels, num_clients, seed):
+    shares = IID()(labels, num_clients, np.random.default_rng(seed))
+    sizes = [len(share) for share in shares.indices]
+    assert sum(sizes) == len(labels) and max(sizes) - min(sizes) <= 1
+
+
+def test_another_seed_deals_differently():
+    labels = np.arange(200) % 5
+    for partition in (IID(), ClassDirichlet(1.0), ClientDirichlet(1.0), Pathological(2), Subsampled(IID(), (5, 5))):
+        first, second = (partition(labels, 4, np.random.default_rng(seed)) for seed in (0, 1))
+        assert not all(map(np.array_equal, first.indices, second.indices))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: IID(0), "samples_per_client"),
+        (lambda: ClassDirichlet(0.0), "alpha"),
+        (lambda: ClassDirichlet(float("nan")), "alpha"),
+        (lambda: ClassDirichlet(0.1, min_samples=0), "min_samples"),
+        (lambda: ClassDirichlet(0.1, max_tries=0), "max_tries"),
+        (lambda: ClientDirichlet(-1.0), "alpha"),
+        (lambda: ClientDirichlet(0.1, (350, 50)), "low <= high"),
+        (lambda: ClientDirichlet(0.1, (0, 5)), "1 <= low"),
+        (lambda: Pathological(0), "classes_per_client"),
+        (lambda: Pathological(3, (2, 5)), "3 <= low"),
+        (lambda: Pathological(3, (3, 5), balanced=False), "balanced"),
+        (lambda: Subsampled(IID(), (3, 2)), "low <= high"),
+    ],
+)
+def test_bad_parameters_are_refused_at_once(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_clients", "words"),
+    [
+        (np.array([0, 1, -1]), 1, "label -1"),
+        (np.array([], dtype=np.int64), 1, "no labels"),
+        (np.array([0.0, 1.0]), 1, "float64"),
+        (np.array([[0], [1]]), 1, r"shape \(2, 1\)"),
+        (np.array([0, 1]), 0, "num_clients must be at least 1, got 0"),
+        (np.array([0, 1]), 3, "3 clients cannot share 2 samples"),
+    ],
+)
+def test_bad_arguments_are_named(labels, num_clients, words):
+    with pytest.raises(ValueError, match=words):
+        IID()(labels, num_clients, np.random.default_rng(0))
+
+
+class Broken(Partition):
+    """Returns what it is told to."""
+
+    def __init__(self, *indices, groups=None):
+        self.shares = Shares([np.array(each, dtype=np.int64) for each in indices], groups)
+
+    def split(self, labels, num_clients, generator):
+        return self.shares
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (Broken([0, 1], [1, 2]), r"index 1 at client\(s\) 0, 1"),
+        (Broken([0, 0], [1, 2]), r"index 0 at client\(s\) 0\)"),
+        (Broken([0], [4]), "index 4 lies outside the pool, whose indices are 0 to 3"),
+        (Broken([0], [-1]), "index -1"),
+        (Broken([0], []), "1 of 2 clients got no sample .the first is client 1"),
+        (Broken([0]), "holds 1 clients, num_clients is 2"),
+        (Broken([0], [1], groups=np.array([0])), "1 groups for 2 clients"),
+    ],
+)
+def test_a_users_partition_is_checked_like_ours(partition, words):
+    with pytest.raises(ValueError, match=words):
+        partition(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+def test_a_users_partition_need_not_sort():
+    shares = Broken([3, 0], [2])(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+    assert shares.indices[0].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("groups", [None, np.array([0, 0, 1])])
+def test_written_partition_is_read_back(tmp_path: Path, groups):
+    labels = np.arange(30) % 3
+    written = Shares(IID()(labels, 3, np.random.default_rng(0)).indices, groups)
+    write_partition(tmp_path / "folder" / "p.json", written)
+    read = FromFile(str(tmp_path / "folder" / "p.json"))(labels, 3, np.random.default_rng(1))
+    assert all(map(np.array_equal, written.indices, read.indices))
+    assert read.groups is None if groups is None else np.array_equal(read.groups, groups)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["p.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "'indices'"),
+        (json.dumps({"index": [[0]]}), "'indices'"),
+        (json.dumps({"indices": [[0], [1.5]]}), r"indices\[1\] .* integers"),
+        (json.dumps({"indices": [[0], [True]]}), r"indices\[1\] .* integers"),
+        (json.dumps({"indices": [[0], [2**70]]}), "64 bits"),
+        (json.dumps({"indices": [[0], [0]]}), "more than once"),
+        (json.dumps({"indices": [[0], [7]]}), "index 7 lies outside"),
+        (json.dumps({"indices": [[0], []]}), "got no sample"),
+        (json.dumps({"indices": [[0]]}), "num_clients is 2"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text, words):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        FromFile(str(path))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no file .*nothing.json"):
+        FromFile(str(tmp_path / "nothing.json"))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+def test_partitions_are_light_to_import():
+    code = "import sys, lcfl.data.partition; print({'torch', 'torchvision', 'lightning'} & set(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "set()"
