@@ -22,7 +22,8 @@ options, after the command:
   --ckpt_path PATH      resume or evaluate: a checkpoint, last, or best
   --trainer.rounds 50   any option of the groups trainer, method, model and data
 
-lcfl <command> --help shows all options of a command; lcfl --version the version."""
+lcfl <command> --help shows all options of a command; lcfl --version the version.
+LCFL_DEBUG=1 in the environment shows where an error came from."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -37,14 +38,23 @@ def main(args: list[str] | None = None) -> None:
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
     else:
-        from lcfl.cli import main as run
+        _run(args)
 
-        try:
-            run(args)
-        except (ValueError, FileNotFoundError) as error:  # what a user can mend; LCFL_DEBUG=1 shows where it came from
-            if os.environ.get("LCFL_DEBUG"):
-                raise
-            sys.exit(f"lcfl: error: {error}")
+
+def _run(args: list[str] | None) -> None:
+    """What a user can mend is one line and status 1; Ctrl-C outside of a round ends with status 130."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from lcfl.cli import main as run
+
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
+        if os.environ.get("LCFL_DEBUG"):
+            raise
+        sys.exit(f"lcfl: error: {error}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
             digest = hashlib.sha256(content).hexdigest()
             name = name.format(digest=digest[:16])
             digests[name] = digest
-            if not _linked(temporary / name, earlier):
+            if not _linked(temporary / name, content, earlier):
                 write_bytes(temporary / name, content)
         manifest = {
             "schema": SCHEMA,
@@ -88,7 +88,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
         digest = manifest.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged: manifest.json cannot be read ({error}).") from None
     if digest != _digest(manifest):
         raise CheckpointError(f"{path}: damaged: manifest.json does not match its digest.")
@@ -115,14 +115,20 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
         if hashlib.sha256(content).hexdigest() != digest:
             raise CheckpointError(f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier one.")
-        parts[name] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        try:
+            parts[name] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(
+                f"{path}: refused: {name} holds more than tensors and plain values ({reason})."
+            ) from None
     server = parts.pop("state.pt")
     blank = ClientState(model=server["initial"] if server.pop("keeps_model") else None)
     clients = ClientStore(blank)
     for shard in parts.values():
-        models = shard["models"]
-        for row, (client, consumed) in enumerate(zip(shard["clients"], shard["consumed"], strict=True)):
-            clients[client] = ClientState(None if models is None else models[row].clone(), consumed)
+        models = iter(() if shard["models"] is None else shard["models"])
+        for client, consumed, has_model in zip(shard["clients"], shard["consumed"], shard["has_model"], strict=True):
+            clients[client] = ClientState(next(models).clone() if has_model else None, consumed)
     return Checkpoint(path, FederationState(clients=clients, **server), manifest["identity"])
 
 
@@ -195,6 +201,7 @@ def _parts(state: FederationState) -> Iterator[tuple[str, bytes]]:
         shard = {
             "clients": clients,
             "consumed": [client.consumed for client in states],
+            "has_model": [client.model is not None for client in states],
             "models": torch.stack(models) if models else None,
         }
         yield f"clients-{number:06d}-{{digest}}.pt", _serialized(shard)
@@ -206,6 +213,8 @@ def _compact(value: Any) -> Any:
         return value.clone()
     if isinstance(value, dict):
         return {key: _compact(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_compact(item) for item in value]
     return value
 
 
@@ -215,14 +224,15 @@ def _serialized(content: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _linked(target: Path, earlier: list[Path]) -> bool:
+def _linked(target: Path, content: bytes, earlier: list[Path]) -> bool:
     """Whether `target`, whose name carries its content's hash, could be linked to an earlier checkpoint's file."""
     if not target.name.startswith("clients-"):
         return False
     for path in earlier:
         try:
-            os.link(path / target.name, target)
-            return True
+            if (path / target.name).read_bytes() == content:  # a damaged one is not handed on
+                os.link(path / target.name, target)
+                return True
         except OSError:
             continue
     return False

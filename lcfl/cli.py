@@ -1,15 +1,21 @@
 """LightningCLI over a `Federation`: the groups trainer, method, model and data."""
 
-import difflib
 import functools
+import inspect
+import logging
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import rich
 import yaml
+from jsonargparse import ArgumentError, Namespace
+from jsonargparse.typing import restricted_number_type
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import lcfl.aggregation
@@ -25,43 +31,53 @@ from lcfl.federation import Federation
 from lcfl.layers import LayeredConfig
 from lcfl.method import Method
 from lcfl.module import FederatedModule
+from lcfl.result import Run
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["FederatedCLI", "instantiate", "main"]
 
-PARTS = (
-    lcfl.aggregation,
-    lcfl.callbacks,
-    lcfl.clustering,
-    lcfl.data.datasets,
-    lcfl.data.partition,
-    lcfl.exchange,
-    lcfl.local,
-    lcfl.networks,
-)
+# The modules whose classes can be named without their module; a misspelt name is compared with theirs.
+PARTS = {
+    "trainer.callbacks": lcfl.callbacks,
+    "method.local_update": lcfl.local,
+    "method.exchange": lcfl.exchange,
+    "method.aggregation": lcfl.aggregation,
+    "method.clustering": lcfl.clustering,
+    "model.network": lcfl.networks,
+    "data.dataset": lcfl.data.datasets,
+    "data.partition": lcfl.data.partition,
+}
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 
 
 class Parser(LightningArgumentParser):
-    """Reads layers as `LayeredConfig` does, and answers a misspelt class with the names there are."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for action in self._actions:
-            if type(action).__name__ == "ActionConfigFile":
-                action.__class__ = LayeredConfig
+    """A parser whose errors are one message that says what was meant, perhaps."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Ends with status 2 and the message; one that is about an unknown class names the closest known ones."""
-        unknown = re.search(r"Expected a dot import path string: (\w+)", message)
-        if unknown:
-            known = [name for part in PARTS for name in part.__all__]
-            close = difflib.get_close_matches(unknown[1], known, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "or the import path of a class of your own."
-            message = f"there is no class {unknown[1]!r}: {hint} Classes of lcfl: {', '.join(known)}.\n{message}"
-        super().error(message, ex)
+        """Ends with status 2; of a misspelt class or option the message names the closest ones."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        program = parser.prog.replace(" [options]", "")
+        self.exit(2, f"lcfl: error: {_explained(message, parser)}\n{program} --help shows all options.\n")
 
 
 class FederatedCLI(LightningCLI):
     """``lcfl fit | validate | test``: LightningCLI whose trainer is a `Federation` and which knows methods."""
+
+    trainer: Federation  # type: ignore[assignment]
+    result: Run | dict[str, float]
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser whose ``-c`` files layer as `LayeredConfig` says."""
+        parser: LightningArgumentParser = self.parser_class(dump_header=[f"lcfl {lcfl.__version__}"], **kwargs)
+        parser.add_argument("-c", "--config", action=LayeredConfig, help="A YAML file; several layer, later ones win.")
+        return parser
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed: a plain number, unlike LightningCLI's, so that every run says which one it had."""
+        parser.add_argument(
+            "--seed_everything", type=Seed, default=0, help="Seed of everything random but the partition (data.seed)."
+        )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The four groups; `seed_everything` is also the federation's seed."""
@@ -69,10 +85,9 @@ class FederatedCLI(LightningCLI):
             self.trainer_class, "trainer", instantiate=False, fail_untyped=False, sub_configs=True
         )
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items() if k != "callbacks"})
-        parser.add_class_arguments(Method, "method", fail_untyped=False, sub_configs=True)
-        parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=False)
+        _add_method_and_model(parser)
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
-        parser.link_arguments("seed_everything", "trainer.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "trainer.seed")
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -82,7 +97,7 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """A function in the place of a network (``torchvision.models.resnet18``) is kept to be called later."""
-        self.parser.add_instantiator(_later, Callable, subclasses=False)  # type: ignore[arg-type]
+        _keep_functions(self.parser, self._get(self.config, "model"))
 
     def fit(self, **arguments: Any) -> None:
         """Trains; a run that a signal stopped ends with status 128 + its number."""
@@ -108,54 +123,122 @@ class FederatedCLI(LightningCLI):
         """LightningCLI would open the checkpoint and let its contents override the command line."""
 
 
-def _seed(seed: bool | int | None) -> int:
-    return int(seed) if seed is not True and seed is not None else 0
-
-
-def _later(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return functools.partial(function, *args, **kwargs)
-
-
-def instantiate(config: Path) -> tuple[FederatedModule, Method]:
-    """The module and the method of a run's ``config.yaml``.
-
-    Raises:
-        ValueError: if the run was not started from the command line.
-    """
-    if "described" in yaml.safe_load(config.read_text()):
-        raise ValueError(
-            f"{config} describes a run that was started from Python; give its objects: "
-            "lcfl.load(run, model=..., method=...)."
-        )
-    cli = _cli(args=["-c", str(config)], run=False)
-    return cli.model, cli.config_init["method"]
-
-
-def print_evaluation(metrics: dict[str, float], stage: str) -> None:
-    """Prints the table of an evaluation."""
-    from lcfl.callbacks.progress import evaluation_table
-
-    rich.print(evaluation_table(metrics, stage))
-
-
-def main(args: list[str] | None = None) -> Any:
-    """Runs ``lcfl <args>``; returns what the command returned.
+def main(args: list[str] | None = None) -> Run | dict[str, float]:
+    """Runs ``lcfl <args>``; returns the run that ``fit`` made, or the metrics of ``validate`` and ``test``.
 
     Args:
         args: as on the command line; those of this process if None.
     """
-    return getattr(_cli(args=args), "result", None)
-
-
-def _cli(**arguments: Any) -> FederatedCLI:
-    return FederatedCLI(
+    if not os.environ.get("LCFL_DEBUG"):  # a seed and a rendezvous that nobody asked about
+        for name in ("lightning.fabric", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+    if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
+        sys.path.append(os.getcwd())
+    cli = FederatedCLI(
         FederatedModule,
         FederatedDataModule,
         trainer_class=Federation,  # type: ignore[arg-type]
         parser_class=Parser,
         parser_kwargs={"prog": "lcfl"},
         auto_configure_optimizers=False,
-        seed_everything_default=0,
+        load_from_checkpoint_support=False,  # its hooks would travel, with the whole CLI, to spawned ranks
         save_config_kwargs={"overwrite": True},
-        **arguments,
+        args=args,
     )
+    return cli.result
+
+
+def instantiate(config: Path) -> tuple[FederatedModule, Method]:
+    """The module and the method of a run's ``config.yaml``; its data and its trainer are not built.
+
+    Raises:
+        ValueError: if the run was not started from the command line, or the file does not fit this version.
+    """
+    content = yaml.safe_load(config.read_text())
+    if "described" in content:
+        raise ValueError(
+            f"{config} describes a run that was started from Python; give its objects: "
+            "lcfl.load(run, model=..., method=...)."
+        )
+    parser = Parser(exit_on_error=False)
+    _add_method_and_model(parser)
+    try:
+        parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
+    except (ArgumentError, KeyError) as error:
+        raise ValueError(f"{config} cannot be read: {error}") from None
+    _keep_functions(parser, parsed["model"])
+    made = parser.instantiate_classes(parsed)
+    return made["model"], made["method"]
+
+
+def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -> None:
+    """Prints the table of an evaluation."""
+    from lcfl.callbacks.progress import evaluation_table
+
+    rich.print(evaluation_table(metrics, stage))
+
+
+def _add_method_and_model(parser: LightningArgumentParser) -> None:
+    parser.add_class_arguments(Method, "method", fail_untyped=False, sub_configs=True)
+    parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=False)
+
+
+def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
+    """Turns functions with ``init_args`` in the place of networks into partials.
+
+    jsonargparse makes a factory of a class, but calls a function at once: its network would be one
+    finished object instead of a new one for every model.
+    """
+    for path in _class_paths(model.get("network")):
+        module, _, name = path.rpartition(".")  # not pkgutil.resolve_name: lcfl.networks.split is a module, too
+        made = getattr(import_module(module), name)
+        if not isinstance(made, type):
+            parser.add_instantiator(_later, made, subclasses=False)
+
+
+def _later(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return functools.partial(function, *args, **kwargs)
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    """Every ``class_path`` in a parsed configuration, at any depth."""
+    if isinstance(config, Namespace):
+        if "class_path" in config:
+            yield config["class_path"]
+        config = list(vars(config).values())
+    if isinstance(config, list):
+        for item in config:
+            yield from _class_paths(item)
+
+
+def _explained(message: str, parser: LightningArgumentParser) -> str:
+    """A parser's message, in better words where it is about a misspelt name."""
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    option = key[1] if key else ""
+    if found := re.search(r"Expected a dot import path string: (\w+)", message):
+        known = _classes(option)
+        return (
+            f"{option}: there is no class {found[1]!r}.{_closest(found[1], known)} Classes of lcfl: {', '.join(known)}; "
+            "any other one needs its import path, package.module.Class."
+        )
+    if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
+        known = [name for name in dir(sys.modules[found[1]]) if not name.startswith("_")]
+        return f"{option}: there is no {found[2]!r} in {found[1]}.{_closest(found[2], known)}"
+    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
+        known = [action.dest for action in parser._actions if action.option_strings]
+        return f"{message.strip()}.{_closest(found[1], known)}"
+    if "does not correspond to a subclass of Callback" in message:
+        return f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
+    return message.strip()
+
+
+def _closest(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=2, cutoff=0.75)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _classes(key: str) -> list[str]:
+    """The classes that lcfl has for an option, all of them for an option of another kind."""
+    modules = [PARTS[key]] if key in PARTS else list(PARTS.values())
+    found = {name: getattr(module, name) for module in modules for name in module.__all__}
+    return [name for name, made in found.items() if isinstance(made, type) and not inspect.isabstract(made)]

@@ -37,17 +37,20 @@ def temporary_directory(final: Path) -> Iterator[Path]:
 
     A directory that stands at `final` is replaced.
     """
-    temporary = final.with_name(f".{final.name}.tmp")
+    temporary, replaced = final.with_name(f".{final.name}.tmp"), final.with_name(f".{final.name}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
         sync_directory(temporary)
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)  # removed where it stands, it could be left half under its name
         temporary.rename(final)
         sync_directory(final.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

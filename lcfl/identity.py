@@ -1,9 +1,13 @@
 """What must be equal for a run to be continued: a plain description of configuration and data."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,8 +26,16 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, nn.Module):
         return repr(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         return describe(value.tolist())
+    if isinstance(value, Set):
+        return sorted((describe(item) for item in value), key=repr)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, partial):
+        return {"function": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{value.__module__}.{value.__qualname__}"
     name = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -42,12 +54,18 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "network": repr(module.network),
         "num_embedding": module.layout.num_embedding,
-        "loss": repr(module.loss),
+        "loss": _describe_loss(module.loss),
         "cluster_weight": module.cluster_weight,
         "global_weight": module.global_weight,
         "optimizer": {"class": type(optimizer).__qualname__}
         | {key: describe(value) for key, value in settings.items() if key != "params"},
     }
+
+
+def _describe_loss(loss: nn.Module) -> dict[str, Any]:
+    """A loss's text, settings and tensors: torch's text of a loss leaves out e.g. its label smoothing."""
+    settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
+    return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
 
 
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:

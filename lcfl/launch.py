@@ -22,6 +22,7 @@ __all__ = ["STRATEGIES", "Placement", "StopFlag", "Strategy", "launch", "place",
 
 Strategy = Literal["auto", "ddp", "ddp_fork", "ddp_spawn"]
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
+PIPE_BYTES = 16 * 2**10  # a pipe holds four of these before its writer must wait for a reader
 LOST = -1  # a rank has failed: whoever waits for it need not finish the round
 
 
@@ -74,6 +75,8 @@ def place(accelerator: str, devices: int | list[int] | str, num_nodes: int, stra
     if isinstance(devices, str):
         raise ValueError(f"trainer.devices: got {devices!r}; allowed are a number, a list of GPUs or auto.")
     num_ranks = (devices if isinstance(devices, int) else len(devices)) * num_nodes
+    if num_ranks < 1:
+        raise ValueError(f"trainer: got devices={devices}, num_nodes={num_nodes}; at least one of each is needed.")
     if num_ranks == 1:
         return Placement(devices, 1, "auto")
     return Placement(devices, num_nodes, "ddp_fork" if strategy == "auto" else strategy)
@@ -194,17 +197,21 @@ class _Guarded:
             return self.function(fabric, self.flag, *args)
         except BaseException as error:
             if is_child:
-                self.errors.put((fabric.global_rank, _portable(error)))
+                if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
+                    self.errors.put((fabric.global_rank, _portable(error)))
                 self.flag.mark_lost()
             raise
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The exception itself if it survives pickling, else one with its text."""
+    """The exception itself if it survives pickling and is small enough for a pipe, else one with its text."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        pickled = None
+    if pickled is None or len(pickled) > PIPE_BYTES:
+        return RuntimeError(f"{type(error).__name__}: {error}"[: PIPE_BYTES // 4])
     return error
 
 

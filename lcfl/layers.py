@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
 __all__ = ["LayeredConfig", "forget"]
 
@@ -23,17 +23,18 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
             below[key] = []
         elif isinstance(old, Namespace) and "class_path" in old:
             if isinstance(new, str) or (isinstance(new, dict) and "class_path" in new):
-                below[key] = Namespace(class_path=old.class_path)
+                below[key] = Namespace(class_path=old["class_path"])  # type: ignore[no-untyped-call]
             elif isinstance(new, dict):
-                forget(old.get("init_args", Namespace()), new.get("init_args", new))
+                if "init_args" in old:
+                    forget(old["init_args"], new.get("init_args", new))
         elif isinstance(old, Namespace) and isinstance(new, dict):
             forget(old, new)
 
 
-class LayeredConfig(ActionConfigFile):  # type: ignore[misc]
+class LayeredConfig(ActionConfigFile):
     """The action of ``-c``: makes room for the layer, then reads it as jsonargparse does."""
 
-    def __call__(self, parser: Any, cfg: Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file, or one YAML text."""
         try:
             path = Path(values)
@@ -42,4 +43,4 @@ class LayeredConfig(ActionConfigFile):  # type: ignore[misc]
             layer = None  # unreadable: jsonargparse says so itself
         if isinstance(layer, dict):
             forget(cfg, layer)
-        super().__call__(parser, cfg, values, option_string)
+        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]

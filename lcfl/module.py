@@ -36,7 +36,7 @@ class FederatedModule(pl.LightningModule):
 
     Args:
         network: makes a new network when called: a class, a function, a ``functools.partial`` of one.
-        optimizer: makes the optimizer of one client's local run from its parameters.
+        optimizer: makes the optimizer of one client's local run from its parameters; plain SGD with rate 0.01 if not given.
         cut: the layer at which the decision begins, with all that the network registers after it
             (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). None: no decision.
         cluster_weight: mu, the pull of all parameters towards the cluster's centre.
@@ -52,7 +52,7 @@ class FederatedModule(pl.LightningModule):
     def __init__(
         self,
         network: MakesNetwork,
-        optimizer: OptimizerCallable = torch.optim.SGD,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         cut: str | None = "decision",
         cluster_weight: float = 0.0,
         global_weight: float = 0.0,

@@ -36,6 +36,7 @@ class Ranks:
         self._flag = flag
         self._signal = 0
         self._links: list[Link] = []
+        self._owed: list[Link] = []  # at work on their share of a `map`
         if fabric.world_size > 1:
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
@@ -56,11 +57,13 @@ class Ranks:
         shares = balance(work, len(self._links) + 1)
         for link, share in zip(self._links, shares[1:], strict=True):
             link.send([tasks[position] for position in share])
+            self._owed.append(link)
         results: list[Any] = [None] * len(tasks)
         for position in shares[0]:
             results[position] = self._run(tasks[position])
         for link, share in zip(self._links, shares[1:], strict=True):
             answers, signal = link.receive(copy=True)
+            self._owed.remove(link)
             self._signal = self._signal or signal
             for position, answer in zip(share, answers, strict=True):
                 results[position] = answer
@@ -83,9 +86,13 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets the other ranks go, also after an error on the server."""
+        """Lets the other ranks go, also after an error on the server.
+
+        A rank that is at work cannot be told: it ends when it finds the server gone.
+        """
         for link in self._links:
-            link.send(None)
+            if link not in self._owed:
+                link.send(None)
 
 
 def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:

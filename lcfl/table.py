@@ -23,9 +23,9 @@ class MetricsTable:
         self.columns: list[str] = ["round"]
         if path.is_file():
             with open(path, newline="") as file:
-                reader = csv.DictReader(file)
+                reader = csv.DictReader(line for line in file if line.endswith("\n"))  # the last may be torn
                 self.columns = list(reader.fieldnames or self.columns)
-                self.rows = [row for row in reader if all(value is not None for value in row.values())]
+                self.rows = list(reader)
 
     def cut(self, before: int) -> None:
         """Drops the rows of round `before` and later: what was written after the checkpoint resumed from."""
@@ -40,7 +40,7 @@ class MetricsTable:
         self.rows.append(text)
         new = [name for name in text if name not in self.columns]
         self.columns += new
-        if new:
+        if new or not self.path.is_file():
             self._write_all()
         else:
             with open(self.path, "a", newline="") as file:

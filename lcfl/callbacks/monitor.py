@@ -1,4 +1,173 @@
+"""TensorBoard histograms and pictures of the clients: how well each is served, and who is grouped with whom.
+
+Legend: N clients, n of them shown, T rounds.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.callbacks import figures
 from lcfl.hooks import Callback
+from lcfl.metrics import Evaluation
+from lcfl.server import Server
+from lcfl.similarity import cosine
+from lcfl.state import FederationState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Monitor"]
+
+MOST_CLIENTS = 256  # in a picture and in the history: more rows than that cannot be told apart
+ACCURACY_BINS = np.linspace(0, 1, 21)
 
 
-class Monitor(Callback): ...
+class Monitor(Callback):
+    """Writes histograms and pictures to the loggers that take them and the pictures to ``figures/`` too.
+
+    At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients'
+    accuracies; where a method clusters, ``cluster/members``, the histogram of the cluster numbers.
+    At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
+    cluster of each client over the rounds), ``figures/cluster_sizes`` and, where clients have low-rank
+    models, ``figures/similarity``; at the end ``figures/accuracies_<stage>_<protocol>``. The step is
+    the round that was evaluated. More than 256 clients are shown by 256 that are spread evenly.
+
+    The pictures show every round since the first, also in a resumed run; a set of them takes half a
+    second. Nothing is written to a logger for rounds before the one where this process began.
+
+    Args:
+        figure_every: evaluations between two pictures.
+
+    Raises:
+        ValueError: for a number below 1.
+    """
+
+    def __init__(self, figure_every: int = 1) -> None:
+        if figure_every < 1:
+            raise ValueError(f"Monitor: got figure_every={figure_every}; it must be at least 1.")
+        self.figure_every = figure_every
+        self._rounds: list[int] = []
+        self._assignments: list[Tensor] = []
+        self._evaluation = Evaluation()
+        self._first_step = 0
+        self._step = -1
+        self._written: set[str] = set()
+        self._is_drawn = False
+
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Forgets what lies after the state: an earlier run of this object, or one that went further."""
+        kept = sum(number < state.round for number in self._rounds)
+        self._rounds, self._assignments = self._rounds[:kept], self._assignments[:kept]
+        self._evaluation, self._written, self._is_drawn = Evaluation(), set(), False
+        self._first_step, self._step = max(state.round, 0), -1
+
+    def on_aggregated(self, server: Server, state: FederationState) -> None:
+        """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""
+        if server.method.is_clustered:
+            self._rounds.append(state.round)
+            self._assignments.append(state.assignment[shown(state.num_clients)].to(torch.int16))
+
+    def on_evaluated(self, server: Server, state: FederationState, evaluation: Evaluation) -> None:
+        """Histograms of the round just finished, and its pictures if they are due."""
+        self._begin_step(state.round - 1)
+        self._evaluation = evaluation
+        for name, metric in evaluation.by_name.items():
+            if name.endswith("/acc"):
+                self._histogram(server, f"{name}_clients", metric.values, ACCURACY_BINS)
+        if server.method.is_clustered:
+            borders = np.arange(max(state.num_clusters, int(state.assignment.max()) + 1) + 1) - 0.5
+            self._histogram(server, "cluster/members", state.assignment.numpy(), borders)
+        every = server.schedule.evaluate_every * self.figure_every
+        if every and state.round % every == 0:
+            self._draw(server, state)
+
+    def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
+        """The last pictures; those of accuracies only if the run is complete."""
+        self._begin_step(state.round - 1)
+        self._draw(server, state)
+        if metrics:
+            self._draw_accuracies(server)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The assignment history: ``assignments`` [T, n] int16 of the ``rounds`` [T] int64."""
+        stacked = torch.stack(self._assignments) if self._assignments else torch.zeros(0, 0, dtype=torch.int16)
+        return {"rounds": torch.tensor(self._rounds, dtype=torch.int64), "assignments": stacked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the assignment history."""
+        self._rounds = state["rounds"].tolist()
+        self._assignments = list(state["assignments"])
+
+    def _begin_step(self, step: int) -> None:
+        """The last round may be evaluated twice, on its own and as the end: each tag is written once."""
+        if step != self._step:
+            self._step, self._written, self._is_drawn = step, set(), False
+
+    def _draw(self, server: Server, state: FederationState) -> None:
+        """Every picture that the method has something to show for, once per step."""
+        if self._is_drawn:
+            return
+        self._is_drawn = True
+        if self._rounds:
+            assignment_Tn, rounds_T = torch.stack(self._assignments), torch.tensor(self._rounds)
+            clients_n, groups = shown(state.num_clients), server.data.population.groups
+            groups_n = None if groups is None else groups[clients_n]
+            self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
+            self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
+        known = torch.nonzero(state.participated).flatten()
+        if state.codes is not None and len(known) > 1:
+            known = known[shown(len(known))]
+            similarity_nn = cosine(state.codes[known], state.codes[known])
+            self._figure(server, "similarity", figures.similarity_matrix(similarity_nn, state.assignment[known]))
+
+    def _draw_accuracies(self, server: Server) -> None:
+        """One picture for each stage and protocol of the last evaluation, with a line for each kind of model."""
+        by_set: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
+        for name, metric in self._evaluation.by_name.items():
+            stage, protocol, kind, what = name.split("/", 3)
+            if what == "acc":
+                by_set.setdefault((stage, protocol), {})[kind] = metric.values
+        for (stage, protocol), values in by_set.items():
+            figure = figures.sorted_accuracies(values, f"Accuracy of the clients, {stage} {protocol}")
+            self._figure(server, f"accuracies_{stage}_{protocol}", figure)
+
+    def _figure(self, server: Server, name: str, figure: "Figure") -> None:
+        save(figure, server.run_dir / "figures" / f"{name}.png")
+        figure.set_layout_engine("none")  # it stands; finding it again is most of the work of drawing
+        for writer in self._writers(server, "add_figure"):
+            writer.add_figure(f"figures/{name}", figure, self._step, close=False)  # there is no pyplot window to close
+
+    def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: NDArray[Any]) -> None:
+        if tag not in self._written:
+            self._written.add(tag)
+            for writer in self._writers(server, "add_histogram"):
+                writer.add_histogram(tag, values, self._step, bins=borders)
+
+    def _writers(self, server: Server, ability: str) -> list[Any]:
+        """The loggers' writers that have the method `ability`; none for a step that an earlier process has logged."""
+        if self._step < self._first_step:
+            return []
+        writers = [getattr(logger, "experiment", None) for logger in server.loggers]
+        return [writer for writer in writers if hasattr(writer, ability)]
+
+
+def shown(num_clients: int) -> NDArray[np.int64]:
+    """Positions of the clients in a picture: all, or `MOST_CLIENTS` spread evenly over them."""
+    return np.linspace(0, num_clients - 1, min(num_clients, MOST_CLIENTS)).round().astype(np.int64)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Writes a PNG whole or not at all; makes its folder."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,286 @@
+"""What a run is doing, on the terminal: where its files are, how far it is, what came out."""
+
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from math import ceil, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+
+from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.hooks import Callback
+from lcfl.messages import Uplink
+from lcfl.metrics import Evaluation
+from lcfl.server import Server
+from lcfl.state import FederationState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+__all__ = ["Progress", "evaluation_table"]
+
+LINES = 10  # plain lines spread over a run; evaluations may add as many again
+REFRESH_S = 0.1  # at most so often: rounds can take a millisecond
+KINDS = ("personal", "cluster", "global", "after_local")
+MAJORITY = "majority"
 
 
-class Progress(Callback): ...
+class Progress(Callback):
+    """A start line, progress, and a summary at the end, on standard output.
+
+    On a terminal a live bar over the rounds, else at most about twenty plain lines: every tenth of the
+    rounds and, if there are no more than ten of them, at the evaluations. The accuracy is the latest of
+    the first kind of model that the method reports, on test data where there are any.
+    """
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._accuracy: tuple[str, float] | None = None
+        self._begin: float | None = None
+        self._first_round = 0
+        self._refreshed = 0.0
+
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Says what is run where; of a resumed run, from which round it goes on."""
+        self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
+        console = make_console()
+        say(console, describe(server))
+        if state.round > -len(server.method.openings(server.data.num_clients)):
+            say(console, f"resumed: {max(state.round, 0)} of {server.schedule.rounds} rounds are done")
+        if console.is_interactive:
+            self._live = start_live(console)
+
+    def on_opening_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
+        """A line, or the bar's first status: how many clients ran before the first round."""
+        text = f"opening round: {len(uploads)} clients, {size(state.total_bytes)}"
+        if self._live is None:
+            say(make_console(), text)
+        else:
+            self._live.update(bar(0, server.schedule.rounds, text), refresh=True)
+
+    def on_round_start(self) -> None:
+        """Starts the clock at the first round."""
+        if self._begin is None:
+            self._begin = time.perf_counter()
+
+    def on_evaluated(self, evaluation: Evaluation) -> None:
+        """Remembers the accuracy to show."""
+        names = [name for name in evaluation.by_name if name.endswith("/acc")]
+        if names:
+            name = min(names, key=lambda name: not name.startswith("test/"))
+            self._accuracy = name, float(evaluation.by_name[name].values.mean())
+
+    def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
+        """Moves the bar, or writes a line if one is due."""
+        if state.round <= self._first_round or self._begin is None:
+            return
+        seconds = (time.perf_counter() - self._begin) / (state.round - self._first_round)
+        is_last = server.is_done or bool(server.stop_signal)
+        if self._live is None:
+            if is_last or is_line_due(state.round, server.schedule.rounds, server.schedule.evaluate_every):
+                say(make_console(), self._line(server, row, seconds))
+        elif is_last or time.perf_counter() - self._refreshed >= REFRESH_S:
+            status = self._status(server, row, seconds)
+            self._live.update(bar(state.round, server.schedule.rounds, status), refresh=True)
+            self._refreshed = time.perf_counter()
+
+    def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
+        """The table of results and where everything is; of a stopped run, how to go on."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        console = make_console()
+        if not metrics:
+            say(console, stopped(server))
+            return
+        console.print(evaluation_table(metrics, "test"))
+        for line in closing_lines(server):
+            say(console, line)
+
+    def _line(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
+        rounds = server.schedule.rounds
+        parts = [f"round {server.state.round:>{len(str(rounds))}}/{rounds}"]
+        if self._accuracy is not None:
+            name, accuracy = self._accuracy
+            parts.append(f"{name.removesuffix('/acc').replace('/', ' ')} {accuracy:.3f}")
+        if "cluster/count" in row:
+            parts.append(f"clusters {row['cluster/count']:.0f}")
+        return "  ".join([*parts, size(server.state.total_bytes), pace(seconds)])
+
+    def _status(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
+        """As much as fits beside a bar in 80 columns."""
+        parts = []
+        if self._accuracy is not None:
+            name, accuracy = self._accuracy
+            parts.append(f"{name.partition('/')[0]} {accuracy:.3f}")
+        if "cluster/count" in row:
+            parts.append(f"{row['cluster/count']:.0f} clusters")
+        left = timedelta(seconds=round(seconds * (server.schedule.rounds - server.state.round)))
+        return "  ".join([*parts, size(server.state.total_bytes), pace(seconds), f"{left} left"])
+
+
+def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "Table":
+    """The accuracies of one stage: a section for each protocol, a row for each kind of model.
+
+    The columns are summaries over clients in percent: mean, standard deviation, mean of the worst
+    10 %, mean weighted by samples; for the stage ``test`` also the validation accuracy where there is
+    one. The last row is what always predicting each client's most frequent training label gives.
+    What is missing in `metrics` is left blank. The table is narrower than 80 columns.
+
+    Args:
+        metrics: by full name, e.g. ``test/own_split/personal/acc``.
+        stage: ``val`` or ``test``.
+    """
+    from rich import box
+    from rich.table import Table
+
+    columns = table_columns(metrics, stage)
+    table = Table(
+        title=f"{stage} accuracy over clients in %",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    table.add_column("protocol", no_wrap=True)
+    table.add_column("model", no_wrap=True)
+    for header in columns:
+        table.add_column(header, justify="right", no_wrap=True)
+    for protocol, kinds in kinds_of(metrics, stage).items():
+        for number, kind in enumerate(sorted(kinds, key=place_of)):
+            values = [metrics.get(name.format(protocol=protocol, kind=kind)) for name in columns.values()]
+            label = "majority class" if kind == MAJORITY else kind
+            table.add_row("" if number else protocol, label, *map(percent, values))
+        table.add_section()
+    return table
+
+
+def table_columns(metrics: Mapping[str, float], stage: str) -> dict[str, str]:
+    """The name of the metric in each column, with places for ``{protocol}`` and ``{kind}``."""
+    suffixes = {"mean": "acc", "std": "acc_std", "worst 10 %": "acc_worst10", "weighted": "acc_weighted"}
+    columns = {header: f"{stage}/{{protocol}}/{{kind}}/{suffix}" for header, suffix in suffixes.items()}
+    if stage == "test" and any(name.startswith("val/") for name in metrics):
+        columns["val"] = "val/own_split/{kind}/acc"  # part of a client's own data, whatever it is tested on
+    return columns
+
+
+def kinds_of(metrics: Mapping[str, float], stage: str) -> dict[str, list[str]]:
+    """The kinds of model that have an accuracy, by protocol."""
+    found: dict[str, list[str]] = {}
+    for name in metrics:
+        parts = name.split("/")
+        if len(parts) == 4 and parts[0] == stage and parts[3] == "acc":
+            found.setdefault(parts[1], []).append(parts[2])
+    return found
+
+
+def describe(server: Server) -> str:
+    """The start line: run directory, ranks, precision, clients, model size."""
+    layout, fabric = server.layout, server.fabric
+    return (
+        f"{server.run_dir}: {fabric.world_size} x {fabric.device.type}, {server.identity.get('precision', '')}, "
+        f"{server.data.num_clients} clients, {server.schedule.clients_per_round} a round, "
+        f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} of them embedding)"
+    )
+
+
+def stopped(server: Server) -> str:
+    """What to say about a run that a signal ended."""
+    try:
+        reason = signal.Signals(server.stop_signal).name
+    except ValueError:
+        reason = f"signal {server.stop_signal}"
+    text = f"stopped by {reason} after {max(server.state.round, 0)} of {server.schedule.rounds} rounds; "
+    if any(isinstance(callback, Checkpoint) for callback in server.callbacks):
+        return text + "--ckpt_path last resumes it"
+    return text + "there is no checkpoint to resume it from (trainer.enable_checkpointing)"
+
+
+def closing_lines(server: Server) -> list[str]:
+    """What stands below the table: cost, places, and how to look at the curves."""
+    state = server.state
+    early = f" of {server.schedule.rounds}, stopped early" if state.round < server.schedule.rounds else ""
+    lines = [f"{state.round} rounds{early}, {size(state.total_bytes)} sent and received"]
+    column = "comm/client_projection_bytes"
+    extra = [float(row[column]) for row in server.table.rows if row.get(column)]
+    if extra:
+        more = int(sum(extra))
+        lines.append(f"if the clients projected: {size(more)} more, {size(state.total_bytes + more)} in all")
+    lines.append(f"logs: {server.run_dir}")
+    for logger in server.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            lines.append(f"tensorboard --logdir {shlex.quote(str(Path(logger.log_dir).parent))}")
+    return lines
+
+
+def is_line_due(number: int, rounds: int, evaluate_every: int) -> bool:
+    """Whether a plain line is due after `number` rounds."""
+    if number == rounds or number % ceil(rounds / LINES) == 0:
+        return True
+    return bool(evaluate_every) and number % evaluate_every == 0 and rounds // evaluate_every <= LINES
+
+
+def place_of(kind: str) -> tuple[int, str]:
+    """Sorts kinds of model: those of the package in their order, others, the baseline last."""
+    return (KINDS.index(kind) if kind in KINDS else len(KINDS) + (kind == MAJORITY), kind)
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with two decimals; blank where there is none."""
+    return "" if share is None or not isfinite(share) else f"{100 * share:.2f}"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in decimal megabytes."""
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def pace(seconds: float) -> str:
+    """Seconds per round with two digits that count, or two decimals."""
+    return f"{seconds:.{3 if seconds < 0.1 else 2}f} s/round"
+
+
+def make_console() -> "Console":
+    """Standard output as it is now: a new console each time, so that nothing of it is kept or pickled."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def say(console: "Console", text: str) -> None:
+    """Prints one line as it is, however long: paths and commands must survive copying."""
+    console.print(text, soft_wrap=True)
+
+
+def start_live(console: "Console") -> "Live":
+    """A live display that leaves nothing behind if the run ends with an exception.
+
+    No hook is called then, so there is no thread, no redirected stream and no hidden cursor.
+    """
+    from rich.live import Live
+
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    console.show_cursor(True)
+    return live
+
+
+def bar(done: int, total: int, status: str) -> "Table":
+    """One line: the round, a bar as wide as there is room, and the status."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    track = ProgressBar(total=max(total, 1), completed=done)
+    line.add_row(f"round {done}/{total}", track, Text(status, overflow="ellipsis"))
+    return line

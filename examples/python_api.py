@@ -1,0 +1,47 @@
+"""lcfl without YAML: build the parts, train, and take out models that predict."""
+
+import functools
+
+import torch
+
+import lcfl
+from lcfl.aggregation import ClusterMean
+from lcfl.clustering import LowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Digits
+from lcfl.data.partition import Pathological
+from lcfl.exchange import CentreAndEmbedding
+from lcfl.local import LocalTraining
+from lcfl.networks import MLP
+
+
+def main() -> None:
+    """Trains LCFed on the handwritten digits for 50 rounds and predicts with client 3's model."""
+    data = FederatedDataModule(Digits(), Pathological(classes_per_client=5), num_clients=20, batch_size=10)
+    model = lcfl.FederatedModule(
+        functools.partial(MLP, in_features=64, hidden=[64]),
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        cluster_weight=0.5,
+        global_weight=0.1,
+    )
+    method = lcfl.Method(
+        local_update=LocalTraining(steps=5),
+        exchange=CentreAndEmbedding(),
+        aggregation=ClusterMean(),
+        clustering=[LowRankCosine(num_clusters=10, dimension=15)],
+    )
+    federation = lcfl.Federation(rounds=50, clients_per_round=10, name="python_api")
+
+    run = federation.fit(model, data, method)
+    print("personal accuracy:", run.metrics["test/own_split/personal/acc"])
+
+    # Another process opens the same run by its directory, the model and the method.
+    again = lcfl.load(run.path, model, method)
+    images, labels = data.examples.batch(data.population.test["own_split"][3], torch.device("cpu"))
+    with torch.no_grad():
+        predicted = again.model("personal", client=3)(images).argmax(dim=1)
+    print("client 3:", int((predicted == labels).sum()), "of", len(labels), "test images right")
+
+
+if __name__ == "__main__":
+    main()

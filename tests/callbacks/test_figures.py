@@ -1,0 +1,135 @@
+"""The pictures show what they are given, in the order they promise, and nothing in them overlaps."""
+
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from lcfl.callbacks.figures import COLOURS, assignment_heatmap, cluster_sizes, similarity_matrix, sorted_accuracies
+
+ROUNDS = np.array([0, 1, 2])
+ASSIGNMENT = np.array([[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0]])
+
+
+def labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def overlapping(axis, renderer):
+    """Pairs of neighbouring tick labels that cover each other."""
+    boxes = [label.get_window_extent(renderer) for label in axis.get_ticklabels() if label.get_text()]
+    return sum(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+def clashes(figure):
+    """Overlapping tick labels, and labels that stick out of the picture."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    found = 0
+    for axes in figure.axes:
+        for part in (axes, *axes.child_axes):
+            found += overlapping(part.xaxis, renderer) + overlapping(part.yaxis, renderer)
+        tight = axes.get_tightbbox(renderer)
+        found += tight.x0 < -1 or tight.y0 < -1 or tight.x1 > figure.bbox.x1 + 1 or tight.y1 > figure.bbox.y1 + 1
+    return found
+
+
+def test_heatmap_sorts_clients_by_final_cluster_then_number():
+    axes = assignment_heatmap(ASSIGNMENT, ROUNDS, clients_N=[10, 11, 12, 13]).axes[0]
+    assert labels(axes.yaxis) == ["11", "13", "10", "12"]
+    image = axes.images[0]
+    np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
+    assert image.cmap(image.norm(1)) == pytest.approx((1.0, 0x6E / 255, 0x3A / 255, 1.0))  # cluster 1 is COLOURS[1]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "client, by final cluster")
+    assert axes.yaxis_inverted()
+
+
+def test_heatmap_by_true_group_has_a_line_between_groups():
+    figure = assignment_heatmap(torch.as_tensor(ASSIGNMENT), torch.as_tensor(ROUNDS), groups_N=[1, 0, 0, 1])
+    axes = figure.axes[0]
+    assert labels(axes.yaxis) == ["1", "2", "3", "0"]  # group 0: clusters 0, 1; group 1: clusters 0, 1
+    assert [line.get_ydata()[0] for line in axes.lines] == [1.5]
+    assert labels(axes.child_axes[0].yaxis) == ["group 0", "group 1"]
+
+
+def test_colour_bar_names_every_cluster_by_an_integer():
+    bar = assignment_heatmap(ASSIGNMENT, ROUNDS).axes[1]
+    assert labels(bar.yaxis) == ["0", "1"]
+    assert bar.get_ylabel() == "cluster"
+    assert len(set(COLOURS)) == 12
+
+
+def test_cluster_sizes_stack_the_members_of_each_round():
+    axes = cluster_sizes(np.array([[0, 0, 0, 2], [1, 1, 0, 2]]), np.array([5, 6])).axes[0]
+    paths = [collection.get_paths()[0] for collection in axes.collections]
+
+    def cluster_at(number, height):
+        return [cluster for cluster, path in enumerate(paths) if path.contains_point((number, height))]
+
+    assert [cluster_at(5, height) for height in (0.5, 2.5, 3.5)] == [[0], [0], [2]]
+    assert [cluster_at(6, height) for height in (0.5, 1.5, 2.5, 3.5)] == [[0], [1], [1], [2]]
+    assert axes.get_ylim() == (0, 4) and axes.get_xlim() == (4.5, 6.5)
+
+
+def test_cluster_sizes_say_when_only_a_part_is_counted():
+    assert cluster_sizes(ASSIGNMENT, ROUNDS, of_clients=9).axes[0].get_ylabel() == "clients (4 of 9)"
+    assert cluster_sizes(ASSIGNMENT, ROUNDS, of_clients=4).axes[0].get_ylabel() == "clients"
+
+
+def test_similarity_is_ordered_by_cluster_with_a_border_around_each():
+    similarity = np.array([[1.0, 0.2, 0.8], [0.2, 1.0, 0.4], [0.8, 0.4, 1.0]])
+    axes, bar = similarity_matrix(similarity, [3, 0, 3]).axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[1.0, 0.2, 0.4], [0.2, 1.0, 0.8], [0.4, 0.8, 1.0]])
+    assert {(patch.get_x(), patch.get_width()) for patch in axes.patches} == {(-0.5, 1.0), (0.5, 2.0)}
+    assert labels(axes.xaxis) == labels(axes.yaxis) == ["0", "3"]
+    assert bar.get_ylabel() == "cosine"
+    assert axes.images[0].get_clim() == (0.2, 1.0)
+
+
+def test_similarity_with_negative_cosines_is_symmetric_around_zero():
+    image = similarity_matrix(np.array([[1.0, -0.5], [-0.5, 1.0]]), [0, 1]).axes[0].images[0]
+    assert image.get_clim() == (-1.0, 1.0) and image.cmap.name == "RdBu_r"
+
+
+def test_sorted_accuracies_rise_from_the_worst_client():
+    values = {"personal": np.array([0.9, 0.5]), "global": np.array([0.25]), "cluster": np.array([])}
+    axes = sorted_accuracies(values, "test own_split").axes[0]
+    personal, other = (patch.get_data() for patch in axes.patches)
+    np.testing.assert_allclose(personal.values, [50, 90])
+    np.testing.assert_allclose(personal.edges, [0, 50, 100])
+    np.testing.assert_allclose(other.values, [25])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["personal", "global"]
+
+
+@pytest.mark.parametrize(("num_clients", "num_clusters", "num_rounds"), [(1, 1, 1), (40, 12, 100), (256, 100, 1000)])
+def test_nothing_overlaps_at_any_size(num_clients, num_clusters, num_rounds):
+    final = np.arange(num_clients) % num_clusters
+    assignment, rounds = np.tile(final, (num_rounds, 1)), np.arange(num_rounds)
+    similarity = np.eye(num_clients)
+    assert clashes(assignment_heatmap(assignment, rounds, groups_N=final)) == 0
+    assert clashes(cluster_sizes(assignment, rounds)) == 0
+    assert clashes(similarity_matrix(similarity, final)) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 4), (3,)])
+def test_a_history_that_does_not_fit_is_refused(shape):
+    for picture in (assignment_heatmap, cluster_sizes):
+        with pytest.raises(ValueError, match="figures: got assignments"):
+            picture(np.zeros(shape, dtype=int), ROUNDS)
+
+
+def test_similarities_and_accuracies_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="figures: got similarities"):
+        similarity_matrix(np.eye(3), [0, 1])
+    with pytest.raises(ValueError, match="no accuracies of test own_split"):
+        sorted_accuracies({"personal": np.array([])}, "test own_split")
+
+
+def test_pyplot_knows_of_no_picture():
+    cluster_sizes(ASSIGNMENT, ROUNDS)
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []

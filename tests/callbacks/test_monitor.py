@@ -1,0 +1,267 @@
+"""What `Monitor` writes is read back: tags, steps, numbers and pictures; and it changes nothing."""
+
+import io
+import random
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.loggers import CSVLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lcfl.aggregation import ClusterMean, GlobalMean
+from lcfl.callbacks import Monitor
+from lcfl.callbacks.monitor import save, shown
+from lcfl.clustering import LowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Synthetic
+from lcfl.data.partition import Pathological
+from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.federation import Federation
+from lcfl.local import LocalTraining
+from lcfl.method import Method
+from lcfl.metrics import ClientMetrics, Evaluation
+from lcfl.module import FederatedModule
+from lcfl.networks import MLP
+
+EVERYTHING = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
+NUM_CLIENTS = 6
+
+
+def lcfed():
+    return Method(
+        LocalTraining(steps=2), CentreAndEmbedding(), ClusterMean(), [LowRankCosine(num_clusters=3, dimension=3)]
+    )
+
+
+def fedavg():
+    return Method(LocalTraining(steps=2), FullModel(), GlobalMean())
+
+
+def fit(root, method, rounds=4, ckpt_path=None, **options):
+    data = FederatedDataModule(
+        Synthetic(num_classes=6, num_features=4, samples_per_class=20, test_per_class=4), Pathological(2), NUM_CLIENTS
+    )
+    module = FederatedModule(partial(MLP, 4, [4], 6), partial(torch.optim.SGD, lr=0.05))
+    options = {"evaluate_every": 2, "clients_per_round": 3, "devices": 1, "enable_progress_bar": False, **options}
+    return Federation(rounds, default_root_dir=root, **options).fit(module, data, method, ckpt_path)
+
+
+def written(run):
+    """Steps by tag, and the accumulator; orphans of resumed runs are kept so that doubles would show."""
+    events = EventAccumulator(str(run.path), EVERYTHING, purge_orphaned_data=False).Reload()
+    tags = events.Tags()
+    steps = {tag: [event.step for event in events.Histograms(tag)] for tag in tags["histograms"]}
+    steps |= {tag: [event.step for event in events.Images(tag)] for tag in tags["images"]}
+    scalars = {tag: [event.step for event in events.Scalars(tag)] for tag in tags["scalars"]}
+    return events, steps, scalars
+
+
+def pictures(run):
+    return {path.name: np.asarray(Image.open(path)) for path in (run.path / "figures").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("logs"), lcfed())
+
+
+def test_tags_and_steps(run):
+    _, steps, scalars = written(run)
+    during = {
+        f"{stage}/own_split/{kind}/acc_clients": [1, 3] for stage in ("val", "test") for kind in ("personal", "cluster")
+    }
+    at_the_end = {
+        f"{stage}/own_split/{kind}/acc_clients": [3] for stage in ("val", "test") for kind in ("global", "after_local")
+    }
+    figures = {f"figures/{name}": [1, 3] for name in ("assignment", "cluster_sizes", "similarity")}
+    last_figures = {f"figures/accuracies_{stage}_own_split": [3] for stage in ("val", "test")}
+    assert steps == during | at_the_end | figures | last_figures | {"cluster/members": [1, 3]}
+    assert not steps.keys() & scalars.keys()  # TensorBoard shows only one kind of data for a tag
+
+
+def test_histograms_hold_every_client(run):
+    events, _, _ = written(run)
+    accuracy = events.Histograms("test/own_split/personal/acc_clients")[-1].histogram_value
+    assert accuracy.num == NUM_CLIENTS
+    assert accuracy.sum / NUM_CLIENTS == pytest.approx(run.metrics["test/own_split/personal/acc"])
+    members = events.Histograms("cluster/members")[-1].histogram_value
+    sizes = {limit - 0.5: count for limit, count in zip(members.bucket_limit, members.bucket, strict=True) if count}
+    assert sizes == dict(zip(*(part.tolist() for part in run.state.assignment.unique(return_counts=True)), strict=True))
+
+
+def test_pictures_on_disk_are_those_of_the_last_step(run):
+    events, _, _ = written(run)
+    found = pictures(run)
+    names = ("assignment", "cluster_sizes", "similarity", "accuracies_test_own_split", "accuracies_val_own_split")
+    assert found.keys() == {f"{name}.png" for name in names}
+    for name, picture in found.items():
+        logged = Image.open(io.BytesIO(events.Images(f"figures/{name.removesuffix('.png')}")[-1].encoded_image_string))
+        assert logged.size == picture.shape[1::-1]
+        assert picture[..., :3].std() > 10  # not blank
+
+
+def test_a_resumed_run_draws_the_same_pictures_and_doubles_nothing(run, tmp_path):
+    half = fit(tmp_path, lcfed(), rounds=2)
+    assert half.state.callbacks["Monitor"]["rounds"].tolist() == [0, 1]
+    resumed = fit(tmp_path, lcfed(), rounds=4, ckpt_path="last")
+    assert resumed.path == half.path
+    for name, picture in pictures(run).items():
+        np.testing.assert_array_equal(pictures(resumed)[name], picture, err_msg=name)
+    _, steps, scalars = written(resumed)
+    assert all(len(set(each)) == len(each) for each in (steps | scalars).values())
+    assert steps["figures/assignment"] == steps["cluster/members"] == [1, 3]
+
+
+def test_it_changes_no_bit(run, tmp_path):
+    alone = fit(tmp_path, lcfed(), logger=False)
+    assert not (alone.path / "figures").exists()
+    assert torch.equal(alone.state.global_model, run.state.global_model)
+    assert torch.equal(alone.state.centres, run.state.centres)
+    assert torch.equal(alone.state.assignment, run.state.assignment)
+    for client in run.state.clients:
+        assert torch.equal(alone.state.clients[client].model, run.state.clients[client].model)
+
+
+def test_a_method_without_clusters_has_no_pictures_of_them(tmp_path):
+    run = fit(tmp_path, fedavg(), rounds=2, logger=CSVLogger(tmp_path), callbacks=Monitor())
+    assert pictures(run).keys() == {"accuracies_test_own_split.png", "accuracies_val_own_split.png"}
+    assert run.state.callbacks["Monitor"]["assignments"].numel() == 0
+
+
+class Writer:
+    """Takes notes as a SummaryWriter would."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add_figure(self, tag, figure, step, close):
+        self.calls.append((tag, step))
+
+    def add_histogram(self, tag, values, step, bins):
+        self.calls.append((tag, step))
+
+
+def fake(tmp_path, num_clients=4, evaluate_every=1):
+    writer = Writer()
+    data = SimpleNamespace(population=SimpleNamespace(groups=None))
+    server = SimpleNamespace(
+        loggers=[SimpleNamespace(experiment=writer), SimpleNamespace()],
+        run_dir=tmp_path,
+        method=SimpleNamespace(is_clustered=True),
+        schedule=SimpleNamespace(evaluate_every=evaluate_every),
+        data=data,
+    )
+    state = SimpleNamespace(
+        round=0,
+        num_clients=num_clients,
+        num_clusters=2,
+        assignment=torch.arange(num_clients) % 2,
+        codes=torch.eye(num_clients)[:, :3],
+        participated=torch.ones(num_clients, dtype=torch.bool),
+    )
+    return server, state, writer
+
+
+def evaluation(num_clients=4):
+    ones = np.ones(num_clients)
+    return Evaluation({"val/own_split/personal/acc": ClientMetrics(np.arange(num_clients), ones, ones.astype(int))})
+
+
+def play(monitor, server, state, rounds):
+    monitor.on_fit_start(server, state)
+    while state.round < rounds:
+        monitor.on_aggregated(server, state)
+        state.round += 1
+        monitor.on_evaluated(server, state, evaluation(state.num_clients))
+    monitor.on_fit_end(server, state, {"some": 1.0})
+
+
+def test_pictures_come_at_every_third_evaluation_and_at_the_end(tmp_path):
+    server, state, writer = fake(tmp_path)
+    play(Monitor(figure_every=3), server, state, rounds=4)
+    assert [step for tag, step in writer.calls if tag == "figures/assignment"] == [2, 3]
+    assert [step for tag, step in writer.calls if tag == "cluster/members"] == list(range(4))
+
+
+def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path):
+    server, state, writer = fake(tmp_path, evaluate_every=0)
+    monitor = Monitor()
+    monitor.on_fit_start(server, state)
+    monitor.on_aggregated(server, state)
+    state.round = 1
+    monitor.on_fit_end(server, state, {})
+    assert writer.calls == [("figures/assignment", 0), ("figures/cluster_sizes", 0), ("figures/similarity", 0)]
+
+
+def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):
+    server, state, writer = fake(tmp_path)
+    state.round = 5
+    monitor = Monitor()
+    monitor.on_fit_start(server, state)
+    monitor.on_evaluated(server, state, evaluation())
+    assert writer.calls == []
+    assert (tmp_path / "figures" / "similarity.png").is_file()
+
+
+def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
+    server, state, _ = fake(tmp_path, num_clients=1000, evaluate_every=0)
+    monitor = Monitor()
+    play(monitor, server, state, rounds=3)
+    buffer = io.BytesIO()
+    torch.save(monitor.state_dict(), buffer)
+    saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    assert saved["assignments"].shape == (3, 256) and saved["assignments"].dtype == torch.int16
+    np.testing.assert_array_equal(saved["assignments"][0], state.assignment[shown(1000)])
+    assert len(set(shown(1000))) == 256 and shown(1000)[[0, -1]].tolist() == [0, 999]
+
+    other = Monitor()
+    other.load_state_dict(saved)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in saved.items())
+    state.round = 2
+    other.on_fit_start(server, state)
+    assert other.state_dict()["rounds"].tolist() == [0, 1]
+    state.round = -1  # a new run of the same object
+    other.on_fit_start(server, state)
+    assert other.state_dict()["rounds"].tolist() == []
+    Monitor().load_state_dict(other.state_dict())
+
+
+def test_it_draws_no_random_numbers(tmp_path):
+    server, state, _ = fake(tmp_path)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    play(Monitor(), server, state, rounds=1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+    assert random.getstate() == before[2]
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "figures" / "picture.png"
+
+    class Torn:
+        def savefig(self, path, format):
+            path.write_bytes(b"half")
+            raise OSError("disk full")
+
+    path.parent.mkdir()
+    path.write_bytes(b"whole")
+    with pytest.raises(OSError, match="disk full"):
+        save(Torn(), path)
+    assert [each.name for each in path.parent.iterdir()] == ["picture.png"] and path.read_bytes() == b"whole"
+
+
+def test_figure_every_must_be_positive():
+    with pytest.raises(ValueError, match="figure_every=0"):
+        Monitor(figure_every=0)
+
+
+def test_drawing_warns_of_nothing(tmp_path):
+    server, state, _ = fake(tmp_path, num_clients=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(Monitor(), server, state, rounds=1)

@@ -1,0 +1,259 @@
+"""What `Progress` prints, read back from standard output or from a terminal that is not one."""
+
+import io
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.loggers import TensorBoardLogger
+from rich.console import Console
+
+from lcfl.aggregation import GlobalMean
+from lcfl.callbacks import Checkpoint, Progress, progress
+from lcfl.callbacks.progress import evaluation_table, is_line_due
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Synthetic
+from lcfl.data.partition import Pathological
+from lcfl.exchange import FullModel
+from lcfl.federation import Federation
+from lcfl.hooks import Callback
+from lcfl.local import LocalTraining
+from lcfl.method import Method
+from lcfl.metrics import ClientMetrics, Evaluation
+from lcfl.module import FederatedModule
+from lcfl.networks import MLP
+
+METRICS = {
+    "val/own_split/global/acc": 0.75,
+    "test/own_split/global/acc": 0.7625,
+    "test/own_split/global/acc_std": 0.2269,
+    "test/own_split/global/acc_worst10": 0.45,
+    "test/own_split/global/acc_weighted": 0.7711,
+    "test/own_split/after_local/acc": 1.0,
+    "test/own_split/personal/acc": 0.9876,
+    "test/label_view/personal/acc": 0.25,
+    "test/own_split/majority/acc": 0.5,
+    "test/label_view/majority/acc": float("nan"),
+    "test/own_split/global/loss": 0.1,
+}
+
+
+class Interrupt(Callback):
+    """Ctrl-C during the second round."""
+
+    def on_uploads(self, state):
+        if state.round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def fit(root, *callbacks, ckpt_path=None, **options):
+    data = FederatedDataModule(
+        Synthetic(num_classes=4, num_features=4, samples_per_class=20, test_per_class=4), Pathological(2), 4
+    )
+    module = FederatedModule(partial(MLP, 4, [4], 4), partial(torch.optim.SGD, lr=0.05))
+    method = Method(LocalTraining(steps=1), FullModel(), GlobalMean())
+    options = {"rounds": 4, "evaluate_every": 2, "clients_per_round": 2, "devices": 1, "logger": False, **options}
+    federation = Federation(callbacks=list(callbacks), default_root_dir=root, **options)
+    return federation.fit(module, data, method, ckpt_path)
+
+
+def fake(rounds=100, evaluate_every=0, **changes):
+    server = SimpleNamespace(
+        run_dir=Path("logs/lcfl/version_0"),
+        fabric=SimpleNamespace(world_size=2, device=torch.device("cpu")),
+        identity={"precision": "32-true"},
+        data=SimpleNamespace(num_clients=20),
+        schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
+        layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
+        method=SimpleNamespace(openings=lambda num_clients: [None]),
+        table=SimpleNamespace(rows=[]),
+        state=SimpleNamespace(round=-1, total_bytes=0),
+        is_done=False,
+        stop_signal=0,
+        loggers=[],
+        callbacks=[],
+    )
+    vars(server).update(changes)
+    return server
+
+
+def play(server, until, metrics=None, accuracy=0.9123, every=0):
+    watcher, state = Progress(), server.state
+    watcher.on_fit_start(server, state)
+    if state.round < 0:
+        state.total_bytes = 3_000_000
+        watcher.on_opening_end(server, state, uploads=[None] * 20)
+        state.round += 1
+        watcher.on_round_logged(server, state, row={})
+    while state.round < until:
+        watcher.on_round_start()
+        state.round += 1
+        state.total_bytes += 1_000_000
+        if every and state.round % every == 0:
+            values = ClientMetrics(np.arange(1), np.array([accuracy]), np.ones(1, dtype=int))
+            names = ("val/own_split/personal/acc", "test/own_split/personal/loss", "test/own_split/personal/acc")
+            watcher.on_evaluated(Evaluation(dict.fromkeys(names[:2], values) | {names[2]: values}))
+        server.is_done = state.round >= server.schedule.rounds
+        watcher.on_round_logged(server, state, row={"cluster/count": 5.0})
+    watcher.on_fit_end(server, state, {} if metrics is None else metrics)
+
+
+def rendered(table, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_a_run_from_start_to_summary(tmp_path, capsys):
+    run = fit(tmp_path, logger=TensorBoardLogger(tmp_path, "my runs", "version_0"))
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == f"{run.path}: 1 x cpu, 32-true, 4 clients, 2 a round, 40 parameters (20 of them embedding)"
+    assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == [f"round {n}/4" for n in range(1, 5)]
+    assert "resumed" not in out
+    accuracy = run.metrics["test/own_split/global/acc"]
+    assert f"round 4/4  test own_split global {accuracy:.3f}  " in out
+    row = next(line for line in lines if " global " in line and "round" not in line).split()
+    names = ("acc", "acc_std", "acc_worst10", "acc_weighted")
+    expected = [run.metrics[f"test/own_split/global/{name}"] for name in names] + [
+        run.metrics["val/own_split/global/acc"]
+    ]
+    assert row == ["own_split", "global", *(f"{100 * value:.2f}" for value in expected)]
+    majority = next(line for line in lines if "majority class" in line).split()
+    assert majority == ["majority", "class", f"{100 * run.metrics['test/own_split/majority/acc']:.2f}"]
+    assert f"4 rounds, {run.state.total_bytes / 1e6:.1f} MB sent and received" in lines
+    assert f"logs: {run.path}" in lines
+    assert lines[-1] == f"tensorboard --logdir '{tmp_path}/my runs'"
+
+
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys):
+    assert fit(tmp_path, Interrupt()).signal == signal.SIGINT
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "stopped by SIGINT after 2 of 4 rounds; --ckpt_path last resumes it"
+    fit(tmp_path, ckpt_path="last")
+    out = capsys.readouterr().out
+    assert "resumed: 2 of 4 rounds are done" in out
+    assert "round 2/4" not in out and "round 3/4" in out
+    assert "4 rounds, 0.0 MB sent and received" in out and "tensorboard" not in out
+
+
+def test_plain_lines(capsys):
+    play(fake(evaluate_every=50), until=40, every=20)
+    lines = capsys.readouterr().out.splitlines()
+    expected = (
+        "logs/lcfl/version_0: 2 x cpu, 32-true, 20 clients, 8 a round, 4,778,954 parameters (544 of them embedding)"
+    )
+    assert lines[:2] == [expected, "opening round: 20 clients, 3.0 MB"]
+    assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")
+    assert lines[5].startswith("round  40/100  test own_split personal 0.912  clusters 5  43.0 MB  0.0")
+    assert lines[5].endswith(" s/round")
+    no_checkpoint = "there is no checkpoint to resume it from (trainer.enable_checkpointing)"
+    assert lines[6] == f"stopped by signal 0 after 40 of 100 rounds; {no_checkpoint}"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, 0])
+def test_the_last_round_has_a_line_whenever_it_comes(signal_number, capsys):
+    server = fake(stop_signal=signal_number, callbacks=[Checkpoint()])
+    play(server, until=3)
+    out = capsys.readouterr().out
+    assert ("round   3/100" in out) == bool(signal_number)
+    assert ("stopped by SIGTERM after 3 of 100 rounds; --ckpt_path last resumes it" in out) == bool(signal_number)
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 10, 19, 100, 1234])
+@pytest.mark.parametrize("evaluate_every", [0, 1, 3, 10, 5000])
+def test_there_are_never_many_lines(rounds, evaluate_every):
+    due = [number for number in range(1, rounds + 1) if is_line_due(number, rounds, evaluate_every)]
+    assert due[-1] == rounds and min(rounds, 5) <= len(due) <= 21
+
+
+def test_what_projecting_clients_would_cost(capsys):
+    rows = [{"round": "-1", "comm/client_projection_bytes": "2500000.0"}, {"round": "0"}]
+    rows.append({"round": "1", "comm/client_projection_bytes": ""})
+    rows.append({"round": "2", "comm/client_projection_bytes": "500000.0"})
+    play(fake(rounds=2, table=SimpleNamespace(rows=rows)), until=2, metrics=METRICS)
+    out = capsys.readouterr().out
+    assert "2 rounds, 5.0 MB sent and received\nif the clients projected: 3.0 MB more, 8.0 MB in all\n" in out
+
+
+def test_a_run_that_ended_early_says_so(capsys):
+    server = fake(rounds=9)
+    play(server, until=3, metrics={"val/own_split/global/acc": 0.5})
+    assert "3 rounds of 9, stopped early, 6.0 MB" in capsys.readouterr().out
+
+
+def test_table_of_test_metrics():
+    lines = [line.split() for line in rendered(evaluation_table(METRICS, "test")).splitlines()]
+    assert ["protocol", "model", "mean", "std", "worst", "10", "%", "weighted", "val"] in lines
+    rows = lines[lines.index(next(line for line in lines if line[:1] == ["own_split"])) :]
+    assert [row for row in rows if row] == [
+        ["own_split", "personal", "98.76"],
+        ["global", "76.25", "22.69", "45.00", "77.11", "75.00"],
+        ["after_local", "100.00"],
+        ["majority", "class", "50.00"],
+        ["label_view", "personal", "25.00"],
+        ["majority", "class"],
+    ]
+
+
+def test_table_of_validation_metrics():
+    text = rendered(evaluation_table(METRICS, "val"))
+    assert text.startswith("val accuracy") and "75.00" in text and "76.25" not in text and "worst 10 %" in text
+    assert text.split("weighted")[1].split()[0] != "val"
+
+
+def test_an_empty_table_is_no_error():
+    assert "mean" in rendered(evaluation_table({}, "test"))
+
+
+def test_tables_and_bars_fit_into_80_columns():
+    kinds, protocols = ("personal", "cluster", "global", "after_local", "majority"), ("own_split", "label_view")
+    names = [
+        f"test/{protocol}/{kind}/acc{end}"
+        for protocol in protocols
+        for kind in kinds
+        for end in ("", "_std", "_worst10")
+    ]
+    text = rendered(evaluation_table(dict.fromkeys([*names, "val/own_split/personal/acc"], 1.0), "test"))
+    assert "…" not in text and "majority class" in text and max(map(len, text.splitlines())) <= 80
+    status = "test 0.912  10 clusters  1,234.5 MB  0.21 s/round  0:01:23 left"
+    text = rendered(progress.bar(40, 100, status))
+    assert text.count("\n") == 1 and status in text and text.startswith("round 40/100 ━")
+
+
+def test_live_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    options = {
+        "file": terminal,
+        "force_terminal": True,
+        "width": 80,
+        "color_system": None,
+        "_environ": {"TERM": "xterm"},
+    }
+    monkeypatch.setattr(progress, "make_console", lambda: Console(**options))
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
+    play(fake(rounds=4), until=4, metrics=METRICS, every=2)
+    out = terminal.getvalue()
+    assert "opening round: 20 clients, 3.0 MB" in out
+    for number, mega in ((1, 4), (2, 5), (3, 6), (4, 7)):
+        assert f"round {number}/4 " in out and f"5 clusters  {mega}.0 MB" in out
+    assert "test 0.912  5 clusters  7.0 MB  0.00" in out and "0:00:00 left" in out
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")  # the cursor is visible again
+    assert out.index("test accuracy over clients") > out.rindex("round 4/4")
+
+
+def test_an_exception_leaves_no_hidden_cursor_and_no_redirected_stream(monkeypatch):
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(progress, "make_console", lambda: console)
+    streams = sys.stdout, sys.stderr
+    server = fake()
+    Progress().on_fit_start(server, server.state)
+    assert (sys.stdout, sys.stderr) == streams
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")

@@ -1,0 +1,60 @@
+"""What every test leaves as it found it, and how a test starts ranks."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+SECONDS = 60  # a test that starts processes and takes longer hangs
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Environment, process group, Lightning's idea of the rank and torch's threads, as Lightning's own tests do it."""
+    environ, threads, missing = dict(os.environ), torch.get_num_threads(), object()
+    rank = getattr(rank_zero_only, "rank", missing)
+    yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if rank is not missing:
+        rank_zero_only.rank = rank
+    elif hasattr(rank_zero_only, "rank"):
+        del rank_zero_only.rank
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    for name in {*os.environ} - {*environ} - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environ.items() if name != "PYTEST_CURRENT_TEST"})
+
+
+@pytest.fixture
+def deadline():
+    """Turns a hang into a failure: all children are killed and the test gets a TimeoutError."""
+
+    def expired(number, frame):
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise TimeoutError(f"the test hung for {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def on_ranks(deadline):
+    """``on_ranks(number, function, *args)``: lcfl's `launch` on so many forked ranks of a CPU."""
+    from lightning.fabric import Fabric
+
+    from lcfl.launch import launch
+
+    def call(number, function, *args):
+        strategy = "ddp_fork" if number > 1 else "auto"
+        return launch(Fabric(accelerator="cpu", devices=number, strategy=strategy), function, *args)
+
+    return call

@@ -1,0 +1,82 @@
+"""The hooks: those documented, those known and those called are the same; another one is an error."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import lcfl
+from lcfl.hooks import HOOKS, Callback, check_hooks
+
+
+def documented():
+    """Hook and arguments from the table in Callback's docstring."""
+    rows = re.findall(r"^\s*(on_\w+)\s{2,}(server[\w, ]*)", Callback.__doc__, re.MULTILINE)
+    return {name: set(re.findall(r"\w+", arguments)) for name, arguments in rows}
+
+
+def called():
+    """Hook and arguments from every ``call("on_...", ...)`` in the package."""
+    found = {}
+    for path in Path(lcfl.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.func, ast.Attribute):
+                continue
+            name = getattr(node.args[0], "value", None)
+            if node.func.attr == "call" and isinstance(name, str) and name.startswith("on_"):
+                found.setdefault(name, []).append({keyword.arg for keyword in node.keywords})
+    return found
+
+
+def test_every_hook_is_documented():
+    assert list(documented()) == list(HOOKS)
+
+
+def test_every_hook_is_called_with_the_arguments_documented():
+    calls = called()
+    assert set(calls) == set(HOOKS)
+    for name, arguments in documented().items():
+        for given in calls[name]:
+            assert {"server", "state"} | given == arguments, name
+
+
+def test_a_misspelt_hook_is_an_error_with_a_suggestion():
+    class Typo(Callback):
+        def on_round_ended(self, state):
+            pass
+
+    with pytest.raises(ValueError, match=r"Typo\.on_round_ended is no hook .* Did you mean on_round_end\?") as caught:
+        check_hooks([Callback(), Typo()])
+    assert all(hook in str(caught.value) for hook in HOOKS)
+
+
+def test_a_hook_like_no_other_is_an_error_without_a_suggestion():
+    class Strange:
+        on_zzz = None
+
+    with pytest.raises(ValueError, match=r"Strange\.on_zzz") as caught:
+        check_hooks([Strange()])
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_real_hooks_private_names_and_hooks_of_others_pass():
+    everything = {name: lambda self: None for name in (*HOOKS, "_on_secret", "one", "on_train_start")}
+    check_hooks([type("Full", (Callback,), everything)()], known_elsewhere=["on_train_start"])
+    with pytest.raises(ValueError, match="on_train_start"):
+        check_hooks([type("Full", (Callback,), everything)()])
+
+
+def test_the_key_is_the_name_of_the_class():
+    class Mine(Callback):
+        pass
+
+    assert Callback().key == "Callback"
+    assert Mine().key == "test_the_key_is_the_name_of_the_class.<locals>.Mine"
+
+
+def test_a_callback_keeps_nothing_unless_it_says_so():
+    callback = Callback()
+    assert callback.state_dict() == {}
+    assert callback.load_state_dict({"a": 1}) is None
+    assert not callback.shapes_result

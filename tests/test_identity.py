@@ -1,0 +1,158 @@
+"""Two configurations are described alike exactly where they are alike, and differences are named."""
+
+import dataclasses
+import enum
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lcfl.identity import describe, describe_module, differences
+from lcfl.module import FederatedModule
+from lcfl.networks import MLP
+
+
+@dataclasses.dataclass
+class Part:
+    rate: float
+    steps: int | None = None
+
+
+class Plain:
+    def __init__(self, weight):
+        self.weight = weight
+        self._scratch = object()
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0, 1),
+        (1, 2.5),
+        (None, 0),
+        ("a", "b"),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"a": 2}),
+        ({"a": 1}, {"b": 1}),
+        (Part(0.1), Part(0.2)),
+        (Part(0.1), Part(0.1, 3)),
+        (Part(0.1), Plain(0.1)),
+        (Plain(Part(1)), Plain(Part(2))),
+        (nn.Linear(2, 3), nn.Linear(2, 4)),
+        (nn.Linear, nn.Conv2d),
+        (torch.relu, torch.tanh),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+        (np.array([1, 2]), np.array([1, 3])),
+        (np.int64(1), np.int64(2)),
+        (np.bool_(True), np.bool_(False)),
+        ({1, 2}, {1, 3}),
+        (Path("a"), Path("b")),
+        (Colour.RED, Colour.BLUE),
+        (functools.partial(pow, 2), functools.partial(pow, 3)),
+        (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=3)),
+    ],
+    ids=repr,
+)
+def test_what_differs_is_described_differently(one, other):
+    assert describe(one) != describe(other)
+    assert differences(describe(one), describe(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [1, 2]),
+        (Part(0.5), Part(0.5)),
+        (Plain(1), Plain(1)),
+        (nn.Linear(2, 3), nn.Linear(2, 3)),
+        (np.float64(0.5), 0.5),
+        ({3, 1, 2}, {2, 3, 1}),
+        (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=2)),
+    ],
+    ids=repr,
+)
+def test_what_is_alike_is_described_alike(one, other):
+    assert describe(one) == describe(other)
+
+
+def test_a_description_survives_json():
+    value = {
+        "part": Part(1e-17, None),
+        "list": (1, True, "x", Plain([Colour.RED])),
+        4: {np.int64(3)},
+        "tensor": torch.eye(2),
+    }
+    description = describe(value)
+    assert json.loads(json.dumps(description)) == description
+
+
+def test_objects_are_described_by_class_and_public_fields():
+    name = f"{__name__}.Plain"
+    assert describe(Plain(3)) == {"class": name, "weight": 3}
+    assert describe(Part(0.5)) == {"class": f"{__name__}.Part", "rate": 0.5, "steps": None}
+
+
+def module(width=5, rate=0.1, momentum=0.0, cut="decision", **kwargs):
+    return FederatedModule(
+        lambda: MLP(4, hidden=(width,), num_classes=3),
+        lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=momentum),
+        cut,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"width": 6}, "network"),
+        ({"rate": 0.2}, "optimizer.lr"),
+        ({"momentum": 0.5}, "optimizer.momentum"),
+        ({"cut": None}, "num_embedding"),
+        ({"cluster_weight": 0.1}, "cluster_weight"),
+        ({"global_weight": 0.1}, "global_weight"),
+        ({"loss": nn.MultiMarginLoss()}, "loss.text"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss.label_smoothing"),
+        ({"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}, "loss.weight"),
+    ],
+    ids=str,
+)
+def test_what_decides_a_models_bits_is_in_its_description(change, place):
+    assert differences(describe_module(module()), describe_module(module())) == []
+    found = differences(describe_module(module()), describe_module(module(**change)))
+    assert place in [line.partition(":")[0] for line in found]
+
+
+def test_the_class_of_the_optimizer_and_of_the_module_count():
+    class Mine(FederatedModule):
+        pass
+
+    def network():
+        return MLP(4, hidden=(5,), num_classes=3)
+
+    adam = describe_module(FederatedModule(network, torch.optim.Adam))
+    assert "optimizer.class: the checkpoint has 'SGD', this run 'Adam'" in differences(describe_module(module()), adam)
+    assert differences(adam, describe_module(Mine(network, torch.optim.Adam)))[0].startswith("class: ")
+
+
+def test_differences_name_the_place():
+    saved = {"seed": 1, "method": {"parts": [{"k": 3}, {"k": 4}]}, "gone": 1, "same": [1, {"a": None}]}
+    now = {"seed": 1, "method": {"parts": [{"k": 3}, {"k": 5}]}, "new": 2, "same": [1, {"a": None}]}
+    assert differences(saved, now) == [
+        "method.parts.1.k: the checkpoint has 4, this run 5",
+        "gone: the checkpoint has 1, this run None",
+        "new: the checkpoint has None, this run 2",
+    ]
+
+
+def test_lists_of_other_length_are_shown_whole():
+    assert differences({"a": [1, 2]}, {"a": [1]}) == ["a: the checkpoint has [1, 2], this run [1]"]
+    assert differences([1], {"a": 1}, "x") == ["x: the checkpoint has [1], this run {'a': 1}"]

@@ -1,0 +1,50 @@
+"""The state of the beginning, and the small questions one can ask it."""
+
+import pytest
+import torch
+
+from lcfl.state import FederationState
+
+
+def begin(num_clients=5, keeps_model=True, num_opening=0):
+    return FederationState.begin(torch.arange(3.0), num_clients, keeps_model, num_opening)
+
+
+def test_everything_begins_at_the_initial_model_in_one_cluster():
+    state = begin()
+    assert state.round == 0 and state.total_bytes == 0 and not state.should_stop
+    assert torch.equal(state.global_model, torch.arange(3.0))
+    assert torch.equal(state.centres, torch.arange(3.0)[None])
+    assert state.assignment.tolist() == [0] * 5 and state.assignment.dtype == torch.int64
+    assert state.participated.tolist() == [False] * 5
+    assert state.num_clients == 5 and state.num_clusters == 1
+    assert state.codes is None and state.projection is None and state.callbacks == {}
+
+
+@pytest.mark.parametrize("keeps_model", [True, False])
+def test_clients_begin_with_the_initial_model_if_the_method_keeps_any(keeps_model):
+    model = begin(keeps_model=keeps_model).clients[2].model
+    assert torch.equal(model, torch.arange(3.0)) if keeps_model else model is None
+
+
+def test_opening_rounds_have_negative_numbers():
+    assert begin(num_opening=2).round == -2
+
+
+def test_callbacks_of_two_states_are_their_own():
+    one, two = begin(), begin()
+    one.callbacks["a"] = {"x": 1}
+    assert two.callbacks == {}
+
+
+def test_members_are_those_of_the_cluster_who_took_part():
+    state = begin(6)
+    state.centres = torch.tensor([[0.0, 0, 0], [1, 1, 1]])
+    state.assignment = torch.tensor([1, 0, 1, 1, 0, 1])
+    state.participated = torch.tensor([False, True, True, False, False, True])
+    assert state.members(1) == [2, 5]
+    assert state.members(0) == [1]
+    assert state.members(2) == []
+    assert state.num_clusters == 2
+    assert torch.equal(state.centre_of(0), torch.ones(3))
+    assert torch.equal(state.centre_of(1), torch.zeros(3))

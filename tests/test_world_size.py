@@ -1,0 +1,32 @@
+"""The same bits on one rank and on several, also when the parent has computed with two threads."""
+
+import pytest
+import torch
+
+from tests.test_resume import assert_same_run, fit
+
+
+@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedavg", "local"])
+def test_ranks_do_not_change_bits(tmp_path, method):
+    one, two, three = (fit(tmp_path / str(ranks), method, ranks).path for ranks in (1, 2, 3))
+    assert_same_run(one, two)
+    assert_same_run(one, three)
+
+
+def test_parent_that_computed_with_two_threads(tmp_path):
+    torch.set_num_threads(2)
+    left = torch.rand(700, 700)
+    (left @ left).sum()
+    before = fit(tmp_path / "one", "lcfed", 1).path
+    after = fit(tmp_path / "two", "lcfed", 2).path
+    assert torch.get_num_threads() == 2
+    assert_same_run(before, after)
+
+
+def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path):
+    one = fit(tmp_path / "1", "lcfed", 1, 3, "--trainer.precision=bf16-mixed").path
+    two = fit(tmp_path / "2", "lcfed", 2, 3, "--trainer.precision=bf16-mixed").path
+    full = fit(tmp_path / "3", "lcfed", 1, 3).path
+    assert_same_run(one, two)
+    with pytest.raises(AssertionError):
+        assert_same_run(one, full)
