@@ -29,4 +29,5 @@ class Net(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, inputs):
+        """Class scores."""
         return self.head(self.body(inputs))

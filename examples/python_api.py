@@ -16,7 +16,7 @@ from lcfl.networks import MLP
 
 
 def main() -> None:
-    """Trains LCFed on the handwritten digits for 50 rounds and predicts with client 3's model."""
+    """Trains LCFed on the handwritten digits for 30 rounds and predicts with client 3's model."""
     data = FederatedDataModule(Digits(), Pathological(classes_per_client=5), num_clients=20, batch_size=10)
     model = lcfl.FederatedModule(
         functools.partial(MLP, in_features=64, hidden=[64]),
@@ -30,7 +30,7 @@ def main() -> None:
         aggregation=ClusterMean(),
         clustering=[LowRankCosine(num_clusters=10, dimension=15)],
     )
-    federation = lcfl.Federation(rounds=50, clients_per_round=10, name="python_api")
+    federation = lcfl.Federation(rounds=30, clients_per_round=10, name="python_api")
 
     run = federation.fit(model, data, method)
     print("personal accuracy:", run.metrics["test/own_split/personal/acc"])

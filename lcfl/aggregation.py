@@ -59,9 +59,15 @@ class GlobalMean(Aggregation):
 
     Args:
         weights: ``samples`` weighs a client by n_i, ``uniform`` gives every client the same weight.
+
+    Raises:
+        ValueError: for another word.
     """
 
     weights: Weights = "samples"
+
+    def __post_init__(self) -> None:
+        _check_choice("weights", self.weights, ("samples", "uniform"))
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new global model."""
@@ -75,18 +81,25 @@ class ClusterMean(Aggregation):
     """Unweighted means per cluster and over everybody (LCFed section III-A, FedAC Eq. 3 and 5).
 
     Omega_k is the mean of the models of cluster k, Phi the embedding of the mean of all: the paper
-    prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (METHODS A2).
+    prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (reading A2).
     A cluster without any such model keeps its centre.
 
     Args:
         over: whose models make a centre. ``stored``: the last received model of every member that ever
-            took part, as LCFed section III-A; ``participants``: of this round's members only (METHODS A34).
+            took part, as LCFed section III-A; ``participants``: of this round's members only (reading A34).
         embedding_over: whose embeddings make Phi. ``stored``: everybody that ever took part (LCFed);
             ``participants``: this round's clients (FedAC Algorithm 1, line 9).
+
+    Raises:
+        ValueError: for another word.
     """
 
     over: Literal["stored", "participants"] = "stored"
     embedding_over: Literal["stored", "participants"] = "stored"
+
+    def __post_init__(self) -> None:
+        for name in ("over", "embedding_over"):
+            _check_choice(name, getattr(self, name), ("stored", "participants"))
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new centres and the new global model, whose embedding is Phi."""
@@ -105,6 +118,11 @@ class ClusterMean(Aggregation):
         else:
             everybody = list(sent.values())
         state.global_model = mean_model(everybody, [1] * len(everybody), layout)
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"method.aggregation: got {name}={value!r}; allowed are {' and '.join(allowed)}.")
 
 
 def _stored(state: FederationState, client: int) -> Tensor:

@@ -144,11 +144,12 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     Raises:
         CheckpointError: if there is none; says where it looked.
     """
-    if ckpt_path == "last":
-        return newest(versions(root, name))
-    if ckpt_path == "best":
-        return _best(versions(root, name))
-    return Path(ckpt_path)
+    if ckpt_path not in ("last", "best"):
+        return Path(ckpt_path)
+    runs = versions(root, name)
+    if not runs:
+        raise CheckpointError(f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>.")
+    return newest(runs) if ckpt_path == "last" else _best(runs)
 
 
 def newest(runs: Sequence[Path]) -> Path:
@@ -166,7 +167,7 @@ def newest(runs: Sequence[Path]) -> Path:
     for _, path in sorted(candidates, reverse=True):
         if _is_whole(path):
             return path
-    looked = ", ".join(str(run / "checkpoints") for run in runs) or "no run of that name"
+    looked = ", ".join(str(run / "checkpoints") for run in runs)
     raise CheckpointError(f"there is no whole checkpoint; looked in {looked}.")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
+from torch.optim import Optimizer
 
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.hooks import check_hooks
@@ -52,7 +53,8 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     """Refuses parts that cannot work together and warns of settings without an effect.
 
     Raises:
-        ValueError: if a part cannot work with so many clients or with the exchange.
+        ValueError: if a part cannot work with so many clients or with the exchange, or the module makes
+            something else than one optimizer.
     """
     check_hooks(method.clustering)
     for clustering in method.clustering:
@@ -65,6 +67,11 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
             f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
             "sends it, e.g. CentreAndEmbedding."
         )
+    if start != "own" and "model" in sends:
+        warnings.warn(
+            f"method.local_update: start={start} has no effect: {name} sends a model, and local runs start from that.",
+            stacklevel=2,
+        )
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
         if getattr(module, weight) > 0 and needed not in sends:
             warnings.warn(
@@ -76,11 +83,17 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 
 def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> None:
     pull = module.cluster_weight * ("centre" in sends) + module.global_weight * ("embedding" in sends)
-    rates = [group["lr"] for group in module.configure_optimizers().param_groups if "lr" in group]
+    optimizer = module.configure_optimizers()
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
+            "torch.optim.Optimizer."
+        )
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(
-            f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the pull "
-            "alone makes local runs diverge. Keep the product at 1 or below.",
+            f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the "
+            "pull alone makes local runs diverge. Keep the product at 1 or below.",
             stacklevel=2,
         )
 

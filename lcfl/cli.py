@@ -16,6 +16,7 @@ import rich
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from jsonargparse.typing import restricted_number_type
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import lcfl.aggregation
@@ -46,6 +47,7 @@ PARTS = {
     "data.dataset": lcfl.data.datasets,
     "data.partition": lcfl.data.partition,
 }
+RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 
 
@@ -80,14 +82,13 @@ class FederatedCLI(LightningCLI):
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The four groups; `seed_everything` is also the federation's seed."""
+        """The four groups; the federation's seed is `seed_everything` and no option of its own."""
         parser.add_class_arguments(
-            self.trainer_class, "trainer", instantiate=False, fail_untyped=False, sub_configs=True
+            self.trainer_class, "trainer", skip={"seed"}, instantiate=False, fail_untyped=False, sub_configs=True
         )
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items() if k != "callbacks"})
         _add_method_and_model(parser)
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
-        parser.link_arguments("seed_everything", "trainer.seed")
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -98,6 +99,12 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """A function in the place of a network (``torchvision.models.resnet18``) is kept to be called later."""
         _keep_functions(self.parser, self._get(self.config, "model"))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
+        """The federation, with the seed."""
+        trainer: Any = super().instantiate_trainer(seed=int(self._get(self.config, "seed_everything")), **kwargs)
+        assert isinstance(trainer, Federation)
+        return trainer
 
     def fit(self, **arguments: Any) -> None:
         """Trains; a run that a signal stopped ends with status 128 + its number."""
@@ -154,25 +161,27 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
     Raises:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
-    content = yaml.safe_load(config.read_text())
+    parser = Parser(exit_on_error=False)
+    _add_method_and_model(parser)
+    try:
+        content = yaml.safe_load(config.read_text())
+        if "described" not in content:
+            parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
+    except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{config} cannot be read: {error}") from None
     if "described" in content:
         raise ValueError(
             f"{config} describes a run that was started from Python; give its objects: "
             "lcfl.load(run, model=..., method=...)."
         )
-    parser = Parser(exit_on_error=False)
-    _add_method_and_model(parser)
-    try:
-        parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
-    except (ArgumentError, KeyError) as error:
-        raise ValueError(f"{config} cannot be read: {error}") from None
     _keep_functions(parser, parsed["model"])
     made = parser.instantiate_classes(parsed)
     return made["model"], made["method"]
 
 
+@rank_zero_only
 def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -> None:
-    """Prints the table of an evaluation."""
+    """Prints the table of an evaluation, once under torchrun."""
     from lcfl.callbacks.progress import evaluation_table
 
     rich.print(evaluation_table(metrics, stage))
@@ -218,22 +227,24 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
     if found := re.search(r"Expected a dot import path string: (\w+)", message):
         known = _classes(option)
         return (
-            f"{option}: there is no class {found[1]!r}.{_closest(found[1], known)} Classes of lcfl: {', '.join(known)}; "
-            "any other one needs its import path, package.module.Class."
+            f"{option}: there is no class {found[1]!r}.{_closest(found[1], known)} Classes of lcfl: "
+            f"{', '.join(known)}; any other one needs its import path, package.module.Class."
         )
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name in dir(sys.modules[found[1]]) if not name.startswith("_")]
         return f"{option}: there is no {found[2]!r} in {found[1]}.{_closest(found[2], known)}"
     if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         known = [action.dest for action in parser._actions if action.option_strings]
-        return f"{message.strip()}.{_closest(found[1], known)}"
+        return f"{message.strip()}.{_closest(RENAMED.get(found[1], found[1]), known, cutoff=0.75)}"
     if "does not correspond to a subclass of Callback" in message:
-        return f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
+        return (
+            f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
+        )
     return message.strip()
 
 
-def _closest(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=2, cutoff=0.75)
+def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
+    close = get_close_matches(name, known, n=2, cutoff=cutoff)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -79,7 +79,7 @@ class Evaluator:
             elif kind == "cluster":
                 yield client, state.centre_of(client)
             else:
-                yield client, self.method.exchange.personal(state, client)
+                yield client, self.method.exchange.personal(state, client, self.layout)
 
     def _after_local(self, state: FederationState, clients: list[int]) -> Iterator[tuple[int, Tensor]]:
         """One ordinary local run of a copy of every client, from what the server would send it now."""

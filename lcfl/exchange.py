@@ -35,7 +35,7 @@ class Exchange(ABC):
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """What the server sends to the client at the start of a round."""
 
-    def personal(self, state: FederationState, client: int) -> Tensor:
+    def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
         """The client's personal model: its own w_i, or what the server would send while it has none."""
         own = state.clients[client].model
         return own if own is not None and bool(state.participated[client]) else state.centre_of(client)

@@ -81,13 +81,13 @@ class Federation:
             raise ValueError(f"trainer: got rounds={rounds}, evaluate_every={evaluate_every}; neither may be negative.")
         if strategy not in STRATEGIES:
             raise ValueError(
-                f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split one model "
-                "over devices (fsdp, deepspeed) have no place here: ranks share clients, a client's model fits on one device."
+                f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split a "
+                "model over devices (fsdp, deepspeed) have no place here: a client's model fits on one device."
             )
         if precision not in PRECISIONS:
             raise ValueError(
-                f"trainer.precision: got {precision!r}; allowed are {', '.join(PRECISIONS)}. Models are exchanged and merged "
-                "in float32; only a step's arithmetic may be narrower."
+                f"trainer.precision: got {precision!r}; allowed are {', '.join(PRECISIONS)}. Models are exchanged and "
+                "merged in float32; only a step's arithmetic may be narrower."
             )
         cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
         if precision == "16-mixed" and not cuda:
@@ -158,6 +158,7 @@ class Federation:
         """One round of everything on random data in a folder that is gone afterwards."""
         trial = copy.copy(self)
         trial.rounds, trial.evaluate_every, trial.logger = 1, 1, False
+        trial.callbacks = [callback for callback in self.callbacks if not isinstance(callback, Progress)]
         trial.clients_per_round = min(2, datamodule.num_clients)
         trial._add_default(Checkpoint, True)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -208,7 +209,10 @@ class Federation:
             self.logger,
             max_steps,
             self._save_config,
+            [callback for callback in self.callbacks if callback.shapes_result],
         )
         session = Session(settings, stage, model, datamodule, method, resumed)
-        result: dict[str, Any] = launch(fabric, session)
+        result: dict[str, Any] | None = launch(fabric, session)
+        if result is None:  # only where every rank is a process of its own, as under torchrun
+            raise RuntimeError("rank 0 ended with an error; its message says which.")
         return result

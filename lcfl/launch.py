@@ -22,7 +22,7 @@ __all__ = ["STRATEGIES", "Placement", "StopFlag", "Strategy", "launch", "place",
 
 Strategy = Literal["auto", "ddp", "ddp_fork", "ddp_spawn"]
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
-PIPE_BYTES = 16 * 2**10  # a pipe holds four of these before its writer must wait for a reader
+PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen of these before its writer must wait for a reader
 LOST = -1  # a rank has failed: whoever waits for it need not finish the round
 
 

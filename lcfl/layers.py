@@ -1,5 +1,6 @@
 """Configuration files in layers: a layer that names a class starts from that class's own defaults."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
         elif isinstance(old, Namespace) and "class_path" in old:
             if isinstance(new, str) or (isinstance(new, dict) and "class_path" in new):
                 below[key] = Namespace(class_path=old["class_path"])  # type: ignore[no-untyped-call]
-            elif isinstance(new, dict):
-                if "init_args" in old:
-                    forget(old["init_args"], new.get("init_args", new))
+            elif isinstance(new, dict) and "init_args" in old:
+                forget(old["init_args"], new.get("init_args", new))
         elif isinstance(old, Namespace) and isinstance(new, dict):
             forget(old, new)
 
@@ -37,8 +37,8 @@ class LayeredConfig(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file, or one YAML text."""
         try:
-            path = Path(values)
-            layer = yaml.safe_load(path.read_text() if path.is_file() else values)
+            # os.path: a text may be too long for a name, where Path.is_file raises
+            layer = yaml.safe_load(Path(values).read_text() if os.path.isfile(values) else values)
         except (yaml.YAMLError, OSError, ValueError, TypeError):
             layer = None  # unreadable: jsonargparse says so itself
         if isinstance(layer, dict):

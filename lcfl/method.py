@@ -30,13 +30,14 @@ class Method:
     clustering: list[Clustering] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if isinstance(self.aggregation, ClusterMean) and not self.exchange.keeps_model:
-            if "stored" in (self.aggregation.over, self.aggregation.embedding_over):
-                raise ValueError(
-                    f"method: ClusterMean over stored models needs an exchange whose clients keep a model; "
-                    f"{type(self.exchange).__name__} keeps none. Set over and embedding_over to participants, or use "
-                    "CentreAndEmbedding."
-                )
+        merged = self.aggregation
+        over_stored = isinstance(merged, ClusterMean) and "stored" in (merged.over, merged.embedding_over)
+        if over_stored and not self.exchange.keeps_model:
+            raise ValueError(
+                f"method: ClusterMean over stored models needs an exchange whose clients keep a model; "
+                f"{type(self.exchange).__name__} keeps none. Set over and embedding_over to participants, or use "
+                "CentreAndEmbedding."
+            )
 
     def openings(self, num_clients: int) -> list[Opening]:
         """The opening rounds that its clusterings need."""

@@ -36,7 +36,8 @@ class FederatedModule(pl.LightningModule):
 
     Args:
         network: makes a new network when called: a class, a function, a ``functools.partial`` of one.
-        optimizer: makes the optimizer of one client's local run from its parameters; plain SGD with rate 0.01 if not given.
+        optimizer: makes the optimizer of one client's local run from its parameters; if not given, SGD
+            with a learning rate of 0.01.
         cut: the layer at which the decision begins, with all that the network registers after it
             (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). None: no decision.
         cluster_weight: mu, the pull of all parameters towards the cluster's centre.

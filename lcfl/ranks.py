@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 
 from lcfl.launch import StopFlag
-from lcfl.transport import Link, MemoryLink, NetworkLink, balance
+from lcfl.transport import Link, MemoryLink, NetworkLink, balance, can_share_memory
 
 __all__ = ["Ranks"]
 
@@ -29,9 +30,13 @@ class Ranks:
         fabric: launched.
         run: carries out one task on this rank.
         flag: this process's stop flag; the ranks' flags come together in `stop_signal`.
+
+    Attributes:
+        result: what the other ranks' `serve` returns; to be set by the server before it leaves.
     """
 
     def __init__(self, fabric: Fabric, run: Run, flag: StopFlag) -> None:
+        self.result: Any = None
         self._run = run
         self._flag = flag
         self._signal = 0
@@ -41,11 +46,9 @@ class Ranks:
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
             machines = _machines(fabric.world_size, group)
+            near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
             peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
-            self._links = [
-                MemoryLink(peer, group) if machines[peer] == machines[fabric.global_rank] else NetworkLink(peer, group)
-                for peer in peers
-            ]
+            self._links = [MemoryLink(peer, group) if near[peer] else NetworkLink(peer, group) for peer in peers]
 
     def map(self, tasks: Sequence[Any], work: Sequence[float]) -> list[Any]:
         """Carries out the tasks on all ranks and returns the results in the tasks' order.
@@ -69,11 +72,12 @@ class Ranks:
                 results[position] = answer
         return results
 
-    def serve(self) -> None:
-        """Carries out the server's tasks until it says that it is done."""
+    def serve(self) -> Any:
+        """Carries out the server's tasks until it says that it is done; its `result`."""
         (server,) = self._links
-        while (tasks := server.receive()) is not None:
-            server.send(([self._run(task) for task in tasks], self._flag.signal))
+        while not isinstance(message := server.receive(), _Farewell):
+            server.send(([self._run(task) for task in message], self._flag.signal))
+        return message.result
 
     @property
     def stop_signal(self) -> int:
@@ -92,7 +96,14 @@ class Ranks:
         """
         for link in self._links:
             if link not in self._owed:
-                link.send(None)
+                link.send(_Farewell(self.result))
+
+
+@dataclass(frozen=True)
+class _Farewell:
+    """The server's last message."""
+
+    result: Any
 
 
 def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:

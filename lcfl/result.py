@@ -82,7 +82,7 @@ class Run:
         elif kind == "cluster":
             vector = self.state.centre_of(client)
         else:
-            vector = self._method.exchange.personal(self.state, client)
+            vector = self._method.exchange.personal(self.state, client, self._module.layout)
         return self._module.layout.unpack(vector, self._module.make_network()).eval()
 
     def summary(self) -> dict[str, Any]:

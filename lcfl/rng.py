@@ -51,7 +51,9 @@ def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
     try:
         random.seed(number)
         np.random.seed(number % 2**32)
-        torch.manual_seed(number % 2**63)
+        torch.default_generator.manual_seed(number % 2**63)
+        if cuda_states is not None:
+            torch.cuda.manual_seed_all(number % 2**63)
         yield
     finally:
         random.setstate(python_state)

@@ -185,8 +185,8 @@ class Server:
         for task, result in zip(tasks, results, strict=True):
             if not result.is_finite:
                 warnings.warn(
-                    f"client {task.client}, round {task.round}: its loss or its upload is not finite; it is left out of "
-                    "this round and keeps its previous model. A smaller learning rate may help.",
+                    f"client {task.client}, round {task.round}: its loss or its upload is not finite; it is left out "
+                    "of this round and keeps its previous model. A smaller learning rate may help.",
                     stacklevel=2,
                 )
         down_bytes = sum(task.downlink.num_bytes for task in tasks)

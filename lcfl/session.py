@@ -22,6 +22,7 @@ import lcfl
 from lcfl import checkpoint
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.files import write_json
+from lcfl.hooks import Callback
 from lcfl.identity import describe, describe_module, differences
 from lcfl.launch import StopFlag
 from lcfl.method import Method
@@ -37,7 +38,19 @@ __all__ = ["Session", "Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a session needs to know of `Federation`'s arguments; see there."""
+    """What a session needs to know of `Federation`'s arguments; see there.
+
+    Attributes:
+        schedule: rounds, clients per round and how often to evaluate.
+        seed: of the run.
+        precision: of a step's arithmetic.
+        root: where run directories go.
+        name: of the run.
+        logger: True for TensorBoard, False for none, or loggers.
+        max_steps: cuts local runs (``fast_dev_run``).
+        save_config: LightningCLI's callbacks that write ``config.yaml``.
+        shaping: the callbacks that decide about a run's result; a checkpoint must agree in them.
+    """
 
     schedule: Schedule
     seed: int
@@ -47,6 +60,7 @@ class Settings:
     logger: Logger | Iterable[Logger] | bool
     max_steps: int | None = None
     save_config: Sequence[SaveConfigCallback] = ()
+    shaping: Sequence[Callback] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Session:
     resumed: Path | None
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
-        """Rank 0 returns its result; the others carry out tasks until it is done and return nothing."""
+        """Every rank returns rank 0's result; the others carry out its tasks until then. None if rank 0 failed."""
         if fabric.local_rank == 0:
             self.data.prepare_data()
         fabric.barrier()
@@ -69,10 +83,11 @@ class Session:
         worker = Worker(fabric, self.module, self.data, self.method, self.settings.seed, self.settings.max_steps)
         ranks = Ranks(fabric, worker.run, flag)
         if not fabric.is_global_zero:
-            ranks.serve()
-            return None
+            result: dict[str, Any] | None = ranks.serve()
+            return result
         with ranks:
-            return self._fit(fabric, ranks) if self.stage == "fit" else self._evaluate(fabric, ranks)
+            ranks.result = done = self._fit(fabric, ranks) if self.stage == "fit" else self._evaluate(fabric, ranks)
+        return done
 
     def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         state = self._state()
@@ -113,7 +128,7 @@ class Session:
         if changed:
             raise checkpoint.CheckpointError(
                 f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                "Resume with the configuration in its run directory (config.yaml), or start a new run without --ckpt_path."
+                "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
             )
         return saved.state
 
@@ -128,6 +143,7 @@ class Session:
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "method": describe(self.method),
+            "callbacks": describe(self.settings.shaping),
         }
 
     def _server(

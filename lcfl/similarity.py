@@ -43,7 +43,7 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
 
 
 def project(model_NP: Tensor, basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
-    """Low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; METHODS A4)."""
+    """Low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; reading A4)."""
     return (model_NP if offset_P is None else model_NP - offset_P) @ basis_PD
 
 

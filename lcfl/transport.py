@@ -13,17 +13,22 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Link", "MemoryLink", "NetworkLink", "balance", "pack", "unpack"]
+__all__ = ["Link", "MemoryLink", "NetworkLink", "balance", "can_share_memory", "pack", "unpack"]
 
 ALIGNMENT = 64  # bytes: whole cache lines, and a multiple of every element size
 
 Shape = tuple[torch.Size, torch.dtype]
+
+
+def can_share_memory() -> bool:
+    """Whether a `MemoryLink` works here: where there is a /proc."""
+    return os.path.isdir("/proc/self/fd")
 
 
 def balance(work: Sequence[float], num_ranks: int) -> list[list[int]]:
@@ -149,12 +154,14 @@ class NetworkLink(Link):
 class MemoryLink(Link):
     """Tensors lie in memory that both processes map: one copy to write, none to read.
 
-    The memory is a file without a name (unlinked once both have mapped it) in /dev/shm, or in the
-    system's temporary folder where that is too small; it grows when a message needs more.
+    The memory is a file that never has a name, so that nothing is left of it however the ranks end: in
+    /dev/shm, or in the system's temporary folder where that is too small. The peer finds it in /proc. It
+    grows when a message needs more.
     """
 
     def __init__(self, peer: int, group: dist.ProcessGroup) -> None:
         super().__init__(peer, group)
+        self._file: IO[bytes] | None = None  # open until the peer has mapped it
         self._out: mmap.mmap | None = None
         self._in: mmap.mmap | None = None
 
@@ -162,7 +169,8 @@ class MemoryLink(Link):
         offsets = _offsets([_num_bytes(tensor) for tensor in tensors])
         place = None
         if offsets[-1] > (len(self._out) if self._out is not None else 0):
-            place, self._out = _allocate(offsets[-1])
+            self._file, self._out = _allocate(offsets[-1])
+            place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         for tensor, offset in zip(tensors, offsets, strict=False):
             if tensor.numel():
                 assert self._out is not None
@@ -177,7 +185,6 @@ class MemoryLink(Link):
         if place is not None:
             with open(place, "r+b") as file:
                 self._in = mmap.mmap(file.fileno(), 0)
-            os.unlink(place)
         offsets = _offsets([shape.numel() * dtype.itemsize for shape, dtype in shapes])
         tensors = []
         for (shape, dtype), offset in zip(shapes, offsets, strict=False):
@@ -199,21 +206,18 @@ def _offsets(sizes: list[int]) -> list[int]:
     return [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
 
 
-def _allocate(num_bytes: int) -> tuple[str, mmap.mmap]:
-    """A new file of that size, mapped; in memory if there is room, else on disk."""
+def _allocate(num_bytes: int) -> tuple[IO[bytes], mmap.mmap]:
+    """A new file of that size without a name, mapped; in memory if there is room, else on disk."""
     for folder in ("/dev/shm", tempfile.gettempdir()):
-        if not os.path.isdir(folder):
-            continue
-        descriptor, path = tempfile.mkstemp(prefix="lcfl-", dir=folder)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, num_bytes)  # a full /dev/shm says so here, not with a bus error later
-            else:
-                os.ftruncate(descriptor, num_bytes)
-            return path, mmap.mmap(descriptor, num_bytes)
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - its peer opens it later
         except OSError as error:
-            os.unlink(path)
             reason = error
-        finally:
-            os.close(descriptor)
+            continue
+        try:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full /dev/shm says so here, not with a bus error later
+            return file, mmap.mmap(file.fileno(), num_bytes)
+        except OSError as error:
+            file.close()
+            reason = error
     raise OSError(f"no room for {num_bytes / 2**20:.0f} MiB of models to exchange between ranks: {reason}")

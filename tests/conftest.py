@@ -47,11 +47,13 @@ def deadline():
 
 
 @pytest.fixture
-def on_ranks(deadline):
+def on_ranks(request):
     """``on_ranks(number, function, *args)``: lcfl's `launch` on so many forked ranks of a CPU."""
     from lightning.fabric import Fabric
 
     from lcfl.launch import launch
+
+    request.getfixturevalue("deadline")  # its time begins when all is imported
 
     def call(number, function, *args):
         strategy = "ddp_fork" if number > 1 else "auto"

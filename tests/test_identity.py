@@ -58,6 +58,7 @@ class Colour(enum.Enum):
         (Path("a"), Path("b")),
         (Colour.RED, Colour.BLUE),
         (functools.partial(pow, 2), functools.partial(pow, 3)),
+        (functools.partial(pow, 2), functools.partial(max, 2)),
         (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=3)),
     ],
     ids=repr,

@@ -153,3 +153,17 @@ def test_only_ranks_on_one_machine_share_memory(on_ranks, monkeypatch, apart, ki
             return [tensor.tolist() for tensor in ranks.map([torch.tensor([n]) for n in range(5)], [1] * 5)]
 
     assert on_ranks(3, work) == [[0], [2], [4], [6], [8]]
+
+
+def test_where_memory_cannot_be_shared_the_network_is_used(on_ranks, monkeypatch):
+    monkeypatch.setattr("lcfl.ranks.can_share_memory", lambda: False)
+
+    def work(fabric, flag):
+        ranks = Ranks(fabric, lambda task: task, flag)
+        assert [type(link) for link in ranks._links] == [NetworkLink]
+        if fabric.is_global_zero:
+            with ranks:
+                return ranks.map([1, 2, 3], [1] * 3)
+        ranks.serve()
+
+    assert on_ranks(2, work) == [1, 2, 3]

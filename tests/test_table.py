@@ -103,3 +103,8 @@ def test_no_reader_ever_sees_half_a_rewritten_table(path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         table.append(1, {"b": 1})
     assert lines(path) == [["round", "a"], ["0", "1.0"]]
+    monkeypatch.undo()
+    with open(path) as reader:
+        MetricsTable(path).append(1, {"b": 1})
+        assert reader.read().split() == ["round,a", "0,1.0"]
+    assert len(lines(path)) == 3

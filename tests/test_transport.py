@@ -209,24 +209,23 @@ def no_room_in(folders, monkeypatch):
 
 
 def recording(kind, fabric, flag):
-    """`exchange`, and the files that were made for it with whether they are still there."""
-    places, allocate = [], transport._allocate
+    """`exchange`, and the folders in which it made files; none of them ever has a name."""
+    folders, allocate = [], transport._allocate
 
     def allocate_and_note(num_bytes):
-        place, memory = allocate(num_bytes)
-        places.append(place)
-        assert os.path.exists(place) and len(memory) == num_bytes
-        return place, memory
+        file, memory = allocate(num_bytes)
+        assert os.stat(file.fileno()).st_nlink == 0 and len(memory) == num_bytes
+        folders.append(os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}")))
+        return file, memory
 
     transport._allocate = allocate_and_note
     results = exchange(fabric, flag, kind)
     fabric.barrier()
-    assert len(places) >= 2, "the memory has to grow at least once"
-    assert [place for place in places if os.path.exists(place)] == []
-    return results, sorted({os.path.dirname(place) for place in places})
+    assert len(folders) >= 2, "the memory has to grow at least once"
+    return results, sorted(set(folders))
 
 
-def test_no_file_is_left_behind(on_ranks):
+def test_no_file_can_be_left_behind(on_ranks):
     results, folders = on_ranks(2, lambda fabric, flag: recording(MemoryLink, fabric, flag))
     assert results == [True] * 9
     assert folders == ["/dev/shm"]
@@ -243,21 +242,20 @@ def test_a_small_dev_shm_is_replaced_by_the_temporary_folder(on_ranks, monkeypat
 def test_no_room_anywhere_is_said_and_leaves_no_file(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     no_room_in(["/"], monkeypatch)
-    made, mkstemp = [], tempfile.mkstemp
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **kwargs: (made.append(mkstemp(**kwargs)), made[-1])[1])
+    made, real = [], tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **kwargs: (made.append(real(**kwargs)), made[-1])[1])
     with pytest.raises(OSError, match=r"no room for 3 MiB of models to exchange between ranks: .*No space left"):
         transport._allocate(3 * 2**20)
     assert len(made) == 2
-    assert not any(os.path.exists(path) for _, path in made)
+    assert all(file.closed for file in made)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_is_reused_while_it_is_large_enough():
     link = MemoryLink(1, None)
-    place = link._write([torch.ones(100), torch.ones(3)])
+    assert link._write([torch.ones(100), torch.ones(3)]) is not None
     assert len(link._out) == 448 + 64  # 400 and 12 bytes in whole cache lines
-    os.unlink(place)
     assert link._write([torch.ones(10)]) is None
     assert link._write([]) is None
-    larger = link._write([torch.ones(200)])
-    assert larger not in (None, place)
-    os.unlink(larger)
+    assert link._write([torch.ones(200)]) is not None
+    assert len(link._out) == 832

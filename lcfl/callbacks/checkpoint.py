@@ -42,6 +42,12 @@ class Checkpoint(Callback):
         self.best: dict[str, Any] | None = None
         self._written: int | None = None
 
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        self._written = None
+        if not state.callbacks:
+            self.best = None
+
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Writes a checkpoint if one is due; the metric of a round decides only about rounds that are saved."""
         is_last = server.is_done or bool(server.stop_signal)

@@ -37,6 +37,11 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._waited = 0
 
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._best, self._waited = None, 0
+
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Looks at the metric in rounds that have it.
 

@@ -48,7 +48,7 @@ class Monitor(Callback):
         ValueError: for a number below 1.
     """
 
-    def __init__(self, figure_every: int = 1) -> None:
+    def __init__(self, figure_every: int = 10) -> None:
         if figure_every < 1:
             raise ValueError(f"Monitor: got figure_every={figure_every}; it must be at least 1.")
         self.figure_every = figure_every

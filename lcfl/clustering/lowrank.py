@@ -26,6 +26,8 @@ from lcfl.state import FederationState
 
 __all__ = ["LowRankCosine"]
 
+FLOAT_BYTES = 4
+
 
 @dataclass
 class LowRankCosine(Clustering):
@@ -34,7 +36,10 @@ class LowRankCosine(Clustering):
     Before the first round a subset S_d of the clients trains once from the initial model, without
     pulls; M is fitted to what comes up and stays (Algorithm 1, line 2). k-means on the directions of
     these first codes gives R and Omega: with the equal centres of a literal start all cosines tie and
-    everybody lands in one cluster (METHODS A26).
+    everybody lands in one cluster (reading A26).
+
+    The server projects: it holds w_i. The paper's clients store M and send M^T w_i themselves; what
+    that would add to the round's traffic is logged as ``comm/client_projection_bytes``.
 
     The paper compares with Omega of before the round's aggregation, and so does this. Clients that
     never took part keep their cluster; the others are assigned anew every round, as their centres move.
@@ -43,10 +48,10 @@ class LowRankCosine(Clustering):
         num_clusters: K.
         dimension: D; fewer with a warning where the models span less.
         center: subtract the mean of the fitted models before projecting. False is the paper's formula,
-            True what a library's PCA does (METHODS A4).
+            True what a library's PCA does (reading A4).
         offline_clients: |S_d|; all clients if there are fewer.
         offline_steps: mini-batches of the offline run; None for one ordinary local run.
-        keep_offline_models: let the offline models be the clients' first own models (METHODS 2).
+        keep_offline_models: let the offline models be the clients' first own models (the default keeps mu = lambda = 0 equal to Local).
         init: ``kmeans`` as above; ``random``: a balanced random R, centres from the offline models.
     """
 
@@ -64,10 +69,19 @@ class LowRankCosine(Clustering):
                 raise ValueError(f"LowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
         if self.offline_clients < 2:
             raise ValueError("LowRankCosine: got offline_clients=1; principal components need at least 2 models.")
+        if self.offline_steps is not None and self.offline_steps < 1:
+            raise ValueError(f"LowRankCosine: got offline_steps={self.offline_steps}; it must be at least 1, or null.")
+        if self.init not in ("kmeans", "random"):
+            raise ValueError(f"LowRankCosine: got init={self.init!r}; allowed are kmeans and random.")
         self._offset: Tensor | None = None
 
     def check(self, num_clients: int) -> None:
-        """K is at most N."""
+        """K is at most N, and N is at least 2."""
+        if num_clients < 2:
+            raise ValueError(
+                f"method.clustering: LowRankCosine got data.num_clients={num_clients}; principal components need the "
+                "models of at least 2 clients: raise data.num_clients or use a method without this clustering."
+            )
         if self.num_clusters > num_clients:
             raise ValueError(
                 f"method.clustering: LowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
@@ -82,6 +96,11 @@ class LowRankCosine(Clustering):
 
     def on_opening_end(self, server: Server, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Fits M to the offline models; the first codes, R and Omega."""
+        if len(uploads) < 2:
+            raise ValueError(
+                f"LowRankCosine: {len(uploads)} of the offline models came up finite; principal components need "
+                "at least 2. Lower the optimizer's learning rate."
+            )
         clients = [upload.client for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]
         model_nP = torch.stack(models)[:, : server.layout.num_parameters]
@@ -102,6 +121,8 @@ class LowRankCosine(Clustering):
             if members:
                 centres[cluster] = mean_model(members, [1] * len(members), server.layout)
         state.centres = centres
+        everybody_stores_it = state.num_clients * state.projection.numel()
+        server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + code_nD.numel()))
         if self.keep_offline_models:
             state.clients.update({client: ClientState(model) for client, model in zip(clients, models, strict=True)})
             state.participated[clients] = True
@@ -114,6 +135,7 @@ class LowRankCosine(Clustering):
         for upload in uploads:
             codes[upload.client] = project(upload.payload["model"][:num_parameters], state.projection, self._offset)
         state.codes = codes
+        server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
         centre_KD = project(state.centres[:, :num_parameters], state.projection, self._offset)
         known = state.participated
         assignment = state.assignment.clone()

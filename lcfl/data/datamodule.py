@@ -165,7 +165,7 @@ class FederatedDataModule(LightningDataModule):
         return Split(train, val, held_out, official, examples.targets)
 
     def _tests(self, split: Split) -> dict[str, list[Indices]]:
-        tests = {name: PROTOCOLS[name](split) for name in self.protocols}
+        tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}
         for name, lists in tests.items():
             if not any(map(len, lists)):
                 raise ValueError(

@@ -55,7 +55,7 @@ class Population:
         return digest.hexdigest()
 
     def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
-        """[N] accuracy of always predicting the client's most frequent training label (METHODS 21.4).
+        """[N] accuracy of always predicting the client's most frequent training label.
 
         The trivial baseline to which every table should be compared; nan for a client without test images.
 

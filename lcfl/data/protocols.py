@@ -33,7 +33,7 @@ class Split:
 
 
 def own_split(split: Split) -> list[Indices]:
-    """The held-out part of each client's own share: its own label proportions (PFLlib, pFedMe; METHODS 19.9)."""
+    """The held-out part of each client's own share: its own label proportions (PFLlib, pFedMe)."""
     return split.held_out
 
 

@@ -93,7 +93,7 @@ class LocalTraining(LocalUpdate):
     """Gradient descent on the module's loss: LocalUpdate of LCFed's Algorithm 1, and plain local SGD.
 
     A downlink that holds a ``model`` is where the run starts (FedAvg). Otherwise `start` decides
-    (METHODS A34): ``own`` is the paper's line 1, w <- w_i; ``centre`` starts from Omega_{R_i};
+    (reading A34): ``own`` is the paper's line 1, w <- w_i; ``centre`` starts from Omega_{R_i};
     ``embedding`` from (Phi, h_i), the global embedding with the own decision. A ``centre`` and an
     ``embedding`` in the downlink are what the module's two regularisers pull towards.
 
@@ -104,7 +104,7 @@ class LocalTraining(LocalUpdate):
         start: where a run starts that is not given a model.
 
     Raises:
-        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1.
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, or for another `start`.
     """
 
     steps: int | None = None
@@ -118,9 +118,11 @@ class LocalTraining(LocalUpdate):
                 f"method.local_update: got steps={self.steps}, epochs={self.epochs}; exactly one of them must be a "
                 "number >= 1, e.g. steps=5 and epochs=null."
             )
+        if self.start not in ("own", "centre", "embedding"):
+            raise ValueError(f"method.local_update: got start={self.start!r}; allowed are own, centre and embedding.")
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
-        """W <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
+        """w <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
         start = self._start(state, downlink, engine.layout)
         consumed, batches = self._batches(state.consumed, data)
         centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")

@@ -1,4 +1,4 @@
-"""Each partition's own rule, against numbers worked by hand and those of METHODS section 19."""
+"""Each partition's own rule, against numbers worked by hand and the literature's code."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_class_dirichlet_gives_up_on_impossible_draws():
 
 
 def test_class_dirichlet_has_the_statistics_of_niid_bench():
-    # METHODS 19.1: m 100, beta 0.1 on CIFAR-10, simulated there independently.
+    # NIID-Bench: m 100, beta 0.1 on CIFAR-10, simulated there independently.
     rows = []
     for seed in range(12):
         shares = ClassDirichlet(0.1)(CIFAR10, 100, np.random.default_rng(seed))
@@ -126,7 +126,7 @@ def test_client_dirichlet_without_sizes_uses_equal_ones():
 
 
 def test_client_dirichlet_has_the_majority_share_of_the_dirichlet():
-    # METHODS 21.4: 0.67 for alpha 0.1 and 10 classes.
+    # 0.67 for alpha 0.1 and 10 classes.
     shares = [ClientDirichlet(0.1, (50, 350))(CIFAR10, 100, np.random.default_rng(seed)) for seed in range(8)]
     counts = np.concatenate([counts_of(CIFAR10, each) for each in shares])
     assert (counts.max(1) / counts.sum(1)).mean() == pytest.approx(0.67, abs=0.02)
@@ -149,7 +149,7 @@ def test_client_dirichlet_refuses_more_than_there_is():
 )
 @pytest.mark.parametrize("sizes", [None, (50, 350)])
 def test_pathological_blocks_are_those_of_pfllib(num_classes, per_client, expected, sizes):
-    # METHODS 19.5 (a), 100 clients.
+    # 100 clients.
     labels = np.repeat(np.arange(num_classes), 50_000 // num_classes)
     shares = Pathological(per_client, sizes)(labels, 100, np.random.default_rng(0))
     owned = [tuple(np.unique(labels[share]).tolist()) for share in shares.indices]

@@ -1,0 +1,146 @@
+"""The engine against gradients worked in numpy, and that nothing passes from one client to the next."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.clients import ClientState
+from lcfl.local import LocalTraining
+from lcfl.local.update import LocalData
+from lcfl.messages import Downlink
+from lcfl.module import FederatedModule
+from tests.builders import Normed, dealt, engine, linear, linear_module, linear_step, two_sided
+
+INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
+DATA = dealt(INPUTS, TARGETS, TRAIN)
+
+
+def start(module):
+    return module.initial_model(0)
+
+
+def batch(*positions):
+    return np.array(positions)
+
+
+def test_one_step_by_hand():
+    module = linear_module(lr=0.5)
+    w = start(module)
+    model, loss = engine(module, DATA).descend(w, [batch(3, 0, 5)])
+    expected, slope = linear_step(w, INPUTS[[3, 0, 5]], TARGETS[[3, 0, 5]])
+    np.testing.assert_allclose(model, w.double().numpy() - 0.5 * slope, atol=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_with_both_pulls_by_hand():
+    module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
+    w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)
+    model, loss = engine(module, DATA).descend(w, [batch(0, 1), batch(2, 3)], centre, phi)
+    v, losses = w.double().numpy(), []
+    for rows in ([0, 1], [2, 3]):
+        part, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
+        to_centre, to_phi = v - centre.numpy(), v[:9] - phi.numpy()
+        losses.append(part + 0.3 * (to_centre**2).sum() + 0.2 * (to_phi**2).sum())
+        slope = slope + 0.6 * to_centre
+        slope[:9] += 0.4 * to_phi
+        v = v - 0.2 * slope
+    np.testing.assert_allclose(model, v, atol=1e-6)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_momentum_starts_at_zero_at_every_participation():
+    module = FederatedModule(linear, partial(torch.optim.SGD, lr=0.5, momentum=0.9))
+    w, rows = start(module), list(range(6))
+    slope_of = lambda v: linear_step(v, INPUTS[rows], TARGETS[rows])[1]  # noqa: E731
+    v0 = w.double().numpy()
+    v1 = v0 - 0.5 * slope_of(v0)
+    steps = engine(module, DATA)
+    first, _ = steps.descend(w, [batch(*rows)])
+    second, _ = steps.descend(first, [batch(*rows)])
+    np.testing.assert_allclose(second, v1 - 0.5 * slope_of(v1), atol=1e-6)
+    at_once, _ = steps.descend(w, [batch(*rows)] * 2)
+    np.testing.assert_allclose(at_once, v1 - 0.5 * (0.9 * slope_of(v0) + slope_of(v1)), atol=1e-6)
+
+
+def test_nothing_passes_from_one_client_to_the_next():
+    module = FederatedModule(Normed, partial(torch.optim.Adam, lr=0.1), cluster_weight=0.5)
+    w = start(module)
+    fresh, _ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4)])
+    busy = engine(module, DATA)
+    busy.descend(w + 1, [batch(5, 6, 7)], centre=w, embedding=w[:15])
+    module.eval()
+    again, _ = busy.descend(w, [batch(0, 1, 2), batch(3, 4)])
+    assert torch.equal(fresh, again)
+
+
+def test_two_participations_of_five_steps_are_one_of_ten():
+    module, data = linear_module(), dealt(INPUTS, TARGETS, TRAIN, batch_size=4)
+    steps = engine(module, data)
+    local = LocalData(data.population.train[1], 4, seed=0, client=1)
+    state = ClientState(start(module))
+    first = LocalTraining(steps=5)(state, Downlink({}), local, steps)
+    second = LocalTraining(steps=5)(ClientState(first.model, first.consumed), Downlink({}), local, steps)
+    whole = LocalTraining(steps=10)(state, Downlink({}), local, steps)
+    assert torch.equal(second.model, whole.model)
+    assert second.consumed == whole.consumed
+    assert not torch.equal(first.model, second.model)
+
+
+def test_running_statistics_and_counters_come_back():
+    module = FederatedModule(Normed)
+    w = start(module)
+    model, _ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4, 5), batch(6, 7)])
+    assert model[29] == 3
+    assert not torch.equal(model[23:29], w[23:29])
+    more, _ = engine(module, DATA).descend(model, [batch(0, 1)])
+    assert more[29] == 4
+
+
+def test_a_centre_may_carry_buffers():
+    module = FederatedModule(Normed, cluster_weight=0.5)
+    w = start(module)
+    short, _ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(23))
+    whole, _ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(30))
+    assert torch.equal(short, whole)
+
+
+def test_max_steps_cuts_a_run():
+    module = linear_module()
+    w = start(module)
+    cut, _ = engine(module, DATA, max_steps=1).descend(w, [batch(0, 1), batch(2, 3)])
+    one, _ = engine(module, DATA).descend(w, [batch(0, 1)])
+    assert torch.equal(cut, one)
+
+
+def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():
+    seen = []
+
+    class Watched(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            seen.append(self(batch[0]).dtype)
+            return super().training_step(batch, batch_idx)
+
+    for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)):
+        module = Watched(linear)
+        model, _ = engine(module, DATA, precision=precision).descend(start(module), [batch(0, 1)])
+        assert (seen.pop(), model.dtype) == (dtype, torch.float32)
+
+
+def test_the_start_stays_as_it_was():
+    module = linear_module()
+    w = start(module)
+    before = w.clone()
+    engine(module, DATA).descend(w, [batch(0, 1)])
+    assert torch.equal(w, before)
+
+
+def test_only_a_single_optimizer_will_do():
+    class Scheduled(FederatedModule):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.network.parameters(), lr=0.1)], []
+
+    module = Scheduled(linear)
+    with pytest.raises(ValueError, match=r"Scheduled.configure_optimizers: got tuple; .*one torch.optim.Optimizer"):
+        engine(module, DATA).descend(start(module), [batch(0, 1)])

@@ -1,0 +1,126 @@
+"""What a local run starts from, which batches it gets and how far its order has come."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.clients import ClientState
+from lcfl.local import LocalTraining
+from lcfl.local.update import LocalData
+from lcfl.messages import Downlink
+from lcfl.networks import Layout
+from tests.builders import Normed
+
+LAYOUT = Layout.of(Normed())
+OWN, CENTRE, MODEL = (torch.full((LAYOUT.size,), value) for value in (1.0, 2.0, 3.0))
+EMBEDDING = torch.full((LAYOUT.num_embedding,), 4.0)
+BOTH = Downlink({"centre": CENTRE, "embedding": EMBEDDING})
+NOTHING = Downlink({})
+
+
+class Recorder:
+    """An engine that keeps what it was asked for and trains nothing."""
+
+    layout = LAYOUT
+
+    def descend(self, start, batches, centre=None, embedding=None):
+        self.start, self.batches = start, [batch.tolist() for batch in batches]
+        self.centre, self.embedding = centre, embedding
+        return start + 0.5, 0.25
+
+
+def data(num_samples=10, batch_size=4):
+    return LocalData(np.arange(100, 100 + num_samples), batch_size, seed=0, client=5)
+
+
+def run(update, consumed=0, downlink=NOTHING, local=None):
+    recorder = Recorder()
+    trained = update(ClientState(OWN, consumed), downlink, local or data(), recorder)
+    return recorder, trained
+
+
+def test_the_paper_starts_from_the_own_model():
+    recorder, _ = run(LocalTraining(steps=1), downlink=BOTH)
+    assert recorder.start is OWN
+
+
+def test_start_centre():
+    recorder, _ = run(LocalTraining(steps=1, start="centre"), downlink=BOTH)
+    assert recorder.start is CENTRE
+
+
+def test_start_embedding_is_phi_with_the_own_decision_and_buffers():
+    recorder, _ = run(LocalTraining(steps=1, start="embedding"), downlink=BOTH)
+    assert recorder.start.tolist() == [4.0] * 15 + [1.0] * 15
+
+
+@pytest.mark.parametrize("start", ["own", "centre", "embedding"])
+def test_a_model_in_the_downlink_is_where_the_run_starts(start):
+    recorder, _ = run(LocalTraining(steps=1, start=start), downlink=Downlink({"model": MODEL}))
+    assert recorder.start is MODEL
+    assert recorder.centre is recorder.embedding is None
+
+
+def test_the_pulls_are_what_came_down():
+    recorder, _ = run(LocalTraining(steps=1), downlink=BOTH)
+    assert recorder.centre is CENTRE
+    assert recorder.embedding is EMBEDDING
+    recorder, _ = run(LocalTraining(steps=1))
+    assert recorder.centre is recorder.embedding is None
+
+
+def test_the_outcome_is_the_engines():
+    _, trained = run(LocalTraining(steps=2))
+    assert torch.equal(trained.model, OWN + 0.5)
+    assert (trained.consumed, trained.loss) == (8, 0.25)
+
+
+def test_two_participations_of_five_steps_are_one_of_ten():
+    five, ten = LocalTraining(steps=5), LocalTraining(steps=10)
+    first, trained = run(five)
+    second, again = run(five, consumed=trained.consumed)
+    whole, once = run(ten)
+    assert first.batches + second.batches == whole.batches
+    assert again.consumed == once.consumed == 34  # 4 4 2 4 4 | 2 4 4 2 4
+    assert first.batches != second.batches
+
+
+def test_an_epoch_is_every_sample_once():
+    recorder, trained = run(LocalTraining(epochs=2))
+    assert [len(batch) for batch in recorder.batches] == [4, 4, 2, 4, 4, 2]
+    for part in (recorder.batches[:3], recorder.batches[3:]):
+        assert sorted(chain(*part)) == list(range(100, 110))
+    assert trained.consumed == 20
+
+
+def test_epochs_begin_with_a_whole_pass():
+    recorder, trained = run(LocalTraining(epochs=1), consumed=13)
+    fresh, _ = run(LocalTraining(epochs=1), consumed=20)
+    assert recorder.batches == fresh.batches
+    assert trained.consumed == 30
+
+
+def test_a_step_of_a_small_client_is_all_it_has():
+    recorder, trained = run(LocalTraining(steps=3), local=data(num_samples=2, batch_size=32))
+    assert [sorted(batch) for batch in recorder.batches] == [[100, 101]] * 3
+    assert trained.consumed == 6
+
+
+def test_work_counts_samples():
+    assert LocalTraining(epochs=3).work(50, 32) == 150
+    assert LocalTraining(steps=5).work(50, 32) == 160
+    assert LocalTraining(steps=5).work(20, 32) == 100
+
+
+@pytest.mark.parametrize("arguments", [{}, {"steps": 5, "epochs": 1}, {"steps": 0}, {"epochs": -1}])
+def test_exactly_one_of_steps_and_epochs(arguments):
+    with pytest.raises(ValueError, match=r"method.local_update: got steps=.*, epochs=.*; exactly one of them") as error:
+        LocalTraining(**arguments)
+    assert f"steps={arguments.get('steps')}, epochs={arguments.get('epochs')}" in str(error.value)
+
+
+def test_a_misspelt_start_is_refused():
+    with pytest.raises(ValueError, match=r"method.local_update: got start='center'; allowed are own, centre and embed"):
+        LocalTraining(steps=1, start="center")

@@ -1,0 +1,156 @@
+"""Means of models: worked numbers, buffers, empty clusters, and that the order of clients does not count."""
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, mean_model
+from lcfl.networks import Layout
+from tests.builders import Normed, linear, state_of, upload
+
+LAYOUT = Layout.of(Normed())  # P = 23, P_phi = 15, the last of 30 entries is an integer
+ONES = torch.ones(LAYOUT.size)
+
+
+def flat(value):
+    return value * ONES
+
+
+def test_weights_are_normalised_first():
+    mean = mean_model([flat(1), flat(4)], [1, 2], LAYOUT)
+    assert mean[:29].tolist() == [3.0] * 29
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, mean_model([flat(1), flat(4)], [10, 20], LAYOUT))
+
+
+def test_integer_buffers_take_their_maximum():
+    mean = mean_model([flat(8), flat(2), flat(5)], [1, 1, 1], LAYOUT)
+    assert (mean[28], mean[29]) == (5.0, 8.0)
+
+
+def test_the_mean_of_equal_models_is_that_model():
+    model = torch.randn(LAYOUT.size)
+    assert torch.equal(mean_model([model] * 7, [3, 1, 4, 1, 5, 9, 2], LAYOUT), model)
+
+
+def test_sums_are_kept_in_float64():
+    large = [flat(2.0**24), flat(1), flat(-(2.0**24)), flat(1)]
+    assert mean_model(large, [1] * 4, LAYOUT)[0] == 0.5
+
+
+def test_order_does_not_count():
+    draw = np.random.default_rng(0)
+    models = [torch.tensor(draw.normal(size=LAYOUT.size), dtype=torch.float32) for _ in range(20)]
+    weights = draw.integers(1, 100, size=20)
+    order = draw.permutation(20)
+    mean = mean_model(models, weights.tolist(), LAYOUT)
+    again = mean_model([models[i] for i in order], weights[order].tolist(), LAYOUT)
+    torch.testing.assert_close(mean, again, rtol=1e-6, atol=1e-7)
+    expected = np.average([model.double().numpy() for model in models], axis=0, weights=weights)
+    np.testing.assert_allclose(mean[:29], expected[:29], atol=1e-6)
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("samples", 3.5), ("uniform", 3.0)])
+def test_fedavg_weighs_by_samples(weights, expected):
+    state = state_of([], [0, 0, 0], [ONES.tolist()], participated=[True, False, True])
+    GlobalMean(weights)(state, [upload(0, flat(2), 1), upload(2, flat(4), 3)], LAYOUT)
+    assert state.global_model[:29].tolist() == [expected] * 29
+    assert torch.equal(state.centres, state.global_model.unsqueeze(0))
+
+
+def test_local_leaves_the_server_as_it_is():
+    state = state_of([flat(1)], [0], [flat(3).tolist()])
+    before = state.global_model, state.centres
+    NoAggregation()(state, [upload(0, flat(2))], LAYOUT)
+    assert (state.global_model, state.centres) == before
+
+
+def clusters():
+    """Clusters {0, 1, 4}, {2, 3}, {}; client 3 and 4 never took part, 0 and 2 are in this round.
+
+    The store already has what 0 and 2 have just sent, as in a round.
+    """
+    models = [flat(2), flat(6), flat(10), flat(1000), None]
+    state = state_of(
+        models,
+        [0, 0, 1, 1, 0],
+        [flat(70).tolist(), flat(80).tolist(), flat(90).tolist()],
+        [True, True, True, False, False],
+    )
+    return state, [upload(0, models[0], 50), upload(2, models[2], 1)]
+
+
+def test_stored_means_count_everybody_that_ever_took_part():
+    state, uploads = clusters()
+    ClusterMean()(state, uploads, LAYOUT)
+    assert state.centres[:, 0].tolist() == [4.0, 10.0, 90.0]
+    assert state.global_model[:29].tolist() == [6.0] * 29
+
+
+def test_participants_means_count_this_rounds_clients():
+    state, uploads = clusters()
+    ClusterMean(over="participants", embedding_over="participants")(state, uploads, LAYOUT)
+    assert state.centres[:, 0].tolist() == [2.0, 10.0, 90.0]
+    assert state.global_model[0] == 6.0
+    state, uploads = clusters()
+    ClusterMean(over="participants", embedding_over="participants")(state, uploads[:1], LAYOUT)
+    assert state.centres[:, 0].tolist() == [2.0, 80.0, 90.0]
+    assert state.global_model[0] == 2.0
+
+
+def test_the_two_means_are_chosen_apart():
+    state, uploads = clusters()
+    ClusterMean(over="participants")(state, uploads[:1], LAYOUT)
+    assert (state.centres[1, 0], state.global_model[0]) == (80.0, 6.0)
+    state, uploads = clusters()
+    ClusterMean(embedding_over="participants")(state, uploads[:1], LAYOUT)
+    assert (state.centres[1, 0], state.global_model[0]) == (10.0, 2.0)
+
+
+def test_a_cluster_of_clients_never_sampled_keeps_its_centre():
+    models = [flat(2), flat(6)]
+    state = state_of(models, [0, 1], [flat(70).tolist(), flat(80).tolist()], participated=[True, False])
+    ClusterMean()(state, [upload(0, models[0])], LAYOUT)
+    assert state.centres[:, 0].tolist() == [2.0, 80.0]
+    assert state.global_model[0] == 2.0
+
+
+def test_sample_sizes_do_not_weigh_in_a_cluster():
+    models = [flat(2), flat(6)]
+    state = state_of(models, [0, 0], [flat(70).tolist()])
+    ClusterMean(over="participants")(state, [upload(0, models[0], 1), upload(1, models[1], 99)], LAYOUT)
+    assert state.centres[0, 0] == 4.0
+
+
+def test_counters_of_a_cluster_take_their_maximum():
+    state, uploads = clusters()
+    ClusterMean()(state, uploads, LAYOUT)
+    assert state.centres[:, 29].tolist() == [6.0, 10.0, 90.0]
+    assert state.global_model[29] == 10.0
+
+
+def test_models_of_the_last_round_are_not_written_into():
+    state, uploads = clusters()
+    before = state.centres, state.global_model
+    copies = [each.clone() for each in before]
+    ClusterMean()(state, uploads, LAYOUT)
+    for old, copy in zip(before, copies, strict=True):
+        assert torch.equal(old, copy)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda: GlobalMean("sample"), "weights"),
+        (lambda: ClusterMean(over="all"), "over"),
+        (lambda: ClusterMean(embedding_over="all"), "embedding_over"),
+    ],
+)
+def test_a_misspelt_option_is_refused(make, option):
+    with pytest.raises(ValueError, match=rf"method.aggregation: got {option}='(sample|all)'; allowed are"):
+        make()
+
+
+def test_layouts_without_buffers():
+    layout = Layout.of(linear())
+    assert mean_model([torch.ones(17), 3 * torch.ones(17)], [1, 1], layout).tolist() == [2.0] * 17

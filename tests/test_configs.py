@@ -1,0 +1,116 @@
+"""Every file in configs/: complete, layers as promised, and runs."""
+
+import importlib
+import inspect
+import itertools
+
+import pytest
+import yaml
+
+from lcfl.federation import Federation
+from tests.commandline import CONFIGS, DATA, METHODS, QUICKSTART, files, here, lcfl, printed  # noqa: F401
+
+EVERY = sorted(CONFIGS.rglob("*.yaml"))
+PAIRS = list(itertools.product(DATA, METHODS))
+# Each method on the smallest data, each data with the method that has all parts; every other pair at leisure.
+TRIED = [
+    pytest.param(
+        *pair,
+        id=f"{pair[0].stem}-{pair[1].stem}",
+        marks=() if pair[0].stem == "synthetic" or pair[1].stem == "lcfed" else pytest.mark.slow,
+    )
+    for pair in PAIRS
+]
+
+
+def name(path):
+    return str(path.relative_to(CONFIGS).with_suffix(""))
+
+
+def classes(content):
+    """Every mapping with a class_path, at any depth."""
+    if isinstance(content, dict):
+        if "class_path" in content:
+            yield content
+        content = list(content.values())
+    if isinstance(content, list):
+        for item in content:
+            yield from classes(item)
+
+
+def test_the_folder_holds_what_the_tests_below_run():
+    assert {name(path) for path in EVERY} == {name(path) for path in [QUICKSTART, *DATA, *METHODS]}
+    assert {"lcfed", "lcfed_plus", "fedavg", "local"} <= {path.stem for path in METHODS}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name)
+def test_a_file_explains_itself_and_writes_every_argument_of_its_classes(path):
+    text = path.read_text()
+    assert text.startswith("# ") and max(map(len, text.splitlines())) <= 128
+    found = list(classes(yaml.safe_load(text)))
+    assert found
+    for entry in found:
+        module, _, made = entry["class_path"].rpartition(".")
+        allowed = set(inspect.signature(getattr(importlib.import_module(module), made)).parameters)
+        given = set(entry.get("init_args", {}))
+        if module.startswith("torch."):  # their arguments change from version to version
+            assert given >= {"lr", "momentum", "weight_decay"} and given <= allowed
+        else:
+            assert given == allowed, entry["class_path"]
+
+
+@pytest.mark.parametrize("path", METHODS, ids=name)
+def test_a_method_sets_its_four_parts_and_leaves_callbacks_alone(path):
+    content = yaml.safe_load(path.read_text())
+    assert set(content["method"]) == {"local_update", "exchange", "aggregation", "clustering"}
+    assert "callbacks" not in content.get("trainer", {}) and set(content) <= {"trainer", "method", "model"}
+    assert set(content["model"]) == {"cluster_weight", "global_weight"}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("method", METHODS, ids=name)
+def test_the_quickstart_with_a_method_has_the_method_of_its_file(capsys, method):
+    alone = printed(capsys, "-c", CONFIGS / "data" / "digits.yaml", "-c", method)
+    layered = printed(capsys, "-c", QUICKSTART, "-c", method)
+    assert layered["method"] == alone["method"]
+    assert [layered["model"][key] for key in ("cluster_weight", "global_weight")] == [
+        alone["model"][key] for key in ("cluster_weight", "global_weight")
+    ]
+    assert layered["trainer"]["name"] == "quickstart"
+    # The other way round the quickstart, which names its own parts, wins.
+    assert printed(capsys, "-c", method, "-c", QUICKSTART) == printed(capsys, "-c", QUICKSTART)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("data", "method"), PAIRS, ids=[f"{a.stem}-{b.stem}" for a, b in PAIRS])
+def test_data_and_method_layer_in_either_order(capsys, data, method):
+    config = printed(capsys, "-c", data, "-c", method)
+    assert config == printed(capsys, "-c", method, "-c", data)
+    wanted = yaml.safe_load(data.read_text())
+    assert config["model"]["network"] == wanted["model"]["network"]
+    given = {key: config["data"][key] for key in wanted["data"]}
+    assert {**given, "dataset": None} == {**wanted["data"], "dataset": None}
+    assert config["data"]["dataset"]["class_path"] == wanted["data"]["dataset"]["class_path"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("data", "method"), TRIED)
+def test_data_with_method_runs_without_files_and_leaves_none(tmp_path, monkeypatch, data, method):
+    ran = []
+    launch = Federation._launch
+    monkeypatch.setattr(Federation, "_launch", lambda self, *args: ran.append(args) or launch(self, *args))
+    run = lcfl("fit", "-c", data, "-c", method, "--trainer.fast_dev_run=true", "--trainer.devices=1")
+    assert len(ran) == 1 and run.state.round == 1 and int(run.state.participated.sum()) == 2
+    assert any(key.startswith("test/own_split/") for key in run.metrics)
+    assert not files(tmp_path) and not run.path.exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_the_quickstart_shows_what_clustering_is_good_for():
+    run = lcfl("fit", "-c", QUICKSTART, "--trainer.rounds=40", "--trainer.devices=1", "--trainer.logger=false")
+    accuracy = {
+        kind: run.metrics[f"test/own_split/{kind}/acc"] for kind in ("personal", "cluster", "global", "majority")
+    }
+    assert min(accuracy["personal"], accuracy["cluster"]) > 0.9
+    assert max(accuracy["global"], accuracy["majority"]) < 0.8
+    assert str(run.path) == "logs/quickstart/version_0"

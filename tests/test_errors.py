@@ -1,0 +1,243 @@
+"""Bad input: an error before training starts that names the option, the value, what is allowed and a fix."""
+
+import csv
+import json
+
+import pytest
+
+from tests.commandline import LCFED, SMALL, SYNTHETIC, failure, files, here, lcfl  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("here")
+
+FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, "--method.clustering.init_args.dimension=10")
+
+PARTS = """
+import torch
+from torch import nn
+from lcfl import Callback
+from lcfl.data.datasets import FederatedDataset
+from lcfl.data.examples import TensorExamples
+
+class Odd(FederatedDataset):
+    shape, num_classes = (16,), 8
+    def load(self):
+        return TensorExamples(torch.zeros(40, 16), torch.arange(40) % 9, 40, self.num_classes)
+
+class Misspelt(Callback):
+    def on_round_ends(self, state):
+        pass
+
+class Headless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 8)
+    def forward(self, inputs):
+        return self.body(inputs)
+"""
+
+
+def layer(text):
+    return ("-c", text)
+
+
+def partition(name, **arguments):
+    return layer(f"data: {{partition: {{class_path: {name}, init_args: {json.dumps(arguments)}}}}}")
+
+
+THREE = ("--data.num_clients=3", "--trainer.clients_per_round=1", "--method.clustering.init_args.num_clusters=2")
+# what is wrong: the options, and the words that its message must have: option, value, what is allowed, fix
+REFUSED = {
+    "more clusters than clients": (
+        ["--method.clustering.init_args.num_clusters=21"],
+        ["num_clusters=21", "data.num_clients=20", "lower num_clusters", "raise data.num_clients"],
+    ),
+    "no cluster": (["--method.clustering.init_args.num_clusters=0"], ["num_clusters=0", "at least 1"]),
+    "more clients a round than clients": (
+        ["--trainer.clients_per_round=21"],
+        ["trainer.clients_per_round", "got 21", "data.num_clients=20", "counts from 1 to 20"],
+    ),
+    "no client a round": (["--trainer.clients_per_round=0"], ["trainer.clients_per_round", "got 0", "from 1 to 20"]),
+    "a share above 1": (["--trainer.clients_per_round=1.5"], ["trainer.clients_per_round", "1.5", "(0, 1]"]),
+    "alpha 0": (partition("ClassDirichlet", alpha=0), ["ClassDirichlet", "alpha", "> 0", "0"]),
+    "alpha below 0": (partition("ClientDirichlet", alpha=-0.5), ["ClientDirichlet", "alpha", "> 0", "-0.5"]),
+    "a partition that takes more than there is": (
+        partition("ClassDirichlet", alpha=0.5, min_samples=100),
+        ["ClassDirichlet", "20 clients", "min_samples 100", "1600", "lower num_clients or min_samples"],
+    ),
+    "a partition that no draw gives": (
+        partition("ClassDirichlet", alpha=0.01, min_samples=70, max_tries=3),
+        ["ClassDirichlet", "3 draws", "alpha 0.01", "raise alpha"],
+    ),
+    "sizes that are too large": (
+        partition("ClientDirichlet", alpha=1.0, sizes=[500, 600]),
+        ["ClientDirichlet", "(500, 600)", "1600", "lower sizes or num_clients"],
+    ),
+    "a class with too few samples": (
+        ["--data.num_clients=900", "--trainer.clients_per_round=4"],
+        ["Pathological", "200 samples", "225 owners", "use fewer clients"],
+    ),
+    "more classes a client than classes": (
+        partition("Pathological", classes_per_client=9),
+        ["Pathological", "classes_per_client is 9", "8 classes"],
+    ),
+    "labels out of range": (
+        [*layer("data: {dataset: own.Odd}"), "--data.partition=IID", "--data.num_clients=10"],
+        ["labels", "0 to 7", "num_classes 8", "0 to 8", "correct num_classes"],
+    ),
+    "an empty client": (
+        [*partition("FromFile", path="shares.json"), *THREE],
+        ["FromFile", "1 of 3 clients got no sample", "client 1", "fewer clients or more samples"],
+    ),
+    "a client whose samples are all held out": (
+        ["--data.val_fraction=0.9", "--data.test_fraction=0.9", "--data.num_clients=400"],
+        ["left without training samples", "lower data.val_fraction"],
+    ),
+    "a network without the layer": (
+        ["--model.cut=fc"],
+        ["model.cut", "MLP", "'fc'", "its layers are embedding.fc1, decision"],
+    ),
+    "an own network without the layer": (
+        layer("model: {network: own.Headless}"),
+        ["model.cut", "Headless", "'decision'", "its layers are body"],
+    ),
+    "too few scores": (
+        ["--model.network.init_args.num_classes=5"],
+        ["model.network", "(5,)", "8 classes", "set its num_classes to 8"],
+    ),
+    "another input shape": (
+        ["--model.network.init_args.in_features=15"],
+        ["model.network", "(16,)", "Synthetic", "arguments to fit"],
+    ),
+    "data that is not there": (
+        layer("{data: {dataset: {class_path: CIFAR10, init_args: {root: nowhere}}}, model: {network: LeNet5}}"),
+        [
+            "CIFAR10",
+            "'nowhere'",
+            "data.dataset.init_args.root",
+            "init_args.download=true",
+            'python -c "import torchvision',
+        ],
+    ),
+    "a misspelt hook": (
+        ["--trainer.callbacks+=own.Misspelt"],
+        ["trainer.callbacks", "Misspelt.on_round_ends", "Did you mean on_round_end?", "on_fit_start"],
+    ),
+    "a pull below 0": (["--model.cluster_weight=-1"], ["model.cluster_weight", "-1", ">= 0"]),
+    "half precision on a CPU": (
+        ["--trainer.precision=16-mixed", "--trainer.accelerator=cpu"],
+        ["trainer.precision", "16-mixed", "bf16-mixed"],
+    ),
+    "rounds below 0": (["--trainer.rounds=-1"], ["rounds=-1", "negative"]),
+    "a name with a folder": (["--trainer.name=a/b"], ["trainer.name", "'a/b'", "one folder"]),
+    "devices that are no number": (["--trainer.devices=many"], ["trainer.devices", "'many'", "auto"]),
+    "no device": (["--trainer.devices=0"], ["devices=0", "at least one"]),
+    "a choice by test data": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=test/own_split/personal/acc"],
+        ["EarlyStopping", "test/own_split/personal/acc", "val/own_split/personal/acc"],
+    ),
+    "neither steps nor epochs": (
+        layer("method: {local_update: LocalTraining}"),
+        ["method.local_update", "steps=None, epochs=None", "exactly one", "steps=5"],
+    ),
+    "a start that nobody sends": (
+        layer("method: {local_update: {init_args: {start: centre}}, exchange: NoExchange, aggregation: NoAggregation}"),
+        ["method.local_update", "start=centre", "NoExchange", "start=own"],
+    ),
+    "stored models that nobody stores": (
+        layer("method: {exchange: FullModel}"),
+        ["ClusterMean", "FullModel", "participants", "CentreAndEmbedding"],
+    ),
+    "no client at all": (["--data.num_clients=0"], ["data.num_clients", "at least 1", "0"]),
+    "no sample a batch": (["--data.batch_size=0"], ["data.batch_size", "at least 1", "0"]),
+    "all samples held out": (["--data.test_fraction=1.0"], ["data.test_fraction", "[0, 1)", "1.0"]),
+    "official test images that are not there": (
+        layer(
+            "{data: {dataset: Digits, protocols: [label_view]}, "
+            "model: {network: {init_args: {in_features: 64, num_classes: 10}}}}"
+        ),
+        ["label_view", "Digits", "own_split"],
+    ),
+}
+
+UNPARSED = {
+    "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
+    "a strategy that splits models": (["--trainer.strategy=fsdp"], ["trainer.strategy", "ddp_fork", "fsdp"]),
+    "an unknown precision": (["--trainer.precision=64-true"], ["trainer.precision", "bf16-mixed", "64-true"]),
+    "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "int", "many"]),
+    "a missing argument": (partition("ClassDirichlet"), ["data.partition", "ClassDirichlet", "alpha"]),
+}
+
+
+@pytest.fixture
+def nothing_written(tmp_path):
+    """The working directory with modules and files of one's own; no run may be in it afterwards."""
+    (tmp_path / "own.py").write_text(PARTS)
+    (tmp_path / "shares.json").write_text(json.dumps({"indices": [[0, 1, 2, 3], [], [4, 5, 6, 7]], "groups": None}))
+    yield
+    assert {path.name for path in files(tmp_path) if "__pycache__" not in path.parts} == {"own.py", "shares.json"}
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_is_refused_before_anything_is_written(what):
+    words, said = REFUSED[what]
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        lcfl(*FIT, *words)
+    missing = [word for word in said if word not in str(error.value)]
+    assert not missing, f"{missing} is not in: {error.value}"
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize("what", UNPARSED)
+def test_bad_input_is_refused_by_the_parser(capsys, what):
+    words, said = UNPARSED[what]
+    message = failure(capsys, *FIT, *words)
+    assert message.startswith("lcfl: error: ")
+    missing = [word for word in said if word not in message]
+    assert not missing, f"{missing} is not in: {message}"
+
+
+def test_a_step_that_makes_the_pull_diverge_is_a_warning():
+    sgd = "model: {cluster_weight: 3.0, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.6}}}"
+    with pytest.warns(UserWarning, match=r"learning rate 0\.6 .*= 3\.5 is >= 2.*Keep the product"):
+        lcfl(*FIT, "--trainer.rounds=0", "-c", sgd)
+
+
+def test_a_pull_without_a_target_is_a_warning():
+    without = "method: {exchange: FullModel, aggregation: GlobalMean, clustering: []}"
+    with pytest.warns(
+        UserWarning, match=r"model\.cluster_weight \(mu\) = 0\.5 has no effect: FullModel sends no centre"
+    ):
+        lcfl(*FIT[:-1], "--trainer.rounds=0", "-c", without)
+
+
+def test_more_components_than_the_models_span_are_fewer_with_a_warning():
+    with pytest.warns(UserWarning, match=r"dimension=50, but 20 models span only 19.*going on with 19"):
+        run = lcfl(*FIT, "--method.clustering.init_args.dimension=50")
+    assert run.state.projection.shape[1] == 19
+
+
+def test_a_client_that_diverges_is_named_left_out_and_counted(tmp_path):
+    (tmp_path / "own_module.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Fragile(nn.CrossEntropyLoss):\n"
+        "    def forward(self, scores, targets):\n"
+        "        return super().forward(scores, targets) / (targets > 1).all()\n"  # the clients of labels 0 and 1
+    )
+    args = (*FIT, "--trainer.clients_per_round=20", "--model.loss=own_module.Fragile")
+    with pytest.warns(UserWarning) as warned:
+        run = lcfl(*args)
+    texts = [str(warning.message) for warning in warned]
+    for client, number in ((0, 0), (4, 1)):
+        assert any(text.startswith(f"client {client}, round {number}: ") and "left out" in text for text in texts)
+    with open(run.path / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["train/failed_clients"]]
+    assert [float(row["train/failed_clients"]) for row in rows] == [5.0] * 3
+    assert run.state.participated.tolist() == [False] * 5 + [True] * 15
+    assert run.state.centres.isfinite().all() and run.state.global_model.isfinite().all()
+
+
+def test_a_metric_that_is_never_measured_is_named_with_those_that_are():
+    with pytest.raises(ValueError, match=r"no metric val/nothing; there are .*val/own_split/personal/acc"):
+        lcfl(*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/nothing")

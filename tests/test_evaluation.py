@@ -1,0 +1,206 @@
+"""Every kind of model is the very model it says, measured on the very images."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lcfl.clients import ClientState
+from lcfl.evaluation import Evaluator
+from lcfl.launch import StopFlag
+from lcfl.local import LocalTraining
+from lcfl.local.update import LocalData
+from lcfl.metrics import Evaluation
+from lcfl.module import FederatedModule
+from lcfl.ranks import Ranks
+from lcfl.worker import ClientError, EvaluationTask, Worker
+from tests.builders import alone, dealt, engine, fedavg, lcfed, linear_module, state_of, two_sided
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(num_clients=4, size=10, seed=3)
+VAL = [share[-2:] for share in TRAIN]
+TRAIN = [share[:-2] for share in TRAIN]
+VIEW = [np.concatenate(TEST), TEST[0], TEST[1], np.concatenate(TEST[:2])]
+
+
+def data(**options):
+    options = {"val": VAL, "test": TEST, "label_view": VIEW, **options}
+    return dealt(INPUTS, TARGETS, TRAIN, batch_size=3, **options)
+
+
+def models(number, seed):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 17, generator=draw)
+
+
+def state():
+    """Clients 0 to 2 have taken part, 3 has not; clusters {0, 2}, {1, 3}; everything differs."""
+    result = state_of(list(models(4, 0)), [0, 1, 0, 1], models(2, 1), [True, True, True, False], models(1, 2)[0])
+    result.global_model = models(1, 3)[0]
+    for client in range(4):
+        result.clients[client] = replace(result.clients[client], consumed=5 * client)
+    result.round = 7
+    return result
+
+
+def evaluator(method, population=None, module=None, **options):
+    population = population or data(**options)
+    module = module or linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    worker = Worker(fabric, module, population, method, seed=11)
+    ranks = Ranks(fabric, worker.run, StopFlag())
+    return Evaluator(ranks, method, population.population, population.protocols, module.layout)
+
+
+def by_hand(model, indices):
+    """Loss and accuracy of the linear network in numpy."""
+    w = model.double().numpy()
+    middle = INPUTS[indices].astype(np.float32) @ w[:6].reshape(3, 2).T + w[6:9]
+    scores = middle @ w[9:15].reshape(2, 3).T + w[15:]
+    targets = TARGETS[indices]
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(targets)), targets]
+    return losses.mean(), (scores.argmax(axis=1) == targets).mean()
+
+
+def assert_measured(found, name, owners):
+    """`owners`: client -> (model, indices)."""
+    loss, acc = found.by_name[f"{name}/loss"], found.by_name[f"{name}/acc"]
+    assert loss.clients.tolist() == acc.clients.tolist() == sorted(owners)
+    assert acc.num_samples.tolist() == [len(owners[i][1]) for i in sorted(owners)]
+    expected = [by_hand(*owners[i]) for i in sorted(owners)]
+    np.testing.assert_allclose(loss.values, [each[0] for each in expected], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(acc.values, [each[1] for each in expected], atol=1e-7)
+
+
+SETS = {"val/own_split": VAL, "test/own_split": TEST, "test/label_view": VIEW}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_personal_cluster_and_global(name):
+    s = state()
+    found = evaluator(lcfed())(s, ["personal", "cluster", "global"])
+    sets = SETS[name]
+    own = {i: (s.clients[i].model, sets[i]) for i in range(3)} | {3: (s.centres[1], sets[3])}
+    assert_measured(found, f"{name}/personal", own)
+    assert_measured(found, f"{name}/cluster", {i: (s.centres[i % 2], sets[i]) for i in range(4)})
+    assert_measured(found, f"{name}/global", {i: (s.global_model, sets[i]) for i in range(4)})
+
+
+def test_only_what_is_asked_for_is_measured():
+    found = evaluator(lcfed())(state(), ["cluster"], stages=["val"])
+    assert list(found.by_name) == ["val/own_split/cluster/loss", "val/own_split/cluster/acc"]
+
+
+@pytest.mark.parametrize(("method", "start"), [(fedavg, "global"), (alone, "own"), (lcfed, "own")])
+def test_after_local_is_one_local_run_from_what_the_server_would_send(method, start):
+    s = state()
+    before = [s.clients[i] for i in range(4)]
+    method = method()
+    found = evaluator(method)(s, ["after_local"], stages=["test"])
+    module = linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
+    trained = {}
+    for client in range(4):
+        local = LocalData(TRAIN[client], 3, 11, client)
+        begin = ClientState(s.global_model if start == "global" else s.clients[client].model, 5 * client)
+        downlink = method.exchange.down(s, client, module.layout)
+        trained[client] = LocalTraining(steps=3)(begin, downlink, local, engine(module, data())).model
+    assert_measured(found, "test/own_split/after_local", {i: (trained[i], TEST[i]) for i in range(4)})
+    assert [s.clients[i] for i in range(4)] == before
+    assert not torch.equal(trained[0], s.clients[0].model)
+
+
+def test_clients_without_images_have_no_value():
+    nobody = [[]] * 4
+    sets = {"val": [VAL[0], [], [], []], "test": [[], TEST[1], [], TEST[3]], "label_view": nobody}
+    s = state()
+    found = evaluator(lcfed(), **sets)(s, ["personal"])
+    assert_measured(found, "val/own_split/personal", {0: (s.clients[0].model, VAL[0])})
+    assert_measured(found, "test/own_split/personal", {1: (s.clients[1].model, TEST[1]), 3: (s.centres[1], TEST[3])})
+    assert not any(name.startswith("test/label_view") for name in found.by_name)
+
+
+def test_nobody_has_images():
+    found = evaluator(lcfed(), val=[[]] * 4, test=[[]] * 4, label_view=[[]] * 4)(state(), ["personal", "after_local"])
+    assert found == Evaluation()
+
+
+def test_sharing_a_model_changes_no_number():
+    s = state()
+    shared = evaluator(lcfed())(s, ["cluster"])
+    copies = state()
+    copies.centres = copies.centres[copies.assignment]  # every client in a cluster of its own with the same centre
+    copies.assignment = torch.arange(4)
+    apart = evaluator(lcfed())(copies, ["cluster"])
+    assert shared.by_name.keys() == apart.by_name.keys()
+    for name, metric in shared.by_name.items():
+        np.testing.assert_allclose(metric.values, apart.by_name[name].values, rtol=1e-6)
+        assert metric.clients.tolist() == apart.by_name[name].clients.tolist()
+
+
+def test_a_shared_model_scores_an_image_once():
+    scored = []
+
+    class Counting(FederatedModule):
+        def forward(self, inputs):
+            scored.append(len(inputs))
+            return super().forward(inputs)
+
+    template = linear_module()
+    module = Counting(template.make_network)
+    evaluator(lcfed(), module=module)(state(), ["global"], stages=["test"])
+    assert scored == [len(np.unique(np.concatenate([*TEST, *VIEW])))]
+
+
+def test_measuring_leaves_the_generators_alone():
+    measure = evaluator(lcfed())
+    before = torch.get_rng_state()
+    measure(state(), ["personal", "after_local"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_off_while_measuring():
+    def noisy():
+        network = linear_module().make_network()
+        network.embedding = torch.nn.Sequential(network.embedding, torch.nn.Dropout(0.5))
+        return network
+
+    module = FederatedModule(noisy)
+    s = state()
+    found = evaluator(lcfed(), module=module)(s, ["global"], stages=["val"])
+    assert_measured(found, "val/own_split/global", {i: (s.global_model, VAL[i]) for i in range(4)})
+
+
+def test_many_models_go_in_parts(monkeypatch):
+    whole = evaluator(lcfed())(state(), ["personal", "after_local"])
+    monkeypatch.setattr("lcfl.evaluation.TASKS_AT_A_TIME", 3)
+    parts = evaluator(lcfed())(state(), ["personal", "after_local"])
+    assert whole.summary() == parts.summary()
+
+
+def test_long_sets_are_scored_in_batches(monkeypatch):
+    whole = evaluator(lcfed())(state(), ["personal"])
+    monkeypatch.setattr("lcfl.worker.EVALUATION_BATCH", 3)
+    assert evaluator(lcfed())(state(), ["personal"]).summary() == pytest.approx(whole.summary(), rel=1e-5)
+
+
+def test_a_set_in_any_order_is_measured_on_its_own_images():
+    population, s = data(), state()
+    module = linear_module()
+    worker = Worker(Fabric(accelerator="cpu", devices=1), module, population, lcfed(), seed=0)
+    sets = (np.array([9, 2, 30, 2]), np.array([30, 1]))
+    for values, indices in zip(worker.evaluate(EvaluationTask(s.global_model, sets)), sets, strict=True):
+        loss, acc = by_hand(s.global_model, indices)
+        assert values["loss"] == pytest.approx(loss, rel=1e-4)
+        assert values["acc"] == pytest.approx(acc)
+
+
+def test_what_goes_wrong_is_raised_with_client_and_round():
+    class Broken(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            raise KeyError("oh")
+
+    module = Broken(linear_module().make_network)
+    with pytest.raises(ClientError, match=r"client 0, round 7, rank 0: KeyError: 'oh'") as error:
+        evaluator(lcfed(), module=module)(state(), ["after_local"])
+    assert "training_step" in "".join(error.value.__notes__)

@@ -1,0 +1,62 @@
+"""The scripts and configurations in examples/ run."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lcfl
+from lcfl import cli
+from lcfl.aggregation import ClusterMean
+from lcfl.clustering import LowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Synthetic
+from lcfl.data.partition import Pathological
+from lcfl.exchange import CentreAndEmbedding
+from lcfl.local import LocalTraining
+from lcfl.networks import MLP
+
+ROOT = Path(__file__).parent.parent
+METHODS = sorted((ROOT / "configs/methods").glob("*.yaml"))
+
+
+def parts():
+    """Model, data and method of a small federation, as examples/python_api.py builds them."""
+    network = functools.partial(MLP, in_features=16, hidden=[32], num_classes=8)
+    model = lcfl.FederatedModule(network, functools.partial(torch.optim.SGD, lr=0.1), cluster_weight=0.5)
+    clustering: list = [LowRankCosine(num_clusters=4, dimension=4)]
+    method = lcfl.Method(LocalTraining(steps=2), CentreAndEmbedding(), ClusterMean(), clustering)
+    data = FederatedDataModule(Synthetic(), Pathological(2), num_clients=20, batch_size=10)
+    return {"model": model, "data": data, "method": method}
+
+
+def test_python_api(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/python_api.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"personal accuracy: (\S+)", done.stdout)[1]) > 0.8
+    assert "test images right" in done.stdout
+
+
+@pytest.mark.parametrize("method", METHODS, ids=[path.stem for path in METHODS])
+def test_own_data_under_every_method(method, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr(sys, "argv", ["lcfl"])
+    words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml")]
+    assert cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
+
+
+def test_every_yaml_here_is_tested():
+    assert [path.name for path in (ROOT / "examples").glob("*.yaml")] == ["own.yaml"]

@@ -1,0 +1,92 @@
+"""Round 0, where equal centres and models would make every similarity tie (reading A26)."""
+
+import pytest
+import torch
+
+from lcfl import rng
+from lcfl.clustering import LowRankCosine
+from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+
+
+def first_rounds(tmp_path, method=None, rounds=1, **options):
+    module = blobs_module(cluster_weight=0.5, global_weight=0.1)
+    options = {"clients_per_round": 5, **options}
+    return fit(module, blobs(12), method or lcfed(4), tmp_path, rounds=rounds, **options)
+
+
+def test_lcfed_does_not_collapse_into_one_cluster(tmp_path):
+    watch = first_rounds(tmp_path)
+    opening, first = watch.history
+    assert (opening.round, first.round) == (-1, 0)
+    for each in (opening, first):
+        # the four true groups are 0-2, 3-5, 6-8, 9-11; which number a group gets is k-means's
+        groups = each.assignment.reshape(4, 3)
+        assert groups.tolist() == [[number] * 3 for number in groups[:, 0].tolist()]
+        assert sorted(groups[:, 0].tolist()) == [0, 1, 2, 3]
+        assert len(each.centres.unique(dim=0)) == 4
+    assert first.row["cluster/count"] == 4
+    assert first.row["cluster/moved"] == 0
+    assert first.row["cluster/ari"] == 1
+
+
+def test_before_round_0_phi_is_the_initial_embedding_and_nobody_has_a_model(tmp_path):
+    watch = first_rounds(tmp_path, rounds=0)
+    state = watch.state
+    assert torch.equal(state.global_model, state.initial)
+    assert list(state.clients) == []
+    assert not state.participated.any()
+    assert state.round == 0
+
+
+def test_after_round_0_only_the_sampled_have_taken_part(tmp_path):
+    watch = first_rounds(tmp_path)
+    sampled, state = watch.sampled[0], watch.state
+    assert len(sampled) == 5
+    assert torch.nonzero(state.participated).flatten().tolist() == sampled == list(state.clients)
+    means = torch.stack([state.clients[i].model for i in sampled]).mean(dim=0)
+    torch.testing.assert_close(state.global_model, means)
+    opening = watch.history[0]
+    for cluster in range(4):
+        members = [i for i in sampled if state.assignment[i] == cluster]
+        if members:
+            mean = torch.stack([state.clients[i].model for i in members]).mean(dim=0)
+            torch.testing.assert_close(state.centres[cluster], mean)
+        else:
+            assert torch.equal(state.centres[cluster], opening.centres[cluster])
+
+
+class LiteralStart(LowRankCosine):
+    """All centres at the initial model, as Algorithm 1 line 1 reads."""
+
+    def on_opening_end(self, server, state, uploads):
+        super().on_opening_end(server, state, uploads)
+        state.centres = state.initial.repeat(self.num_clusters, 1)
+
+
+@pytest.mark.parametrize("init", ["kmeans", "random"])
+def test_identical_centres_leave_r_as_it_is(tmp_path, init):
+    method = lcfed(4)
+    method.clustering = [LiteralStart(4, 8, init=init)]
+    opening, first = first_rounds(tmp_path, method).history
+    assert len(opening.centres.unique(dim=0)) == 1
+    assert torch.equal(opening.assignment, first.assignment)
+    assert len(first.assignment.unique()) == 4
+    assert len(first.centres.unique(dim=0)) > 1
+
+
+def test_the_same_clients_are_sampled_whatever_the_method(tmp_path):
+    methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2)]
+    module = blobs_module()
+    sampled = [fit(module, blobs(12), each, tmp_path, rounds=3, clients_per_round=5).sampled for each in methods]
+    assert sampled[0] == sampled[1] == sampled[2] == sampled[3]
+    draws = [sorted(rng.generator(0, "sample", t).choice(12, 5, replace=False).tolist()) for t in range(3)]
+    assert [sampled[0][t] for t in range(3)] == draws
+    assert len({tuple(draw) for draw in draws}) > 1
+    assert fit(module, blobs(12), fedavg(), tmp_path, clients_per_round=5, seed=1).sampled[0] != draws[0]
+
+
+def test_every_method_begins_at_the_same_initial_model(tmp_path):
+    states = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=0).state for each in (fedavg(), alone(), lcfed(4))]
+    assert all(torch.equal(state.initial, states[0].initial) for state in states)
+    other = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=0, seed=1).state
+    assert not torch.equal(other.initial, states[0].initial)

@@ -1,0 +1,149 @@
+"""Imports go down only, also those that only a type checker follows; `lcfl --help` waits for no torch."""
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import lcfl
+
+ROOT = Path(lcfl.__file__).parent
+
+# Top to bottom: who stands above may be imported by who stands below, never the other way round.
+# A package is one entry. A new module gets its place here.
+LAYERS = [
+    # knows nothing of the package
+    "rng",
+    "files",
+    "messages",
+    # the network and its data
+    "networks",
+    "module",
+    "data",
+    # what outlives a round, and who is called at one
+    "clients",
+    "state",
+    "hooks",
+    # the four parts of a method
+    "local",
+    "exchange",
+    "aggregation",
+    "similarity",
+    "clustering",
+    "method",
+    "metrics",
+    # ranks
+    "transport",
+    "launch",
+    "worker",
+    "ranks",
+    # files of a run
+    "run",
+    "table",
+    "checkpoint",
+    # the federation
+    "evaluation",
+    "identity",
+    "server",
+    "callbacks",
+    "checks",
+    "session",
+    "result",
+    "federation",
+    # the command line, and what reads its files
+    "layers",
+    "cli",
+    "loading",
+    "__main__",
+]
+
+
+def module_name(path):
+    parts = ("lcfl", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imported_by(name):
+    """The modules of lcfl that a module names in an import, wherever in the file; lcfl itself (its version) is free."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
+    return {each for each in found if each.startswith("lcfl.")}
+
+
+GRAPH = {name: imported_by(name) for name in MODULES if name != "lcfl"}
+
+
+def layer(name):
+    return name.split(".")[1]
+
+
+def test_every_import_of_the_package_exists():
+    assert {each for names in GRAPH.values() for each in names} <= set(MODULES)
+
+
+def test_there_are_no_circles():
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1][::-1]))
+
+
+def test_every_module_has_a_place():
+    assert sorted({layer(name) for name in GRAPH}) == sorted(LAYERS)
+
+
+def test_imports_go_down_only():
+    place = {name: number for number, name in enumerate(LAYERS)}
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in GRAPH.items()
+        for other in others
+        if layer(name) != layer(other) and place[layer(other)] > place[layer(name)]
+    ]
+    assert wrong == []
+
+
+def test_the_check_sees_imports_of_every_kind():
+    assert "lcfl.cli" in GRAPH["lcfl.loading"], "inside a function"
+    assert "lcfl.rng" in GRAPH["lcfl.module"], "from lcfl import rng"
+    assert "lcfl.clustering" in GRAPH["lcfl.cli"], "import lcfl.clustering"
+    assert {"lcfl.server", "lcfl.state"} <= GRAPH["lcfl.callbacks.checkpoint"]
+
+
+def test_the_package_itself_imports_nothing_of_its_own_at_run_time():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    eager = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert [name for name in eager if name.startswith("lcfl")] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_and_version_import_no_torch(arguments):
+    code = (
+        "import sys, lcfl, lcfl.__main__\n"
+        f"lcfl.__main__.main({arguments!r})\n"
+        "heavy = {'torch', 'lightning', 'numpy', 'sklearn', 'yaml', 'jsonargparse'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"lcfl {lcfl.__version__}" if arguments == ["--version"] else "usage: lcfl")
+
+
+def test_every_public_name_can_be_had_from_the_package():
+    for name in lcfl.__all__:
+        assert getattr(lcfl, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = lcfl.Nothing

@@ -1,0 +1,112 @@
+"""What a later layer keeps of the ones below: nothing of a class that it names, nothing of a list that it gives."""
+
+import pytest
+import yaml
+from jsonargparse import Namespace
+
+from lcfl.layers import forget
+from tests.commandline import FEDAVG, LCFED, SYNTHETIC, failure, here, lcfl, printed  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def below():
+    return Namespace(
+        model=Namespace(
+            network=Namespace(class_path="a.MLP", init_args=Namespace(width=3, num_classes=8)),
+            weight=0.5,
+        ),
+        clustering=[Namespace(class_path="a.C", init_args=Namespace(k=3))],
+    )
+
+
+@pytest.mark.parametrize("named", ["a.LeNet", {"class_path": "a.LeNet"}, {"class_path": "a.MLP"}])
+def test_a_named_class_loses_its_arguments_and_nothing_else_does(named):
+    config = below()
+    forget(config, {"model": {"network": named}})
+    assert "init_args" not in config.model.network
+    assert config.model.weight == 0.5 and config.clustering == below().clustering
+
+
+@pytest.mark.parametrize("adjusted", [{"init_args": {"width": 4}}, {"width": 4}])
+def test_arguments_without_a_class_adjust_what_is_there(adjusted):
+    config = below()
+    forget(config, {"model": {"network": adjusted}})
+    assert config == below()
+
+
+def test_a_class_nested_in_adjusted_arguments_starts_anew():
+    inner = Namespace(class_path="a.Inner", init_args=Namespace(size=1))
+    config = Namespace(outer=Namespace(class_path="a.Outer", init_args=Namespace(inner=inner, other=2)))
+    forget(config, {"outer": {"init_args": {"inner": {"class_path": "a.Else"}}}})
+    assert config.outer.init_args.other == 2 and "init_args" not in config.outer.init_args.inner
+
+
+def test_a_given_list_replaces_and_another_key_does_not():
+    config = below()
+    forget(config, {"clustering": [{"class_path": "a.C"}], "unknown": {"class_path": "a.C"}, "model": None})
+    assert config.clustering == [] and config.model == below().model
+
+
+def test_a_network_of_another_class_has_its_own_defaults(capsys):
+    assert printed(capsys, *SYNTHETIC, *FEDAVG)["model"]["network"]["init_args"]["num_classes"] == 8
+    for named in ("{network: LeNet5}", "{network: {class_path: LeNet5}}"):
+        config = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", f"model: {named}")["model"]["network"]
+        assert config == {
+            "class_path": "lcfl.networks.LeNet5",
+            "init_args": {"in_channels": 3, "image_size": 32, "num_classes": 10, "padding": 0},
+        }
+
+
+def test_the_same_class_named_again_starts_from_its_defaults_too(capsys):
+    again = "method: {clustering: [{class_path: LowRankCosine, init_args: {dimension: 7}}]}"
+    first = "method: {clustering: [{class_path: LowRankCosine, init_args: {num_clusters: 3, center: true}}]}"
+    (clustering,) = printed(capsys, *SYNTHETIC, *LCFED, "-c", first, "-c", again)["method"]["clustering"]
+    assert clustering["init_args"] | {"offline_steps": 0} == {
+        "num_clusters": 10,
+        "dimension": 7,
+        "center": False,
+        "offline_clients": 1000,
+        "offline_steps": 0,
+        "keep_offline_models": False,
+        "init": "kmeans",
+    }
+
+
+def test_arguments_alone_adjust_the_class_below(capsys):
+    layer = "data: {partition: {init_args: {classes_per_client: 3}}}"
+    partition = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", layer)["data"]["partition"]
+    assert partition["class_path"].endswith("Pathological")
+    assert partition["init_args"] == {"classes_per_client": 3, "sizes": None, "balanced": True}
+
+
+def test_an_optimizer_that_is_replaced_leaves_nothing_behind(capsys):
+    momentum = "model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.3, momentum: 0.9}}}"
+    plain = "model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.2}}}"
+    arguments = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", momentum, "-c", plain)["model"]["optimizer"]["init_args"]
+    assert arguments["lr"] == 0.2 and arguments["momentum"] == 0.0
+
+
+def test_a_list_with_a_plus_adds_to_the_one_below(capsys):
+    early = "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/a/b/acc}}]}"
+    more = "trainer: {callbacks+: [Monitor]}"
+    callbacks = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", early, "-c", more)["trainer"]["callbacks"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["EarlyStopping", "Monitor"]
+    assert callbacks[0]["init_args"]["monitor"] == "val/a/b/acc"
+
+
+def test_a_text_longer_than_a_files_name_may_be_is_a_layer_like_any_other(capsys):
+    layer = "method: {local_update: {class_path: LocalTraining, init_args: {epochs: 2}}} " + "#" * 5000
+    arguments = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", layer)["method"]["local_update"]["init_args"]
+    assert arguments == {"steps": None, "epochs": 2, "start": "own"}
+
+
+@pytest.mark.parametrize("text", ["model: [", "nowhere.yaml", "just words"])
+def test_an_unreadable_layer_is_the_parsers_error(capsys, text):
+    assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", text)
+
+
+def test_a_group_of_its_own_file_is_read(capsys, tmp_path):
+    whole = printed(capsys, *SYNTHETIC, *LCFED)
+    (tmp_path / "method.yaml").write_text(yaml.safe_dump(whole["method"]))
+    assert printed(capsys, *SYNTHETIC, "--method=method.yaml")["method"] == whole["method"]

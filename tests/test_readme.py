@@ -1,0 +1,174 @@
+"""README.md, CONTRIBUTING.md and docs/ say what is so: their files, commands, tables and links."""
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lcfl
+import lcfl.data.partition
+from lcfl import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "logs/README.md"]
+PAGES += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def marked(text, mark):
+    """The code block below ``<!-- mark -->``."""
+    return re.search(rf"<!-- {re.escape(mark)} -->\n```\w+\n(.*?)```", text, re.DOTALL)[1]
+
+
+def commands(text):
+    """Every command line in the bash blocks of a page, with its continuation lines joined."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [part.strip() for line in lines for part in line.split("&&")]
+
+
+def lcfl_commands(text):
+    """The arguments of every ``lcfl ...`` among them."""
+    words = [shlex.split(command) for command in commands(text)]
+    words = [each[2:] if each[:2] == ["python", "-m"] else each for each in words]
+    return [each[1:] for each in words if each and each[0].rpartition("/")[2] == "lcfl"]
+
+
+def run(command, folder):
+    """Runs a line of a page as a reader would, with this interpreter as ``python``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "LCFL": str(ROOT), "PATH": path}
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["examples/own.py", "examples/own.yaml"])
+def test_files_shown_are_the_files(name):
+    assert marked(README, f"file: {name}") == (ROOT / name).read_text()
+
+
+def test_own_data_and_network_as_written(tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("own.py", "own.yaml"):
+        path = tmp_path / "examples" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(marked(README, f"file: examples/{name}"))
+    shown = run(marked(README, "block: own").strip() + " --trainer.rounds 4 --trainer.devices 1", tmp_path)
+    assert "4 rounds" in shown and "majority class" in shown
+    assert (tmp_path / "examples/logs/own/version_0/summary.json").is_file()
+
+
+def test_adding_a_method_as_written(tmp_path):
+    for name in ("fedprox.py", "fedprox.yaml", "test_fedprox.py"):
+        (tmp_path / name).write_text(marked(CONTRIBUTING, f"file: {name}"))
+    trial, training = marked(CONTRIBUTING, "block: try").splitlines()
+    run(trial, tmp_path)
+    assert not (tmp_path / "logs").exists()
+    assert trial == f"{training} --trainer.fast_dev_run true"
+    assert "2 passed" in run(marked(CONTRIBUTING, "block: prove").strip() + " -p no:cacheprovider", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [words for words in lcfl_commands(README) if "own.yaml" not in words], ids=" ".join
+)
+def test_command_is_understood(arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["lcfl"])
+    with pytest.raises(SystemExit) as left:
+        cli.main([*arguments, "--print_config"])
+    assert left.value.code in (0, None)
+    assert "trainer:" in capsys.readouterr().out
+
+
+def test_there_are_commands():
+    assert len(lcfl_commands(README)) >= 6
+
+
+def test_the_quickstart_is_as_long_as_said():
+    rounds = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())["trainer"]["rounds"]
+    assert f"for {rounds} rounds" in README
+
+
+def test_python_block_as_written(tmp_path, monkeypatch):
+    from tests.test_examples import parts
+
+    block = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "lcfl.load" in block)
+    monkeypatch.chdir(tmp_path)
+    names = parts() | {"lcfl": lcfl}
+    exec(block.replace("rounds=30", "rounds=2, devices=1"), names)
+    assert names["again"].path == names["run"].path
+
+
+def test_table_of_the_trainer_is_complete_and_true():
+    rows = re.search(r"## Options of the trainer\n(.*?)\n## ", README, re.DOTALL)[1]
+    shown = {}
+    for line in rows.splitlines():
+        if line.startswith("| `") and not line.startswith("| `trainer."):
+            names, defaults = (cell.strip().split(", ") for cell in line.split("|")[1:3])
+            defaults = defaults * len(names) if len(defaults) == 1 else defaults
+            shown |= dict(zip((name.strip("`") for name in names), defaults, strict=True))
+    parameters = inspect.signature(lcfl.Federation).parameters
+    spoken = {True: "true", False: "false", None: ""}
+    real = {
+        name: spoken[parameter.default]
+        if parameter.default is None or isinstance(parameter.default, bool)
+        else str(parameter.default)
+        for name, parameter in parameters.items()
+        if name != "seed"
+    }
+    assert shown == real
+
+
+def test_tables_of_methods_and_partitions_are_complete():
+    for path in (ROOT / "configs/methods").glob("*.yaml"):
+        assert f"methods/{path.name}" in README
+        page = {"lcfed_plus": "lcfed"}.get(path.stem, path.stem)
+        assert (ROOT / f"docs/methods/{page}.md").is_file()
+    partitions = set(lcfl.data.partition.__all__) - {"Partition", "Shares", "write_partition"}
+    for page in (README, (ROOT / "docs/partitions.md").read_text()):
+        assert not [name for name in partitions if f"`{name}" not in page]
+
+
+def test_make_and_readme_run_the_same_tests():
+    makefile = (ROOT / "Makefile").read_text()
+    line = commands(f"```bash\n{marked(README, 'block: tests')}```")[-1]
+    assert line.replace(".venv/bin/", "$(BIN)") in makefile
+    script = (ROOT / ".ci/run").read_text()
+    assert "readme tests 1" in script and "readme tests 2" in script and "readme quickstart 2" in script
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(path.read_text()), f"{page}: {target}"
+
+
+def anchors(text):
+    """The names that headings are linked by."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
