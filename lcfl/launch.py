@@ -164,7 +164,9 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     raised here, not the ones that follow from it.
     """
     flag = StopFlag()
-    errors = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn").SimpleQueue()
+    # A queue can be handed to processes of its own kind only; ranks that are not started here need none.
+    start_method = getattr(fabric.strategy.launcher, "_start_method", "spawn")
+    errors = multiprocessing.get_context(start_method).SimpleQueue()
     guarded = _Guarded(function, flag, errors, os.getpid())
     environ = dict(os.environ)
     with flag.installed(), one_thread():

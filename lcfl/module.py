@@ -47,7 +47,7 @@ class FederatedModule(pl.LightningModule):
 
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, or one
-            without the layer `cut`.
+            without the layer `cut`, or a factory whose networks share parameters.
     """
 
     def __init__(
@@ -71,6 +71,12 @@ class FederatedModule(pl.LightningModule):
                 raise ValueError(f"model.{name}: got {weight}; a regulariser's weight is a number >= 0.")
         self.make_network = network
         self.network = network()
+        ours = {parameter.data_ptr() for parameter in self.network.parameters()}
+        if any(parameter.data_ptr() in ours for parameter in network().parameters()):
+            raise ValueError(
+                "model.network: two calls gave networks with the same parameters; every call must make new ones. In "
+                "YAML name lcfl.networks.split instead of SplitNetwork: it takes factories of embedding and decision."
+            )
         self.layout = Layout.of(self.network, cut)
         self.optimizer = optimizer
         self.cluster_weight = cluster_weight

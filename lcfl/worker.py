@@ -3,6 +3,7 @@
 Legend: P + Q length of a model's flat vector.
 """
 
+import copy
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ class Worker:
         seed: int,
         max_steps: int | None = None,
     ) -> None:
+        module = copy.deepcopy(module)  # spawned ranks would otherwise share, and train, the same memory
         self.fabric = fabric
         self.data = data
         self.method = method

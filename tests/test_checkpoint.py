@@ -312,7 +312,7 @@ def test_a_whole_one_is_found_without_a_warning(tmp_path):
 
 
 def test_none_at_all_says_where_it_looked(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no run of that name: no .*name/version_<n>"):
+    with pytest.raises(CheckpointError, match=r"there is no run of that name: no .*name/version_<n>"):
         find("last", tmp_path, "name")
     (tmp_path / "name" / "version_4").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"looked in .*name/version_4/checkpoints"):

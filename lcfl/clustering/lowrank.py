@@ -51,7 +51,8 @@ class LowRankCosine(Clustering):
             True what a library's PCA does (reading A4).
         offline_clients: |S_d|; all clients if there are fewer.
         offline_steps: mini-batches of the offline run; None for one ordinary local run.
-        keep_offline_models: let the offline models be the clients' first own models (the default keeps mu = lambda = 0 equal to Local).
+        keep_offline_models: let the offline models be the clients' first own models; by default they are
+            forgotten, which keeps LCFed with mu = lambda = 0 equal to Local.
         init: ``kmeans`` as above; ``random``: a balanced random R, centres from the offline models.
     """
 
