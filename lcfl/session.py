@@ -4,6 +4,7 @@ import platform
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,7 @@ class Session:
         if self.settings.logger is False:
             return []
         if self.settings.logger is True:
+            _wait_for_a_new_second(path)
             root, name, version = path.parent.parent, path.parent.name, path.name
             return [TensorBoardLogger(root, name, version, purge_step=max(next_round, 0))]
         return [self.settings.logger] if isinstance(self.settings.logger, Logger) else list(self.settings.logger)
@@ -197,6 +199,13 @@ class Session:
             },
             "command": shlex.join(sys.argv),
         }
+
+
+def _wait_for_a_new_second(run: Path) -> None:
+    """TensorBoard orders its files by the second in their names; a resumed run's must come last."""
+    written = [int(path.name.split(".")[3]) for path in run.glob("events.out.tfevents.*")]
+    while written and int(time.time()) <= max(written) <= time.time() + 2:
+        time.sleep(0.05)
 
 
 class _RunView:

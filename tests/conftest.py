@@ -30,6 +30,14 @@ def restored():
     os.environ.update({name: value for name, value in environ.items() if name != "PYTEST_CURRENT_TEST"})
 
 
+@pytest.fixture(autouse=True)
+def ranks_may_be_forked_from_a_fork(monkeypatch):
+    """With a CUDA build of torch, Lightning takes every forked process for one whose parent has used a GPU."""
+    from lightning.fabric.strategies.launchers import multiprocessing as launchers
+
+    monkeypatch.setattr(launchers, "_check_bad_cuda_fork", lambda: None)
+
+
 @pytest.fixture
 def deadline():
     """Turns a hang into a failure: all children are killed and the test gets a TimeoutError."""

@@ -164,8 +164,8 @@ def test_too_few_classes():
 
 
 def test_scores_are_one_vector_per_input():
-    module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 8), nn.Unflatten(1, (2, 4))), cut=None)
-    with pytest.raises(ValueError, match=r"Sequential gives scores of shape \(2, 4\)"):
+    module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 16), nn.Unflatten(1, (8, 2))), cut=None)
+    with pytest.raises(ValueError, match=r"Sequential gives scores of shape \(8, 2\)"):
         check_network(module, blobs())
 
 

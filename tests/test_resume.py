@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.strategies.launchers import multiprocessing
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lcfl import checkpoint, cli
@@ -123,8 +122,6 @@ def started(args):
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        # With a CUDA build of torch Lightning takes every forked process for one whose parent has used a GPU.
-        multiprocessing._check_bad_cuda_fork = lambda: None
         status = 1
         try:
             main(args)

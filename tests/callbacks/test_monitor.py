@@ -67,7 +67,7 @@ def pictures(run):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return fit(tmp_path_factory.mktemp("logs"), lcfed())
+    return fit(tmp_path_factory.mktemp("logs"), lcfed(), callbacks=Monitor(figure_every=1))
 
 
 def test_tags_and_steps(run):
@@ -106,9 +106,9 @@ def test_pictures_on_disk_are_those_of_the_last_step(run):
 
 
 def test_a_resumed_run_draws_the_same_pictures_and_doubles_nothing(run, tmp_path):
-    half = fit(tmp_path, lcfed(), rounds=2)
+    half = fit(tmp_path, lcfed(), rounds=2, callbacks=Monitor(figure_every=1))
     assert half.state.callbacks["Monitor"]["rounds"].tolist() == [0, 1]
-    resumed = fit(tmp_path, lcfed(), rounds=4, ckpt_path="last")
+    resumed = fit(tmp_path, lcfed(), rounds=4, ckpt_path="last", callbacks=Monitor(figure_every=1))
     assert resumed.path == half.path
     for name, picture in pictures(run).items():
         np.testing.assert_array_equal(pictures(resumed)[name], picture, err_msg=name)
@@ -128,7 +128,7 @@ def test_it_changes_no_bit(run, tmp_path):
 
 
 def test_a_method_without_clusters_has_no_pictures_of_them(tmp_path):
-    run = fit(tmp_path, fedavg(), rounds=2, logger=CSVLogger(tmp_path), callbacks=Monitor())
+    run = fit(tmp_path, fedavg(), rounds=2, logger=CSVLogger(tmp_path), callbacks=Monitor(figure_every=1))
     assert pictures(run).keys() == {"accuracies_test_own_split.png", "accuracies_val_own_split.png"}
     assert run.state.callbacks["Monitor"]["assignments"].numel() == 0
 
@@ -190,7 +190,7 @@ def test_pictures_come_at_every_third_evaluation_and_at_the_end(tmp_path):
 
 def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path):
     server, state, writer = fake(tmp_path, evaluate_every=0)
-    monitor = Monitor()
+    monitor = Monitor(figure_every=1)
     monitor.on_fit_start(server, state)
     monitor.on_aggregated(server, state)
     state.round = 1
@@ -201,7 +201,7 @@ def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path):
 def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):
     server, state, writer = fake(tmp_path)
     state.round = 5
-    monitor = Monitor()
+    monitor = Monitor(figure_every=1)
     monitor.on_fit_start(server, state)
     monitor.on_evaluated(server, state, evaluation())
     assert writer.calls == []
@@ -210,7 +210,7 @@ def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):
 
 def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
     server, state, _ = fake(tmp_path, num_clients=1000, evaluate_every=0)
-    monitor = Monitor()
+    monitor = Monitor(figure_every=1)
     play(monitor, server, state, rounds=3)
     buffer = io.BytesIO()
     torch.save(monitor.state_dict(), buffer)
@@ -219,7 +219,7 @@ def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
     np.testing.assert_array_equal(saved["assignments"][0], state.assignment[shown(1000)])
     assert len(set(shown(1000))) == 256 and shown(1000)[[0, -1]].tolist() == [0, 999]
 
-    other = Monitor()
+    other = Monitor(figure_every=1)
     other.load_state_dict(saved)
     assert all(torch.equal(other.state_dict()[name], value) for name, value in saved.items())
     state.round = 2
@@ -228,13 +228,13 @@ def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
     state.round = -1  # a new run of the same object
     other.on_fit_start(server, state)
     assert other.state_dict()["rounds"].tolist() == []
-    Monitor().load_state_dict(other.state_dict())
+    Monitor(figure_every=1).load_state_dict(other.state_dict())
 
 
 def test_it_draws_no_random_numbers(tmp_path):
     server, state, _ = fake(tmp_path)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    play(Monitor(), server, state, rounds=1)
+    play(Monitor(figure_every=1), server, state, rounds=1)
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])
     assert random.getstate() == before[2]
@@ -264,4 +264,4 @@ def test_drawing_warns_of_nothing(tmp_path):
     server, state, _ = fake(tmp_path, num_clients=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        play(Monitor(), server, state, rounds=1)
+        play(Monitor(figure_every=1), server, state, rounds=1)

@@ -130,8 +130,9 @@ def test_as_many_clusters_as_clients():
 def test_more_clusters_than_distinct_models_leaves_some_empty_at_the_initial_model():
     models = [axis(0), axis(1), axis(0), axis(1), axis(0)]
     initial = torch.full((SIZE,), 0.25)
-    with pytest.warns(UserWarning, match="LowRankCosine"):
-        state = opened(LowRankCosine(num_clusters=4, dimension=4), models, initial=initial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # k-means is not asked for more clusters than there are directions
+        state = opened(LowRankCosine(num_clusters=4, dimension=1), models, initial=initial)
     assert adjusted_rand_score([0, 1, 0, 1, 0], state.assignment.numpy()) == 1
     empty = [cluster for cluster in range(4) if cluster not in state.assignment]
     assert len(empty) == 2
@@ -315,6 +316,24 @@ def test_finds_four_true_groups_within_a_few_rounds_and_stays(tmp_path, options)
     assert truth[4:] == [1.0] * 11
     assert [row["cluster/count"] for row in watch.rows[4:]] == [4.0] * 11
     assert [row["cluster/moved"] for row in watch.rows[5:]] == [0.0] * 10
+
+
+def test_in_a_federation_too_omega_is_that_of_before_the_aggregation(tmp_path):
+    seen = []
+
+    class Watched(LowRankCosine):
+        def on_round_end(self, server, state, uploads):
+            seen.append((state.centres.clone(), state.global_model.clone()))
+            super().on_round_end(server, state, uploads)
+
+    method = lcfed(4)
+    method.clustering = [Watched(num_clusters=4, dimension=8)]
+    watch = fit(blobs_module(cluster_weight=0.5), blobs(12), method, tmp_path, rounds=3)
+    for (centres, mean), before, after in zip(seen, watch.history, watch.history[1:], strict=False):
+        assert torch.equal(centres, before.centres)
+        assert torch.equal(mean, before.global_model)
+        assert not torch.equal(centres, after.centres)
+    assert len(seen) == 3
 
 
 def test_finds_them_without_pulls_too(tmp_path):

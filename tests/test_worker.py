@@ -1,0 +1,86 @@
+"""A task is a function of its arguments: of nothing that happened in the process before."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lcfl.clients import ClientState
+from lcfl.local import LocalTraining
+from lcfl.messages import Downlink
+from lcfl.module import FederatedModule
+from lcfl.networks import SplitNetwork
+from lcfl.worker import EvaluationTask, Failure, LocalTask, Worker
+from tests.builders import alone, dealt, fedavg, linear_module, two_sided
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(size=6)
+SAME = [TRAIN[0][[3] * 6]] * 2  # two clients with one image over and over: the order of batches does not count
+
+
+def noisy():
+    return SplitNetwork(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5)), nn.Linear(8, 2))
+
+
+def worker(module=None, method=None, seed=0, train=TRAIN):
+    module = module or FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
+    data = dealt(INPUTS, TARGETS, train, test=TEST)
+    return Worker(Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed)
+
+
+START = FederatedModule(noisy).initial_model(0)
+
+
+def task(client=0, number=0, **fields):
+    return LocalTask(client, number, ClientState(START, 7), Downlink({}), **fields)
+
+
+def test_dropout_draws_from_the_clients_own_stream():
+    same = worker(train=SAME)
+    first = same.train(task()).model
+    torch.manual_seed(99)
+    same.train(task(1, 5))
+    before = torch.get_rng_state()
+    assert torch.equal(same.train(task()).model, first)
+    assert torch.equal(torch.get_rng_state(), before)
+    others = [same.train(task(client=1)), same.train(task(number=1)), worker(seed=1, train=SAME).train(task())]
+    models = torch.stack([first, *(result.model for result in others)])
+    assert torch.pdist(models).min() > 0
+
+
+def test_measuring_between_two_runs_changes_nothing():
+    one = worker()
+    first = one.train(task()).model
+    one.evaluate(EvaluationTask(START + 1, (TEST[0],)))
+    assert torch.equal(one.train(task()).model, first)
+
+
+@pytest.mark.parametrize(("method", "keeps"), [(alone(steps=2), True), (fedavg(steps=2), False)])
+def test_a_result_is_what_stays_and_what_goes_up(method, keeps):
+    start = Downlink({"model": START}) if not keeps else Downlink({})
+    result = worker(method=method).train(LocalTask(1, 0, ClientState(START, 7), start))
+    assert (result.state.model is result.model) == keeps
+    assert result.state.consumed == 7 + 5 + 6  # the rest of the second pass, and a third
+    assert (result.uplink.client, result.uplink.num_samples) == (1, 6)
+    assert list(result.uplink.payload) == ([] if keeps else ["model"])
+    assert result.is_finite
+
+
+def test_an_opening_round_may_bring_its_own_work():
+    short = worker().train(task(local_update=LocalTraining(steps=1)))
+    assert short.state.consumed == 7 + 5
+    assert not torch.equal(short.model, worker().train(task()).model)
+
+
+def test_an_exception_becomes_words():
+    class Broken(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            raise ZeroDivisionError("by hand")
+
+    failure = worker(Broken(noisy)).run(task(1, -1))
+    assert isinstance(failure, Failure)
+    assert failure.message == "client 1, round -1, rank 0: ZeroDivisionError: by hand"
+    assert "training_step" in failure.details
+    failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],)))
+    assert failure.message.startswith("evaluation, rank 0: ")
