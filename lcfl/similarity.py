@@ -35,9 +35,8 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
     if len(order) == 0:
         raise ValueError("principal_components: the models are all equal; train them before a projection is fitted.")
     weight_nD = vector_nn[:, order] / variance_n[order].sqrt()
-    # Xc^T U = X^T U - mean (1^T U): the centred copy of all models is never made.
-    basis_PD = model_nP.T @ weight_nD.float() - torch.outer(mean_P, weight_nD.sum(dim=0)).float()
-    basis_PD = normalize(basis_PD, dim=0)
+    # A component's weights sum to zero, so the models need not be centred again.
+    basis_PD = normalize(model_nP.T @ weight_nD.float(), dim=0)
     largest_D = basis_PD.abs().argmax(dim=0)
     return basis_PD * basis_PD[largest_D, torch.arange(basis_PD.shape[1])].sign()
 

@@ -21,7 +21,8 @@ def flat(tensors):
 
 def pulled(mu=0.7, lam=0.3):
     """A module in float64 with an Omega and a Phi that are not its own, and a batch."""
-    module = FederatedModule(partial(MLP, 4, [5], 3), cluster_weight=mu, global_weight=lam).double()
+    with rng.scope(0, "network"):
+        module = FederatedModule(partial(MLP, 4, [5], 3), cluster_weight=mu, global_weight=lam).double()
     draw = torch.Generator().manual_seed(0)
     centre = torch.randn(module.layout.num_parameters, generator=draw, dtype=torch.float64)
     embedding = torch.randn(module.layout.num_embedding, generator=draw, dtype=torch.float64)
