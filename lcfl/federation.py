@@ -18,7 +18,7 @@ from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.hooks import Callback
-from lcfl.launch import STRATEGIES, Strategy, launch, place
+from lcfl.launch import STRATEGIES, Strategy, launch, one_thread, place
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.result import Run
@@ -109,6 +109,7 @@ class Federation:
         self._add_default(Checkpoint, enable_checkpointing)
         self._add_default(Monitor, bool(logger))
         self._add_default(Progress, enable_progress_bar)
+        self.callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))  # saves what the others remember
 
     def fit(
         self,
@@ -178,6 +179,17 @@ class Federation:
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
+        with one_thread():  # from the first tensor on: a process that was forked may hang with more
+            return self._launch_checked(stage, model, datamodule, method, ckpt_path)
+
+    def _launch_checked(
+        self,
+        stage: Literal["fit", "val", "test"],
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None,
+    ) -> dict[str, Any]:
         sampled = clients_per_round(self.clients_per_round, datamodule.num_clients)
         check_method(method, model, datamodule.num_clients)
         check_network(model, datamodule)

@@ -18,7 +18,7 @@ import torch
 from lightning.fabric import Fabric
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-__all__ = ["STRATEGIES", "Placement", "StopFlag", "Strategy", "launch", "place", "usable_cores"]
+__all__ = ["STRATEGIES", "Placement", "StopFlag", "Strategy", "launch", "one_thread", "place", "usable_cores"]
 
 Strategy = Literal["auto", "ddp", "ddp_fork", "ddp_spawn"]
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")

@@ -101,6 +101,7 @@ class Session:
             server = self._server(fabric, ranks, state, run.path, loggers)
             server.table.cut(state.round)
             server.restore_callback_states()
+            (run.path / "summary.json").unlink(missing_ok=True)  # of an earlier, shorter run
             self._describe(server)
             metrics = server.fit()
             for logger in loggers:

@@ -11,6 +11,7 @@ __all__ = ["assign", "cosine", "principal_components", "project"]
 
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
+VARIANCE_FLOOR = 1e-10  # of the largest: below that a float32 model holds rounding errors
 
 
 def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
@@ -26,17 +27,18 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
     num_models = len(model_nP)
     mean_P = model_nP.mean(dim=0, dtype=torch.float64)
     gram_nn = torch.zeros(num_models, num_models, dtype=torch.float64)
-    for columns in torch.arange(model_nP.shape[1]).split(CHUNK):
+    chunks = torch.arange(model_nP.shape[1]).split(CHUNK)
+    for columns in chunks:
         part = model_nP[:, columns].double() - mean_P[columns]
         gram_nn += part @ part.T
     variance_n, vector_nn = torch.linalg.eigh(gram_nn)
     order = variance_n.argsort(descending=True)[: min(dimension, num_models - 1)]
-    order = order[variance_n[order] > variance_n.clamp(min=0).max() * EPSILON]
+    order = order[variance_n[order] > variance_n.clamp(min=0).max() * VARIANCE_FLOOR]
     if len(order) == 0:
         raise ValueError("principal_components: the models are all equal; train them before a projection is fitted.")
     weight_nD = vector_nn[:, order] / variance_n[order].sqrt()
-    # A component's weights sum to zero, so the models need not be centred again.
-    basis_PD = normalize(model_nP.T @ weight_nD.float(), dim=0)
+    parts = [(model_nP[:, columns].double() - mean_P[columns]).T @ weight_nD for columns in chunks]
+    basis_PD = normalize(torch.cat(parts), dim=0).float()
     largest_D = basis_PD.abs().argmax(dim=0)
     return basis_PD * basis_PD[largest_D, torch.arange(basis_PD.shape[1])].sign()
 

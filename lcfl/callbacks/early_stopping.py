@@ -58,7 +58,8 @@ class EarlyStopping(Callback):
             self._best, self._waited = score, 0
         else:
             self._waited += 1
-        state.should_stop = self._waited >= self.patience
+        if self._waited >= self.patience:
+            state.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
         """The best score and how long ago it was."""

@@ -182,7 +182,7 @@ class FederatedDataModule(LightningDataModule):
 
     def _loader(self, lists: list[Indices], shuffle: bool = False) -> DataLoader[Any]:
         pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)))
-        return DataLoader(pooled, self.batch_size, shuffle=shuffle, collate_fn=_as_it_is)
+        return DataLoader(pooled, batch_size=self.batch_size, shuffle=shuffle, collate_fn=_as_it_is)
 
 
 class _Pooled(Dataset[Any]):
