@@ -1,0 +1,72 @@
+"""Callbacks beside one another: what one remembers or decides is not undone by another."""
+
+import json
+
+import pytest
+
+from lcfl.callbacks import Checkpoint, EarlyStopping
+from lcfl.federation import Federation
+from lcfl.hooks import Callback
+from tests.builders import blobs, blobs_module, lcfed
+
+MONITOR = "val/own_split/personal/acc"
+
+
+class Counter(Callback):
+    """Counts the rounds it has seen."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def on_round_logged(self, server, state, row):
+        self.seen += 1
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def run(tmp_path, rounds, *callbacks, ckpt_path=None):
+    federation = Federation(
+        rounds=rounds,
+        evaluate_every=1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+    )
+    return federation.fit(blobs_module(), blobs(), lcfed(), ckpt_path)
+
+
+@pytest.mark.parametrize("checkpoint_first", [True, False])
+def test_a_checkpoint_holds_what_the_other_callbacks_know_of_its_round(tmp_path, checkpoint_first):
+    def callbacks():
+        both = [Checkpoint(every_n_rounds=1), Counter()]
+        return both if checkpoint_first else both[::-1]
+
+    run(tmp_path, 2, *callbacks())
+    resumed = run(tmp_path, 5, *callbacks(), ckpt_path="last")
+    assert resumed.state.callbacks["Counter"] == {"seen": 6}  # the opening round and five more
+
+
+def test_a_second_stopper_does_not_undo_the_stop_of_the_first(tmp_path):
+    stops_first = EarlyStopping(MONITOR, patience=1, min_delta=2.0)
+    never_stops = EarlyStopping(MONITOR, patience=100)
+    assert run(tmp_path, 6, stops_first, never_stops).state.round == 2
+
+
+def test_the_summary_of_a_shorter_run_is_gone_while_a_longer_one_goes_on(tmp_path):
+    class Breaks(Callback):
+        def on_round_start(self, server, state):
+            if state.round == 3:
+                raise KeyError("on purpose")
+
+    first = run(tmp_path, 2)
+    assert json.loads((first.path / "summary.json").read_text())["rounds"] == 2
+    with pytest.raises(KeyError, match="on purpose"):
+        run(tmp_path, 4, Breaks(), ckpt_path="last")
+    assert not (first.path / "summary.json").exists()
