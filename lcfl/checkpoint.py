@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,18 @@ from lcfl.files import temporary_directory, write_bytes, write_json
 from lcfl.run import versions
 from lcfl.state import FederationState
 
-__all__ = ["Checkpoint", "CheckpointError", "SCHEMA", "find", "newest", "read", "read_manifest", "write"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "SCHEMA",
+    "drop_after",
+    "find",
+    "newest",
+    "read",
+    "read_manifest",
+    "remove",
+    "write",
+]
 
 SCHEMA = 1
 SHARD_BYTES = 8 * 2**20
@@ -169,6 +181,25 @@ def newest(runs: Sequence[Path]) -> Path:
             return path
     looked = ", ".join(str(run / "checkpoints") for run in runs)
     raise CheckpointError(f"there is no whole checkpoint; looked in {looked}.")
+
+
+def drop_after(folder: Path, number: int) -> None:
+    """Removes the checkpoints of rounds after `number`: a run that goes on from there has abandoned them."""
+    if not folder.is_dir():
+        return
+    for path in list(folder.iterdir()):
+        match = NAME.fullmatch(path.name)
+        if match and int(match[1]) > number:
+            remove(path)
+    best = folder / "best.json"
+    if best.is_file() and not (folder / str(json.loads(best.read_text())["checkpoint"])).is_dir():
+        best.unlink()
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint; killed at any moment, there is none left under its name or a whole one."""
+    doomed = path.rename(path.with_name(f".{path.name}.old"))
+    shutil.rmtree(doomed)
 
 
 def _best(runs: Sequence[Path]) -> Path:

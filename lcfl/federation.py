@@ -90,6 +90,8 @@ class Federation:
                 "merged in float32; only a step's arithmetic may be narrower."
             )
         cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
+        if cuda and not torch.cuda.is_available():
+            raise ValueError(f"trainer.accelerator: got {accelerator}, but torch finds no GPU here; use auto or cpu.")
         if precision == "16-mixed" and not cuda:
             raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
         if os.path.basename(name) != name or name in ("", ".", ".."):

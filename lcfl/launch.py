@@ -62,8 +62,9 @@ def place(accelerator: str, devices: int | list[int] | str, num_nodes: int, stra
     started = _started_ranks()
     if started is not None:
         local, nodes = started
-        for name, got, found in (("devices", devices, local), ("num_nodes", num_nodes, nodes)):
-            if got not in ("auto", 1, found):
+        # num_nodes has no "auto": 1, its default, stands for it.
+        for name, got, found, free in (("devices", devices, local, "auto"), ("num_nodes", num_nodes, nodes, 1)):
+            if got not in (free, found):
                 raise ValueError(f"trainer.{name}: got {got}, but this job was started with {found}: use auto.")
         if strategy not in ("auto", "ddp"):
             raise ValueError(f"trainer.strategy: got {strategy}, but the ranks are already started: use auto or ddp.")

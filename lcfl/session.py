@@ -95,11 +95,12 @@ class Session:
         if self.resumed is None:
             run = RunDirectory.claim(self.settings.root, self.settings.name)
         else:
-            run = RunDirectory(self.resumed.resolve().parent.parent)
+            run = RunDirectory(_run_of(self.resumed))
         try:
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, ranks, state, run.path, loggers)
             server.table.cut(state.round)
+            checkpoint.drop_after(run.checkpoints, state.round)
             server.restore_callback_states()
             (run.path / "summary.json").unlink(missing_ok=True)  # of an earlier, shorter run
             self._describe(server)
@@ -200,6 +201,21 @@ class Session:
             },
             "command": shlex.join(sys.argv),
         }
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory that a checkpoint lies in.
+
+    Raises:
+        CheckpointError: if it lies elsewhere, where a resumed run would have no history to go on with.
+    """
+    run = path.resolve().parent.parent
+    if path.resolve().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
+        raise checkpoint.CheckpointError(
+            f"{path} lies outside a run directory, so there is no metrics.csv to go on with: copy it back into the "
+            "folder checkpoints of its run."
+        )
+    return run
 
 
 def _wait_for_a_new_second(run: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -238,3 +239,24 @@ def test_second_writer_of_a_run_is_refused(tmp_path):
             fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last")
     finally:
         holder.close()
+
+
+def test_going_on_from_an_older_checkpoint_abandons_the_later_ones(tmp_path, reference):
+    keep = ["--trainer.callbacks.keep_last=null"]
+    run = fit(tmp_path, "lcfed", 1, 6, *keep).path
+    fit(tmp_path, "lcfed", 1, 4, *keep, f"--ckpt_path={run}/checkpoints/round-000003.ckpt")
+    assert sorted(path.name for path in (run / "checkpoints").glob("round-*")) == [
+        f"round-{number:06d}.ckpt" for number in range(5)
+    ]
+    resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
+    assert_same_run(reference("lcfed")[0], resumed.path)
+
+
+def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path):
+    run = fit(tmp_path, rounds=1).path
+    moved = tmp_path / "elsewhere" / "round-000001.ckpt"
+    shutil.copytree(run / "checkpoints" / "round-000001.ckpt", moved)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(checkpoint.CheckpointError, match="lies outside a run directory"):
+        fit(tmp_path, "lcfed", 1, 2, f"--ckpt_path={moved}")
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,6 +1,5 @@
 """Saves the state every so many rounds, keeps the newest and the best, prunes the rest."""
 
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,8 +97,7 @@ class Checkpoint(Callback):
         best = None if self.best is None else self.best["round"]
         for number, path in found[: -self.keep_last]:
             if number != best:
-                doomed = path.rename(path.with_name(f".{path.name}.old"))  # never a half-removed one under its name
-                shutil.rmtree(doomed)
+                checkpoint.remove(path)
 
 
 def refuse_test_metric(owner: str, monitor: str | None) -> None:
