@@ -96,7 +96,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CheckpointError: if there is none, it is damaged, or its schema is not this version's.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best.")
+        raise CheckpointError(
+            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
+        )
     try:
         manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
         digest = manifest.pop("digest")
@@ -148,8 +150,8 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     """The checkpoint that ``--ckpt_path`` means.
 
     Args:
-        ckpt_path: a checkpoint's directory; ``last``, the newest whole one among the versions of that
-            name; or ``best``, the one that the newest run's monitor chose.
+        ckpt_path: a checkpoint's directory; a run's, for its newest; ``last``, the newest whole one among
+            the versions of that name; or ``best``, the one that the newest run's monitor chose.
         root: ``trainer.default_root_dir``.
         name: ``trainer.name``.
 
@@ -157,7 +159,8 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
         CheckpointError: if there is none; says where it looked.
     """
     if ckpt_path not in ("last", "best"):
-        return Path(ckpt_path)
+        path = Path(ckpt_path)
+        return newest([path]) if (path / "checkpoints").is_dir() else path
     runs = versions(root, name)
     if not runs:
         raise CheckpointError(f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>.")

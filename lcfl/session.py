@@ -127,7 +127,11 @@ class Session:
             num_openings = len(self.method.openings(self.data.num_clients))
             return FederationState.begin(initial, self.data.num_clients, self.method.exchange.keeps_model, num_openings)
         saved = checkpoint.read(self.resumed)
-        changed = differences(saved.identity, self._identity())
+        now = self._identity()
+        compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
+        changed = differences(
+            {name: saved.identity.get(name) for name in compared}, {name: now[name] for name in compared}
+        )
         if changed:
             raise checkpoint.CheckpointError(
                 f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"

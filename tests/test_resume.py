@@ -260,3 +260,18 @@ def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="lies outside a run directory"):
         fit(tmp_path, "lcfed", 1, 2, f"--ckpt_path={moved}")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_run_directory_stands_for_its_newest_checkpoint(tmp_path):
+    run = fit(tmp_path, rounds=2).path
+    assert checkpoint.find(str(run), tmp_path, "another") == run / "checkpoints" / "round-000002.ckpt"
+
+
+def test_evaluation_asks_only_for_what_it_uses(tmp_path):
+    run = fit(tmp_path, "lcfed", 1, 2, "--trainer.precision=bf16-mixed").path
+    words = arguments(tmp_path, "lcfed", 1, 2, f"--ckpt_path={run}")[1:]
+    assert main(["test", *words])["test/own_split/personal/acc"] > 0
+    with pytest.raises(checkpoint.CheckpointError, match="precision: the checkpoint has 'bf16-mixed'"):
+        main(["fit", *words])
+    with pytest.raises(checkpoint.CheckpointError, match=r"model\.cluster_weight"):
+        main(["test", *words, "--model.cluster_weight=0.125"])
