@@ -100,10 +100,18 @@ class FederatedDataModule(LightningDataModule):
         self._loaded = examples, population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
-        """The same clients with a few random inputs of the same shape and classes each: for trying a configuration."""
-        dataset = RandomLike(self.dataset, self.num_clients * per_client)
+        """The same clients, each with a few random inputs of the same shape and classes, dealt out IID: for a trial."""
+        dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes))
         return FederatedDataModule(
-            dataset, IID(), self.num_clients, self.batch_size, self.protocols, self.pool, seed=self.seed
+            dataset,
+            IID(),
+            self.num_clients,
+            self.batch_size,
+            self.protocols,
+            self.pool,
+            self.test_fraction,
+            self.val_fraction,
+            self.seed,
         )
 
     def train_dataloader(self) -> DataLoader[Any]:

@@ -289,3 +289,17 @@ def test_own_data_needs_no_official_test_images():
     assert as_set([*people.train, *people.val, *people.test["own_split"]]) == set(range(40))
     assert all((np.diff(each) > 0).all() for each in people.train)
     assert all(not np.intersect1d(*pair).size for pair in pairwise(people.train))
+
+
+@pytest.mark.parametrize("num_clients", [2, 9])
+def test_random_like_keeps_clients_and_fractions_also_with_more_classes_than_samples(num_clients):
+    dataset = Synthetic(num_classes=30, num_features=3, samples_per_class=4, test_per_class=1)
+    real = FederatedDataModule(dataset, IID(), num_clients, protocols=["own_split"], test_fraction=0.5, val_fraction=0)
+    trial = real.random_like()
+    trial.prepare_data()
+    trial.setup()
+    assert trial.population.num_clients == num_clients
+    assert [len(each) for each in trial.population.val] == [0] * num_clients
+    assert trial.examples.num_classes == 30
+    sizes = zip(trial.population.train, trial.population.test["own_split"], strict=True)
+    assert all(abs(len(train) - len(test)) <= 1 for train, test in sizes)
