@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -18,7 +18,7 @@ from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.hooks import Callback
-from lcfl.launch import STRATEGIES, Strategy, launch, one_thread, place
+from lcfl.launch import STRATEGIES, launch, one_thread, place
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.result import Run
@@ -66,8 +66,8 @@ class Federation:
         accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
-        strategy: Strategy = "auto",
-        precision: Precision = "32-true",
+        strategy: str = "auto",
+        precision: str = "32-true",
         logger: Logger | Iterable[Logger] | bool = True,
         callbacks: list[Callback] | Callback | None = None,
         enable_checkpointing: bool = True,
@@ -205,7 +205,7 @@ class Federation:
             devices=placement.devices,
             num_nodes=placement.num_nodes,
             strategy=placement.strategy,
-            precision=self.precision,
+            precision=cast(Precision, self.precision),
             callbacks=[*method.clustering, *self.callbacks],
         )
         if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here

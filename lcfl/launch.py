@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-__all__ = ["STRATEGIES", "Placement", "StopFlag", "Strategy", "launch", "one_thread", "place", "usable_cores"]
+__all__ = ["STRATEGIES", "Placement", "StopFlag", "launch", "one_thread", "place", "usable_cores"]
 
-Strategy = Literal["auto", "ddp", "ddp_fork", "ddp_spawn"]
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen of these before its writer must wait for a reader
 LOST = -1  # a rank has failed: whoever waits for it need not finish the round

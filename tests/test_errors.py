@@ -157,12 +157,12 @@ REFUSED = {
         ),
         ["label_view", "Digits", "own_split"],
     ),
+    "a strategy that splits models": (["--trainer.strategy=fsdp"], ["trainer.strategy", "ddp_fork", "fsdp"]),
+    "an unknown precision": (["--trainer.precision=64-true"], ["trainer.precision", "bf16-mixed", "64-true"]),
 }
 
 UNPARSED = {
     "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
-    "a strategy that splits models": (["--trainer.strategy=fsdp"], ["trainer.strategy", "ddp_fork", "fsdp"]),
-    "an unknown precision": (["--trainer.precision=64-true"], ["trainer.precision", "bf16-mixed", "64-true"]),
     "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "int", "many"]),
     "a missing argument": (partition("ClassDirichlet"), ["data.partition", "ClassDirichlet", "alpha"]),
 }
