@@ -172,6 +172,7 @@ class Federation:
             run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
         return run
 
+    @one_thread()  # from the first tensor on: a process that was forked may hang with more
     def _launch(
         self,
         stage: Literal["fit", "val", "test"],
@@ -181,17 +182,6 @@ class Federation:
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
-        with one_thread():  # from the first tensor on: a process that was forked may hang with more
-            return self._launch_checked(stage, model, datamodule, method, ckpt_path)
-
-    def _launch_checked(
-        self,
-        stage: Literal["fit", "val", "test"],
-        model: FederatedModule,
-        datamodule: FederatedDataModule,
-        method: Method,
-        ckpt_path: str | Path | None,
-    ) -> dict[str, Any]:
         sampled = clients_per_round(self.clients_per_round, datamodule.num_clients)
         check_method(method, model, datamodule.num_clients)
         check_network(model, datamodule)

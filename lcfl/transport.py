@@ -59,6 +59,7 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
+        """The number of a tensor; None for everything else, which is pickled as usual."""
         if not isinstance(obj, Tensor):
             return None
         identity = (obj.data_ptr(), tuple(obj.shape), obj.stride(), obj.dtype)

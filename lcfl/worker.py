@@ -43,7 +43,6 @@ class LocalTask:
         state: the client's private part.
         downlink: what the server sends.
         local_update: the local work; None for the method's own.
-        local_update: the local work; None for the method's own.
     """
 
     client: int
