@@ -6,7 +6,7 @@ Legend: P + Q length of a model's flat vector, K clusters.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,20 @@ def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layou
 
 
 class Aggregation(ABC):
-    """Merges a round's uploads, or the stored models, into the server's models."""
+    """Merges a round's uploads, or the stored models, into the server's models.
+
+    Class attributes:
+        reads: the names in an uplink that it merges.
+        keeps_centres: whether there is one centre per cluster afterwards.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("model",)
+    keeps_centres: ClassVar[bool] = True
+
+    @property
+    def over_stored(self) -> bool:
+        """Whether it merges models of clients that did not take part in this round, too."""
+        return False
 
     @abstractmethod
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
@@ -48,6 +61,8 @@ class Aggregation(ABC):
 @dataclass(frozen=True)
 class NoAggregation(Aggregation):
     """The server learns nothing (Local)."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """Leaves the state as it is."""
@@ -64,6 +79,7 @@ class GlobalMean(Aggregation):
         ValueError: for another word.
     """
 
+    keeps_centres: ClassVar[bool] = False
     weights: Weights = "samples"
 
     def __post_init__(self) -> None:
@@ -100,6 +116,11 @@ class ClusterMean(Aggregation):
     def __post_init__(self) -> None:
         for name in ("over", "embedding_over"):
             _check_choice(name, getattr(self, name), ("stored", "participants"))
+
+    @property
+    def over_stored(self) -> bool:
+        """Whether one of the two means is over stored models."""
+        return "stored" in (self.over, self.embedding_over)
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new centres and the new global model, whose embedding is Phi."""

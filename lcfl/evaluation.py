@@ -3,23 +3,28 @@
 Legend: P + Q length of a model's flat vector.
 """
 
+import copy
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.exchange import ModelKind
 from lcfl.method import Method
 from lcfl.metrics import Evaluation
+from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
 from lcfl.state import FederationState
-from lcfl.worker import ClientError, EvaluationTask, Failure, LocalTask
+from lcfl.worker import ClientError, EvaluationTask, Failure, LocalTask, measure
 
-__all__ = ["Evaluator", "raise_failures"]
+__all__ = ["Evaluator", "raise_failures", "reported_metrics", "sets_of"]
 
 TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
 
@@ -36,6 +41,7 @@ class Evaluator:
         population: whose data there are.
         protocols: the local test sets to use.
         layout: of the models.
+        most_clients: measures no more clients than that; None for all.
     """
 
     ranks: Ranks
@@ -43,6 +49,7 @@ class Evaluator:
     population: Population
     protocols: Sequence[str]
     layout: Layout
+    most_clients: int | None = None
 
     def __call__(
         self, state: FederationState, kinds: Iterable[ModelKind], stages: Iterable[str] = ("val", "test")
@@ -51,22 +58,18 @@ class Evaluator:
 
         A client without samples in a set has no value there; a set that nobody has is left out.
         """
-        sets = {f"{stage}/{protocol}": client_sets for stage in stages for protocol, client_sets in self._sets(stage)}
+        sets = sets_of(self.population, self.protocols, stages)
         evaluation = Evaluation()
         for kind in kinds:
-            clients = [i for i in range(state.num_clients) if any(len(client_sets[i]) for client_sets in sets.values())]
+            everybody = range(state.num_clients)[: self.most_clients]
+            clients = [i for i in everybody if any(len(client_sets[i]) for client_sets in sets.values())]
             found = self._measure(self._models(state, kind, clients), clients, sets)
             for name in sets:
                 measured = [i for i in clients if (i, name) in found]
                 num_samples = [len(sets[name][i]) for i in measured]
                 evaluation.add(f"{name}/{kind}", measured, [found[i, name] for i in measured], num_samples)
+        _warn_of_broken_models(evaluation)
         return evaluation
-
-    def _sets(self, stage: str) -> list[tuple[str, list[NDArray[np.int64]]]]:
-        """Protocol and indices per client; validation data are always part of the client's own."""
-        if stage == "val":
-            return [("own_split", self.population.val)]
-        return [(protocol, self.population.test[protocol]) for protocol in self.protocols]
 
     def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[tuple[int, Tensor]]:
         """Each client and its model of that kind."""
@@ -91,7 +94,7 @@ class Evaluator:
             ]
             results = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
             raise_failures(results)
-            yield from ((client, result.model) for client, result in zip(part, results, strict=True))
+            yield from ((client, result.trained.model) for client, result in zip(part, results, strict=True))
 
     def _measure(
         self, models: Iterator[tuple[int, Tensor]], clients: list[int], sets: dict[str, list[NDArray[np.int64]]]
@@ -106,14 +109,51 @@ class Evaluator:
             part = groups[start : start + TASKS_AT_A_TIME]
             owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for _, members in part]
             tasks = [
-                EvaluationTask(model, tuple(sets[name][i] for i, name in owned))
-                for (model, _), owned in zip(part, owners, strict=True)
+                EvaluationTask(model, tuple(sets[name][i] for i, name in owned), tuple(members))
+                for (model, members), owned in zip(part, owners, strict=True)
             ]
             results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
             raise_failures(results)
             for owned, values in zip(owners, results, strict=True):
                 found.update(zip(owned, values, strict=True))
         return found
+
+
+def sets_of(
+    population: Population, protocols: Sequence[str], stages: Iterable[str]
+) -> dict[str, list[NDArray[np.int64]]]:
+    """Indices per client by ``<stage>/<protocol>``; validation data are always part of the client's own."""
+    sets: dict[str, list[NDArray[np.int64]]] = {}
+    for stage in stages:
+        if stage == "val":
+            sets["val/own_split"] = population.val
+        else:
+            sets |= {f"{stage}/{protocol}": population.test[protocol] for protocol in protocols}
+    return sets
+
+
+def reported_metrics(module: FederatedModule, data: FederatedDataModule, method: Method) -> list[str]:
+    """The names that every evaluation during a run logs, sorted."""
+    scores, targets = torch.zeros(1, data.dataset.num_classes), torch.zeros(1, dtype=torch.int64)
+    metrics = measure(copy.deepcopy(module), scores, targets)
+    evaluation = Evaluation()
+    for name, client_sets in sets_of(data.population, data.protocols, ("val", "test")).items():
+        for kind in method.exchange.reported if any(map(len, client_sets)) else ():
+            evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
+    return sorted(evaluation.summary())
+
+
+def _warn_of_broken_models(evaluation: Evaluation) -> None:
+    """Names the clients whose loss is NaN or infinite: their models have diverged, and so has every mean over them."""
+    for name, metric in evaluation.by_name.items():
+        broken = metric.clients[~np.isfinite(metric.values)]
+        if name.endswith("/loss") and len(broken):
+            few = ", ".join(map(str, broken[:5])) + ", ..." * (len(broken) > 5)
+            warnings.warn(
+                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({few}): these models have "
+                "diverged. A smaller learning rate may help.",
+                stacklevel=4,
+            )
 
 
 def raise_failures(results: Sequence[object]) -> None:

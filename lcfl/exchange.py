@@ -22,12 +22,14 @@ class Exchange(ABC):
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
         sends: the names in its downlink.
+        returns: the names in its uplink.
         models: the kinds of model that the method has, the one its paper reports first.
         reported: the kinds its paper reports; they are evaluated during a run, all kinds at its end.
     """
 
     keeps_model: ClassVar[bool]
     sends: ClassVar[tuple[str, ...]]
+    returns: ClassVar[tuple[str, ...]] = ("model",)
     models: ClassVar[tuple[ModelKind, ...]]
     reported: ClassVar[tuple[ModelKind, ...]]
 
@@ -92,6 +94,7 @@ class NoExchange(Exchange):
 
     keeps_model: ClassVar[bool] = True
     sends: ClassVar[tuple[str, ...]] = ()
+    returns: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
 

@@ -137,6 +137,8 @@ class Federation:
             ClientError: if a client's local work raises; names client and round.
         """
         if self.fast_dev_run:
+            if ckpt_path is not None:
+                warnings.warn("trainer.fast_dev_run starts from the beginning: ckpt_path is not used.", stacklevel=2)
             return self._fast_dev_run(model, datamodule, method)
         done = self._launch("fit", model, datamodule, method, ckpt_path)
         return Run(Path(done["run"]), model, method, done["signal"])
@@ -202,7 +204,7 @@ class Federation:
             datamodule.prepare_data()
             datamodule.setup(stage)
         trial = 2 if self.fast_dev_run else None
-        schedule = Schedule(self.rounds, sampled, self.evaluate_every, most_opening_clients=trial)
+        schedule = Schedule(self.rounds, sampled, self.evaluate_every, most_clients=trial)
         max_steps = 1 if self.fast_dev_run else None
         settings = Settings(
             schedule,
@@ -213,7 +215,7 @@ class Federation:
             self.logger,
             max_steps,
             self._save_config,
-            [callback for callback in self.callbacks if callback.shapes_result],
+            self.callbacks,
         )
         session = Session(settings, stage, model, datamodule, method, resumed)
         result: dict[str, Any] | None = launch(fabric, session)

@@ -1,24 +1,26 @@
 """The hooks of a round, and the base class of everything that is called at one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from typing import Any
 
 __all__ = ["HOOKS", "Callback", "check_hooks"]
 
-HOOKS = (
-    "on_fit_start",
-    "on_opening_end",
-    "on_round_start",
-    "on_clients_sampled",
-    "on_uploads",
-    "on_round_end",
-    "on_aggregated",
-    "on_evaluated",
-    "on_round_logged",
-    "on_checkpoint",
-    "on_fit_end",
-)
+# What each hook may take beside `server` and `state`.
+HOOKS: dict[str, tuple[str, ...]] = {
+    "on_fit_start": (),
+    "on_opening_end": ("uploads",),
+    "on_round_start": (),
+    "on_clients_sampled": ("sampled",),
+    "on_uploads": ("uploads",),
+    "on_round_end": ("uploads",),
+    "on_aggregated": ("uploads",),
+    "on_evaluated": ("evaluation",),
+    "on_round_logged": ("row",),
+    "on_checkpoint": ("path",),
+    "on_fit_end": ("metrics",),
+}
 
 
 class Callback:
@@ -53,6 +55,12 @@ class Callback:
         """The name of its state in a checkpoint."""
         return type(self).__qualname__
 
+    def check_monitor(self, names: Sequence[str]) -> None:
+        """Raises a ValueError if it waits for a metric that is not among `names`, those of the run's evaluations.
+
+        Called before anything is written; `names` is empty where nothing is evaluated during the run.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What survives a resume: plain values and tensors."""
         return {}
@@ -61,20 +69,30 @@ class Callback:
         """Puts back what `state_dict` returned."""
 
 
-def check_hooks(callbacks: Iterable[object], known_elsewhere: Iterable[str] = ()) -> None:
-    """Raises a ValueError for a public ``on_*`` method that no loop would ever call.
-
-    Args:
-        callbacks: the callbacks to look at.
-        known_elsewhere: names that are hooks of something else and may stand there.
-    """
-    allowed = {*HOOKS, *known_elsewhere}
+def check_hooks(callbacks: Iterable[object]) -> None:
+    """Raises a ValueError for a public ``on_*`` method that would never be called, or not with these arguments."""
     for callback in callbacks:
         for name in dir(callback):
-            if name.startswith("on_") and name not in allowed:
+            if not name.startswith("on_"):
+                continue
+            where = f"trainer.callbacks: {type(callback).__name__}.{name}"
+            if name not in HOOKS:
                 close = get_close_matches(name, HOOKS, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise ValueError(
-                    f"trainer.callbacks: {type(callback).__name__}.{name} is no hook and would never be called.{hint} "
-                    f"The hooks are {', '.join(HOOKS)}."
+                    f"{where} is no hook and would never be called.{hint} The hooks are {', '.join(HOOKS)}."
                 )
+            given = ("server", "state", *HOOKS[name])
+            unknown = [each for each in _required(getattr(callback, name)) if each not in given]
+            if unknown:
+                raise ValueError(
+                    f"{where} asks for {', '.join(unknown)}; a hook is called by name, this one with any of "
+                    f"{', '.join(given)}."
+                )
+
+
+def _required(method: Any) -> list[str]:
+    """The arguments that a method cannot be called without."""
+    free = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(method).parameters.values()
+    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in free]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lcfl.aggregation import Aggregation, ClusterMean
+from lcfl.aggregation import Aggregation
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.exchange import Exchange
 from lcfl.local.update import LocalUpdate
@@ -30,14 +30,27 @@ class Method:
     clustering: list[Clustering] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        merged = self.aggregation
-        over_stored = isinstance(merged, ClusterMean) and "stored" in (merged.over, merged.embedding_over)
-        if over_stored and not self.exchange.keeps_model:
+        exchange, aggregation = self.exchange, self.aggregation
+        readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
+        for part in readers:
+            missing = [name for name in part.reads if name not in exchange.returns]
+            if missing:
+                raise ValueError(
+                    f"method: {_name(part)} reads {', '.join(missing)} in what clients upload, and "
+                    f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use another exchange, e.g. "
+                    "FullModel or CentreAndEmbedding."
+                )
+        if aggregation.over_stored and not exchange.keeps_model:
             raise ValueError(
-                f"method: ClusterMean over stored models needs an exchange whose clients keep a model; "
-                f"{type(self.exchange).__name__} keeps none. Set over and embedding_over to participants, or use "
-                "CentreAndEmbedding."
+                f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep a model; "
+                f"{_name(exchange)} keeps none. Set over and embedding_over to participants, or use CentreAndEmbedding."
             )
+        for clustering in self.clustering:
+            if clustering.needs_centres and not aggregation.keeps_centres:
+                raise ValueError(
+                    f"method: {_name(clustering)} needs a centre for every cluster, and {_name(aggregation)} makes one "
+                    "model for all. Use ClusterMean, or clustering: []."
+                )
 
     def openings(self, num_clients: int) -> list[Opening]:
         """The opening rounds that its clusterings need."""
@@ -47,3 +60,7 @@ class Method:
     def is_clustered(self) -> bool:
         """Whether the method groups its clients at all."""
         return bool(self.clustering)
+
+
+def _name(part: object) -> str:
+    return type(part).__name__

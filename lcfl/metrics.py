@@ -60,6 +60,10 @@ class Evaluation:
                 np.asarray(num_samples, dtype=np.int64),
             )
 
+    def __or__(self, other: "Evaluation") -> "Evaluation":
+        """Both together."""
+        return Evaluation(self.by_name | other.by_name)
+
     def summary(self) -> dict[str, float]:
         """All summaries by name, a row for the logs; of the loss only its mean."""
         row: dict[str, float] = {}

@@ -3,6 +3,10 @@
 Legend: P parameters, P_phi of them in the embedding, B batch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -32,7 +36,7 @@ class FederatedModule(pl.LightningModule):
     ``lightning.Trainer``) the loss is L_sup alone.
 
     A federation calls `training_step` and `configure_optimizers` and nothing else while a client
-    trains, so overriding either takes effect.
+    trains, so overriding either takes effect; what a step logs with `self.log` becomes a metric of the round.
 
     Args:
         network: makes a new network when called: a class, a function, a ``functools.partial`` of one.
@@ -92,6 +96,7 @@ class FederatedModule(pl.LightningModule):
             metric.distributed_available_fn = _never  # ranks measure different clients: there is nothing to add up
         self._centre: Tensor | None = None
         self._embedding: Tensor | None = None
+        self._logged: dict[str, list[Tensor]] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores ``[B, classes]``."""
@@ -101,6 +106,22 @@ class FederatedModule(pl.LightningModule):
     def pull_towards(self, centre: Tensor | None = None, embedding: Tensor | None = None) -> None:
         """Sets what the next local run is pulled towards: Omega ``[P]`` and Phi ``[P_phi]``; None for no pull."""
         self._centre, self._embedding = centre, embedding
+
+    @contextmanager
+    def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
+        """What `log` is given inside, by name in the order of the steps, instead of going to a Trainer."""
+        self._logged = {}
+        try:
+            yield self._logged
+        finally:
+            self._logged = None
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """As LightningModule's; in a federation the mean over a client's steps, then over clients, is logged."""
+        if self._logged is None:
+            super().log(name, value, *args, **kwargs)
+        else:
+            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach())
 
     def regularizer(self) -> Tensor | float:
         """L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32."""

@@ -15,7 +15,7 @@ from lcfl.transport import Link, MemoryLink, NetworkLink, balance, can_share_mem
 
 __all__ = ["Ranks"]
 
-Run = Callable[[Any], Any]
+Carry = Callable[[Any], Any]
 
 PATIENCE = timedelta(days=7)  # a rank waits for the server as long as it takes; one that died is noticed at once
 
@@ -35,7 +35,7 @@ class Ranks:
         result: what the other ranks' `serve` returns; to be set by the server before it leaves.
     """
 
-    def __init__(self, fabric: Fabric, run: Run, flag: StopFlag) -> None:
+    def __init__(self, fabric: Fabric, run: Carry, flag: StopFlag) -> None:
         self.result: Any = None
         self._run = run
         self._flag = flag

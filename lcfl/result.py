@@ -2,6 +2,7 @@
 
 import json
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The final metrics by name; empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
-        return dict(json.loads(summary.read_text())["metrics"]) if summary.is_file() else {}
+        if not summary.is_file():
+            return {}
+        metrics: dict[str, float | None] = json.loads(summary.read_text())["metrics"]
+        return {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
 
     @cached_property
     def state(self) -> FederationState:

@@ -5,7 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,10 @@ from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.evaluation import Evaluator, raise_failures
 from lcfl.hooks import Callback
+from lcfl.local.update import Trained
 from lcfl.messages import Downlink
 from lcfl.method import Method
+from lcfl.metrics import Evaluation
 from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
@@ -42,13 +44,13 @@ class Schedule:
         rounds: in all, not in addition to those of a checkpoint.
         clients_per_round: |S_t|.
         evaluate_every: rounds between evaluations; 0 for the one at the end only.
-        most_opening_clients: cuts opening rounds (``trainer.fast_dev_run``).
+        most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
     """
 
     rounds: int
     clients_per_round: int
     evaluate_every: int
-    most_opening_clients: int | None = None
+    most_clients: int | None = None
 
 
 class Server:
@@ -65,6 +67,7 @@ class Server:
         seed: of the run.
         identity: what a checkpoint must agree in to be resumed.
         run_dir: where files go.
+        callbacks: those of `fabric`: the clusterings, then the others, in the order in which hooks reach them.
         loggers: every training round's row goes to each of them.
     """
 
@@ -80,19 +83,16 @@ class Server:
         seed: int,
         identity: dict[str, Any],
         run_dir: Path,
+        callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.fabric, self.ranks, self.module, self.data, self.method = fabric, ranks, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
-        self.loggers = loggers
-        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout)
+        self.callbacks, self.loggers = callbacks, loggers
+        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, schedule.most_clients)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """The clusterings, then the callbacks, in the order in which hooks reach them."""
-        return [callback for callback in self.fabric._callbacks if isinstance(callback, Callback)]
+        self._evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and the rounds before it
 
     @property
     def layout(self) -> Layout:
@@ -132,7 +132,7 @@ class Server:
     def opening_round(self, opening: Opening) -> None:
         """Before training: the clients named run from the initial model; what they learn stays with the server."""
         state, begin = self.state, time.perf_counter()
-        clients = sorted(opening.clients)[: self.schedule.most_opening_clients]
+        clients = sorted(opening.clients)[: self.schedule.most_clients]
         tasks = [
             LocalTask(i, state.round, state.clients[i], Downlink({"model": state.initial}), opening.local_update)
             for i in clients
@@ -182,24 +182,32 @@ class Server:
         with self.timed("local"):
             results: list[LocalResult] = self.ranks.map(tasks, work)
         raise_failures(results)
-        for task, result in zip(tasks, results, strict=True):
-            if not result.is_finite:
+        finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
+        for task in tasks:
+            if task.client not in finite:
                 warnings.warn(
-                    f"client {task.client}, round {task.round}: its loss or its upload is not finite; it is left out "
+                    f"{task}: its loss or its upload is not finite; it is left out "
                     "of this round and keeps its previous model. A smaller learning rate may help.",
                     stacklevel=2,
                 )
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         up_bytes = sum(result.uplink.num_bytes for result in results)
         self.state.total_bytes += down_bytes + up_bytes
-        finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite}
-        if finite:
-            self.log("train/loss", float(np.mean([result.loss for result in finite.values()])))
+        self.log_training([result.trained for result in finite.values()])
         self.log("train/failed_clients", len(tasks) - len(finite))
         self.log("comm/down_bytes", down_bytes)
         self.log("comm/up_bytes", up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
         return finite
+
+    def log_training(self, trained: Sequence[Trained]) -> None:
+        """Logs the mean loss of the clients, and the means of what their training steps logged."""
+        values: dict[str, list[float]] = {}
+        for each in trained:
+            for name, value in {"train/loss": each.loss, **each.logged}.items():
+                values.setdefault(name, []).append(value)
+        for name, of_clients in values.items():
+            self.log(name, float(np.mean(of_clients)))
 
     def collect_callback_states(self) -> None:
         """Puts what the clusterings and callbacks keep into the state."""
@@ -240,14 +248,24 @@ class Server:
         """Evaluates the kinds of model that the method's paper reports and logs every summary."""
         with self.timed("eval"):
             evaluation = self.evaluate(self.state, self.method.exchange.reported)
+        self._evaluated = (self.state.round, evaluation)
         self.call("on_evaluated", evaluation=evaluation)
         self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
         """The whole grid, stages x protocols x kinds of model, with the trivial baseline beside it."""
-        evaluation = self.evaluate(self.state, self.method.exchange.models)
+        exchange, known = self.method.exchange, Evaluation()
+        missing = list(exchange.models)
+        if self._evaluated is not None and self._evaluated[0] == self.state.round:
+            known = self._evaluated[1]
+            missing = [kind for kind in exchange.models if kind not in exchange.reported]
+        evaluation = known | self.evaluate(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
         return evaluation.summary() | majority_baseline(self.data)
+
+    def is_evaluated(self, row: Mapping[str, float]) -> bool:
+        """Whether a round's row is as full as any: it was evaluated, or no round is."""
+        return "time/eval_s" in row or self.schedule.evaluate_every == 0
 
     def finish_row(self, number: int, begin: float) -> None:
         """Writes the row of round `number` and tells the callbacks; opening rounds go to the table only."""

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,12 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch.cli import SaveConfigCallback
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 import lcfl
 from lcfl import checkpoint
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.evaluation import reported_metrics
 from lcfl.files import write_json
 from lcfl.hooks import Callback
 from lcfl.identity import describe, describe_module, differences
@@ -50,7 +53,7 @@ class Settings:
         logger: True for TensorBoard, False for none, or loggers.
         max_steps: cuts local runs (``fast_dev_run``).
         save_config: LightningCLI's callbacks that write ``config.yaml``.
-        shaping: the callbacks that decide about a run's result; a checkpoint must agree in them.
+        callbacks: all but the method's clusterings.
     """
 
     schedule: Schedule
@@ -61,7 +64,7 @@ class Settings:
     logger: Logger | Iterable[Logger] | bool
     max_steps: int | None = None
     save_config: Sequence[SaveConfigCallback] = ()
-    shaping: Sequence[Callback] = ()
+    callbacks: Sequence[Callback] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Session:
 
     def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         state = self._state()
+        self._check_monitors()
         if self.resumed is None:
             run = RunDirectory.claim(self.settings.root, self.settings.name)
         else:
@@ -113,10 +117,18 @@ class Session:
         finally:
             run.close()
 
+    def _check_monitors(self) -> None:
+        """Refuses a callback that waits for a metric which no evaluation of the run will have."""
+        names = reported_metrics(self.module, self.data, self.method) if self.settings.schedule.evaluate_every else []
+        for callback in self.settings.callbacks:
+            callback.check_monitor(names)
+
     def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             server = self._server(fabric, ranks, self._state(), Path(folder), [])
             evaluation = server.evaluate(server.state, self.method.exchange.models, stages=[self.stage])
+        if self.stage == "val" and not evaluation.by_name:
+            raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
         metrics = evaluation.summary() | (majority_baseline(self.data) if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
@@ -150,7 +162,7 @@ class Session:
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "method": describe(self.method),
-            "callbacks": describe(self.settings.shaping),
+            "callbacks": describe([each for each in self.settings.callbacks if each.shapes_result]),
         }
 
     def _server(
@@ -167,18 +179,23 @@ class Session:
             self.settings.seed,
             self._identity(),
             path,
+            [*self.method.clustering, *self.settings.callbacks],
             loggers,
         )
 
     def _loggers(self, path: Path, next_round: int) -> list[Logger]:
-        """The user's loggers, or TensorBoard in the run directory, cut back to before the next round."""
-        if self.settings.logger is False:
+        """The user's loggers, or TensorBoard in the run directory; TensorBoard cut back to before the next round."""
+        given = self.settings.logger
+        if given is False:
             return []
-        if self.settings.logger is True:
-            _wait_for_a_new_second(path)
-            root, name, version = path.parent.parent, path.parent.name, path.name
-            return [TensorBoardLogger(root, name, version, purge_step=max(next_round, 0))]
-        return [self.settings.logger] if isinstance(self.settings.logger, Logger) else list(self.settings.logger)
+        if given is True:
+            loggers: list[Logger] = [TensorBoardLogger(path.parent.parent, path.parent.name, path.name)]
+        else:
+            loggers = [given] if isinstance(given, Logger) else list(given)
+        for logger in loggers:
+            if isinstance(logger, TensorBoardLogger) and self.resumed is not None:
+                _forget_from(logger, max(next_round, 0))
+        return loggers
 
     def _describe(self, server: Server) -> None:
         """``partition.json``, and ``config.yaml``: from the command line by its own callback, else by description."""
@@ -191,7 +208,7 @@ class Session:
 
     def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
         return {
-            "metrics": metrics,
+            "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "rounds": server.state.round,
             "total_bytes": server.state.total_bytes,
             "identity": server.identity,
@@ -222,11 +239,15 @@ def _run_of(path: Path) -> Path:
     return run
 
 
-def _wait_for_a_new_second(run: Path) -> None:
-    """TensorBoard orders its files by the second in their names; a resumed run's must come last."""
-    written = [int(path.name.split(".")[3]) for path in run.glob("events.out.tfevents.*")]
+def _forget_from(logger: TensorBoardLogger, step: int) -> None:
+    """Tells TensorBoard to drop what an earlier process wrote for `step` and later."""
+    # TensorBoard orders its files by the second in their names; a resumed run's must come last.
+    written = [int(path.name.split(".")[3]) for path in Path(logger.log_dir).glob("events.out.tfevents.*")]
     while written and int(time.time()) <= max(written) <= time.time() + 2:
         time.sleep(0.05)
+    events = logger.experiment.file_writer
+    events.add_event(Event(step=step, file_version="brain.Event:2"))  # sessions are understood from this version on
+    events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _RunView:

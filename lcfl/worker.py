@@ -24,7 +24,7 @@ from lcfl.messages import Downlink, Uplink
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 
-__all__ = ["ClientError", "EvaluationTask", "Failure", "LocalResult", "LocalTask", "Worker"]
+__all__ = ["ClientError", "EvaluationTask", "Failure", "LocalResult", "LocalTask", "Worker", "measure"]
 
 EVALUATION_BATCH = 512
 
@@ -51,20 +51,27 @@ class LocalTask:
     downlink: Downlink
     local_update: LocalUpdate | None = None
 
+    def __str__(self) -> str:
+        return f"client {self.client}, round {self.round}"
+
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a `LocalTask` gave: the client's new private part, its upload, the mean loss of its steps."""
+    """What a `LocalTask` gave.
+
+    Attributes:
+        state: the client's new private part.
+        uplink: what it sends.
+        trained: its trained model, the mean loss of its steps and what they logged.
+    """
 
     state: ClientState
     uplink: Uplink
-    model: Tensor
-    loss: float
+    trained: Trained
 
-    @property
     def is_finite(self) -> bool:
-        """Whether neither the loss nor the upload is NaN or infinite."""
-        return isfinite(self.loss) and self.uplink.is_finite and bool(self.model.isfinite().all())
+        """Whether loss, model and upload are free of NaN and infinity."""
+        return isfinite(self.trained.loss) and self.uplink.is_finite and bool(self.trained.model.isfinite().all())
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """One model ``[P + Q]`` and the sets of examples it is measured on; an image is scored once."""
+    """One model ``[P + Q]`` and the sets of examples it is measured on; an image is scored once.
+
+    Attributes:
+        model: ``[P + Q]``.
+        sets: indices of the examples in each.
+        clients: whose model it is.
+    """
 
     model: Tensor
     sets: tuple[NDArray[np.int64], ...]
+    clients: tuple[int, ...]
+
+    def __str__(self) -> str:
+        few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
+        return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {few}"
 
 
 class Worker:
@@ -116,8 +134,7 @@ class Worker:
         try:
             return self.train(task) if isinstance(task, LocalTask) else self.evaluate(task)
         except Exception as error:
-            where = f"client {task.client}, round {task.round}" if isinstance(task, LocalTask) else "evaluation"
-            message = f"{where}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
+            message = f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
             return Failure(message, traceback.format_exc())
 
     def train(self, task: LocalTask) -> LocalResult:
@@ -130,9 +147,7 @@ class Worker:
         exchange = self.method.exchange
         uplink = Uplink(task.client, exchange.up(trained.model, self.engine.layout), len(indices))
         kept = trained.model if exchange.keeps_model else None
-        return LocalResult(
-            replace(task.state, model=kept, consumed=trained.consumed), uplink, trained.model, trained.loss
-        )
+        return LocalResult(replace(task.state, model=kept, consumed=trained.consumed), uplink, trained)
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
@@ -144,7 +159,7 @@ class Worker:
         results = []
         for indices in task.sets:
             rows = torch.from_numpy(np.searchsorted(union, indices))
-            results.append(_measure(module, scores[rows], targets[rows]))
+            results.append(measure(module, scores[rows], targets[rows]))
         return results
 
     def _scores(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -159,7 +174,8 @@ class Worker:
         return torch.cat(scores), torch.cat(targets)
 
 
-def _measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
+def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
+    """The loss and every metric of the module for scores ``[n, classes]`` and labels ``[n]``, by name."""
     module.metrics.reset()
     module.metrics.update(scores, targets)
     values: Mapping[str, Tensor] = module.metrics.compute()

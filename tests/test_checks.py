@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 
-from lcfl.aggregation import ClusterMean, GlobalMean
+from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation
 from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
 from lcfl.clustering import LowRankCosine
-from lcfl.exchange import FullModel, NoExchange
+from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from lcfl.local import LocalTraining
@@ -70,7 +70,7 @@ def test_a_misspelt_hook_would_never_be_called():
         def on_aggregate(self):
             pass
 
-    method = Method(LocalTraining(steps=1), FullModel(), GlobalMean(), [Clusters()])
+    method = Method(LocalTraining(steps=1), CentreAndEmbedding(), ClusterMean(), [Clusters()])
     with pytest.raises(ValueError, match=r"Clusters.on_aggregate is no hook.*Did you mean on_aggregated\?"):
         check_method(method, linear_module(), 20)
 
@@ -92,7 +92,7 @@ def test_more_clusters_than_clients():
 
 @pytest.mark.parametrize("start", ["centre", "embedding"])
 def test_a_start_that_is_not_sent(start):
-    method = Method(LocalTraining(steps=1, start=start), NoExchange(), GlobalMean())
+    method = Method(LocalTraining(steps=1, start=start), NoExchange(), NoAggregation())
     with pytest.raises(ValueError, match=rf"method.local_update: got start={start}, but NoExchange sends no {start}"):
         check_method(method, linear_module(), 5)
 
@@ -140,13 +140,6 @@ def test_one_optimizer_and_nothing_else():
         ValueError, match=r"Scheduled.configure_optimizers: got dict; a local run needs one torch.optim"
     ):
         check_method(fedavg(), Scheduled(linear), 5)
-
-
-def test_means_over_stored_models_need_clients_that_keep_them():
-    for over, embedding_over in (("stored", "participants"), ("participants", "stored")):
-        with pytest.raises(ValueError, match=r"FullModel keeps none. Set over and embedding_over to participants"):
-            Method(LocalTraining(steps=1), FullModel(), ClusterMean(over, embedding_over))
-    Method(LocalTraining(steps=1), FullModel(), ClusterMean("participants", "participants"))
 
 
 def test_a_network_of_another_shape():

@@ -124,6 +124,13 @@ def test_fit_returns_the_run_and_leaves_its_files():
     assert run.metrics["test/own_split/majority/acc"] == 0.5
 
 
+def test_validate_without_validation_data():
+    small = (*SYNTHETIC, *FEDAVG, *SMALL, "--data.val_fraction=0")
+    lcfl("fit", *small)
+    with pytest.raises(ValueError, match=r"validate: no client has validation data; set data\.val_fraction"):
+        lcfl("validate", *small)
+
+
 def test_validate_and_test_measure_the_last_checkpoint_and_write_nothing(tmp_path, capsys):
     run = lcfl(*FIT)
     before = files(tmp_path)

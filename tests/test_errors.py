@@ -2,10 +2,11 @@
 
 import csv
 import json
+from math import isnan
 
 import pytest
 
-from tests.commandline import LCFED, SMALL, SYNTHETIC, failure, files, here, lcfl  # noqa: F401
+from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, failure, files, here, lcfl  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -140,7 +141,10 @@ REFUSED = {
         ["method.local_update", "steps=None, epochs=None", "exactly one", "steps=5"],
     ),
     "a start that nobody sends": (
-        layer("method: {local_update: {init_args: {start: centre}}, exchange: NoExchange, aggregation: NoAggregation}"),
+        layer(
+            "method: {local_update: {init_args: {start: centre}}, exchange: NoExchange, aggregation: NoAggregation,"
+            " clustering: []}"
+        ),
         ["method.local_update", "start=centre", "NoExchange", "start=own"],
     ),
     "stored models that nobody stores": (
@@ -241,3 +245,18 @@ def test_a_client_that_diverges_is_named_left_out_and_counted(tmp_path):
 def test_a_metric_that_is_never_measured_is_named_with_those_that_are():
     with pytest.raises(ValueError, match=r"no metric val/nothing; there are .*val/own_split/personal/acc"):
         lcfl(*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/nothing")
+
+
+def test_a_run_that_diverges_is_reported_as_json_can(tmp_path):
+    with pytest.warns(UserWarning, match=r"after_local/loss is not finite for \d+ of 20 clients"):
+        run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--model.optimizer=SGD", "--model.optimizer.lr=1e30")
+    text = (run.path / "summary.json").read_text()
+    metrics = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metrics"]
+    broken = [name for name, value in metrics.items() if value is None]
+    assert "test/own_split/after_local/loss" in broken
+    assert all(isnan(run.metrics[name]) for name in broken) and len(run.metrics) == len(metrics)
+
+
+def test_a_trial_run_starts_from_the_beginning():
+    with pytest.warns(UserWarning, match=r"fast_dev_run starts from the beginning: ckpt_path is not used"):
+        lcfl(*FIT, "--trainer.fast_dev_run=true", "--ckpt_path=last")

@@ -8,7 +8,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lcfl.clients import ClientState
-from lcfl.evaluation import Evaluator
+from lcfl.evaluation import Evaluator, reported_metrics
 from lcfl.launch import StopFlag
 from lcfl.local import LocalTraining
 from lcfl.local.update import LocalData
@@ -189,7 +189,7 @@ def test_a_set_in_any_order_is_measured_on_its_own_images():
     module = linear_module()
     worker = Worker(Fabric(accelerator="cpu", devices=1), module, population, lcfed(), seed=0)
     sets = (np.array([9, 2, 30, 2]), np.array([30, 1]))
-    for values, indices in zip(worker.evaluate(EvaluationTask(s.global_model, sets)), sets, strict=True):
+    for values, indices in zip(worker.evaluate(EvaluationTask(s.global_model, sets, (0,))), sets, strict=True):
         loss, acc = by_hand(s.global_model, indices)
         assert values["loss"] == pytest.approx(loss, rel=1e-4)
         assert values["acc"] == pytest.approx(acc)
@@ -204,3 +204,25 @@ def test_what_goes_wrong_is_raised_with_client_and_round():
     with pytest.raises(ClientError, match=r"client 0, round 7, rank 0: KeyError: 'oh'") as error:
         evaluator(lcfed(), module=module)(state(), ["after_local"])
     assert "training_step" in "".join(error.value.__notes__)
+
+
+def test_no_more_clients_than_asked_for():
+    few = replace(evaluator(lcfed()), most_clients=2)
+    assert few(state(), ["cluster"], ["val"]).by_name["val/own_split/cluster/acc"].clients.tolist() == [0, 1]
+
+
+def test_a_model_that_has_diverged_is_named():
+    s = state()
+    s.clients[2] = replace(s.clients[2], model=torch.full((17,), torch.nan))
+    with pytest.warns(UserWarning, match=r"personal/loss is not finite for 1 of 4 clients \(2\).*learning") as caught:
+        found = evaluator(lcfed())(s, ["personal", "cluster"])
+    names = sorted(str(warning.message).split()[0] for warning in caught)
+    assert names == [f"{name}/personal/loss" for name in ("test/label_view", "test/own_split", "val/own_split")]
+    assert np.isnan(found.by_name["test/own_split/personal/loss"].values).tolist() == [False, False, True, False]
+
+
+def test_reported_metrics_are_those_that_an_evaluation_logs():
+    module = linear_module()
+    for options in ({}, {"val": [[]] * 4}):
+        found = evaluator(lcfed(), **options)(state(), lcfed().exchange.reported)
+        assert reported_metrics(module, data(**options), lcfed()) == sorted(found.summary())

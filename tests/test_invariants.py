@@ -140,11 +140,11 @@ def spoil(kind, value):
 
     def spoiled(result):
         if kind == "loss":
-            return replace(result, loss=value)
-        model = result.model.clone()
+            return replace(result, trained=replace(result.trained, loss=value))
+        model = result.trained.model.clone()
         model[3] = value
         if kind == "model":
-            return replace(result, model=model)
+            return replace(result, trained=replace(result.trained, model=model))
         return replace(result, uplink=Uplink(result.uplink.client, {"model": model}, result.uplink.num_samples))
 
     return spoiled

@@ -1,11 +1,13 @@
 """The regularised loss of LCFed Eq. 2, and a module that a federation and lightning.Trainer both train."""
 
+import warnings
 from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torchmetrics.classification import MulticlassAccuracy
 
 import lcfl.module
@@ -40,15 +42,16 @@ def gradient(module, batch):
 def test_the_gradient_is_that_of_the_written_objective():
     module, _, _, batch = pulled()
     found = gradient(module, batch)
-    vector, step = module.layout.bind(module.network), 1e-6
-    with torch.no_grad():
-        for place in range(len(vector)):
-            sides = []
-            for sign in (1, -1):
-                vector[place] += sign * step
-                sides.append(module.training_step(batch))
-                vector[place] -= sign * step
-            assert found[place].item() == pytest.approx(float(sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
+    parameters, step = list(module.network.parameters()), 1e-6
+    vector = parameters_to_vector(parameters).detach()
+    for place in range(len(vector)):
+        sides = []
+        for sign in (1, -1):
+            moved = vector.clone()
+            moved[place] += sign * step
+            vector_to_parameters(moved, parameters)
+            sides.append(module.training_step(batch).item())
+        assert found[place].item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
 
 
 def test_the_objective_is_equation_2():
@@ -203,3 +206,29 @@ def test_a_weight_is_not_negative(name, value):
 def test_an_unknown_cut_is_refused():
     with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'"):
         linear_module(cut="fc")
+
+
+def test_what_a_step_logs_becomes_a_metric_of_the_round(tmp_path):
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("train/step", batch_idx, prog_bar=True)
+            self.log_dict({"train/labels": batch[1].float().mean(), "train/one": 1})
+            return super().training_step(batch, batch_idx)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run = fit(Logs(partial(MLP, 16, [4], 8)), blobs(), fedavg(steps=3), tmp_path, rounds=2, clients_per_round=4)
+    for row in run.rows[-2:]:
+        assert (row["train/step"], row["train/one"]) == (1.0, 1.0)
+        assert 0 < row["train/labels"] < 7
+
+
+def test_nothing_is_collected_outside_of_a_local_run():
+    module = linear_module()
+    with module.collecting() as logged:
+        module.log("a", 1)
+        module.log("a", torch.tensor(3.0, requires_grad=True))
+    assert {name: [value.item() for value in values] for name, values in logged.items()} == {"a": [1.0, 3.0]}
+    assert not logged["a"][1].requires_grad
+    with pytest.warns(UserWarning, match="self.log"):
+        module.log("a", 2)

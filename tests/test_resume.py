@@ -75,6 +75,22 @@ def scalars(run):
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
 
 
+def test_a_tensorboard_logger_of_ones_own_shows_no_step_twice(tmp_path):
+    logger = [
+        "--trainer.logger=lightning.fabric.loggers.TensorBoardLogger",
+        f"--trainer.logger.root_dir={tmp_path / 'curves'}",
+        "--trainer.logger.version=0",
+    ]
+    fit(tmp_path, "fedavg", 1, 4, *logger)
+    shutil.rmtree(newest_run(tmp_path) / "checkpoints" / "round-000004.ckpt")
+    fit(tmp_path, "fedavg", 1, 6, *logger, "--ckpt_path=last")
+    curves = scalars(next((tmp_path / "curves").glob("*/version_0")))
+    assert [step for step, _ in curves["train/loss"]] == list(range(6))
+    assert [value for _, value in curves["train/loss"]] == pytest.approx(
+        [float(row["train/loss"]) for row in rows(newest_run(tmp_path)) if int(row["round"]) >= 0]
+    )
+
+
 def assert_same_run(left, right):
     one, other = all_tensors(left), all_tensors(right)
     assert one.keys() == other.keys()

@@ -38,39 +38,39 @@ def task(client=0, number=0, **fields):
 
 def test_dropout_draws_from_the_clients_own_stream():
     same = worker(train=SAME)
-    first = same.train(task()).model
+    first = same.train(task()).trained.model
     torch.manual_seed(99)
     same.train(task(1, 5))
     before = torch.get_rng_state()
-    assert torch.equal(same.train(task()).model, first)
+    assert torch.equal(same.train(task()).trained.model, first)
     assert torch.equal(torch.get_rng_state(), before)
     others = [same.train(task(client=1)), same.train(task(number=1)), worker(seed=1, train=SAME).train(task())]
-    models = torch.stack([first, *(result.model for result in others)])
+    models = torch.stack([first, *(result.trained.model for result in others)])
     assert torch.pdist(models).min() > 0
 
 
 def test_measuring_between_two_runs_changes_nothing():
     one = worker()
-    first = one.train(task()).model
-    one.evaluate(EvaluationTask(START + 1, (TEST[0],)))
-    assert torch.equal(one.train(task()).model, first)
+    first = one.train(task()).trained.model
+    one.evaluate(EvaluationTask(START + 1, (TEST[0],), (4, 7)))
+    assert torch.equal(one.train(task()).trained.model, first)
 
 
 @pytest.mark.parametrize(("method", "keeps"), [(alone(steps=2), True), (fedavg(steps=2), False)])
 def test_a_result_is_what_stays_and_what_goes_up(method, keeps):
     start = Downlink({"model": START}) if not keeps else Downlink({})
     result = worker(method=method).train(LocalTask(1, 0, ClientState(START, 7), start))
-    assert (result.state.model is result.model) == keeps
+    assert (result.state.model is result.trained.model) == keeps
     assert result.state.consumed == 7 + 5 + 6  # the rest of the second pass, and a third
     assert (result.uplink.client, result.uplink.num_samples) == (1, 6)
     assert list(result.uplink.payload) == ([] if keeps else ["model"])
-    assert result.is_finite
+    assert result.is_finite()
 
 
 def test_an_opening_round_may_bring_its_own_work():
     short = worker().train(task(local_update=LocalTraining(steps=1)))
     assert short.state.consumed == 7 + 5
-    assert not torch.equal(short.model, worker().train(task()).model)
+    assert not torch.equal(short.trained.model, worker().train(task()).trained.model)
 
 
 def test_an_exception_becomes_words():
@@ -82,5 +82,5 @@ def test_an_exception_becomes_words():
     assert isinstance(failure, Failure)
     assert failure.message == "client 1, round -1, rank 0: ZeroDivisionError: by hand"
     assert "training_step" in failure.details
-    failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],)))
-    assert failure.message.startswith("evaluation, rank 0: ")
+    failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],), (4, 7)))
+    assert failure.message.startswith("evaluation of the model of clients 4, 7, rank 0: ")

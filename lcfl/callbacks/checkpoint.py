@@ -1,9 +1,12 @@
 """Saves the state every so many rounds, keeps the newest and the best, prunes the rest."""
 
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 from lcfl import checkpoint
+from lcfl.callbacks.monitored import Monitored
 from lcfl.files import write_json
 from lcfl.hooks import Callback
 from lcfl.server import Server
@@ -23,7 +26,7 @@ class Checkpoint(Callback):
         mode: whether the best is the largest or the smallest value.
 
     Raises:
-        ValueError: for numbers below 1 or a monitor of test data.
+        ValueError: for numbers below 1, a monitor of test data, or one that is never measured.
     """
 
     def __init__(
@@ -36,10 +39,15 @@ class Checkpoint(Callback):
         for name, value in (("every_n_rounds", every_n_rounds), ("keep_last", keep_last)):
             if value is not None and value < 1:
                 raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
-        refuse_test_metric("Checkpoint", monitor)
         self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode
+        self._monitored = None if monitor is None else Monitored("Checkpoint", monitor, mode)
         self.best: dict[str, Any] | None = None
         self._written: int | None = None
+
+    def check_monitor(self, names: Sequence[str]) -> None:
+        """Refuses a monitor that is never measured."""
+        if self._monitored is not None:
+            self._monitored.check(names)
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Forgets an earlier run of this object."""
@@ -50,7 +58,7 @@ class Checkpoint(Callback):
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Writes a checkpoint if one is due; the metric of a round decides only about rounds that are saved."""
         is_last = server.is_done or bool(server.stop_signal)
-        is_better = self._is_better(row)
+        is_better = self._is_better(row, server)
         if is_better:
             assert self.monitor is not None
             self.best = {"round": state.round, "monitor": self.monitor, "score": row[self.monitor]}
@@ -79,13 +87,14 @@ class Checkpoint(Callback):
         """Puts back the best round so far."""
         self.best = state["best"]
 
-    def _is_better(self, row: dict[str, float]) -> bool:
-        if self.monitor is None or self.monitor not in row:
+    def _is_better(self, row: dict[str, float], server: Server) -> bool:
+        score = None if self._monitored is None else self._monitored.score(row, server)
+        if score is None or not isfinite(score):
             return False
         if self.best is None:
             return True
-        score, best = row[self.monitor], float(self.best["score"])
-        return score > best if self.mode == "max" else score < best
+        best = float(self.best["score"])
+        return score > (best if self.mode == "max" else -best)
 
     def _prune(self, folder: Path) -> None:
         """Removes all but the newest and the best; what they share by hard link stays."""
@@ -98,12 +107,3 @@ class Checkpoint(Callback):
         for number, path in found[: -self.keep_last]:
             if number != best:
                 checkpoint.remove(path)
-
-
-def refuse_test_metric(owner: str, monitor: str | None) -> None:
-    """Raises a ValueError for a metric of test data: those are reported, never chosen by."""
-    if monitor is not None and monitor.startswith("test/"):
-        raise ValueError(
-            f"{owner}: got monitor={monitor}; test data may not decide anything. Use its validation twin, "
-            f"val/{monitor.removeprefix('test/')}."
-        )

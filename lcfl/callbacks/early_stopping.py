@@ -1,8 +1,9 @@
 """Ends a run when a validation metric has stopped getting better."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from lcfl.callbacks.checkpoint import refuse_test_metric
+from lcfl.callbacks.monitored import Monitored
 from lcfl.hooks import Callback
 from lcfl.server import Server
 from lcfl.state import FederationState
@@ -20,7 +21,8 @@ class EarlyStopping(Callback):
         mode: whether larger (``max``) or smaller (``min``) is better.
 
     Raises:
-        ValueError: for a metric of test data, a patience below 1 or a negative `min_delta`.
+        ValueError: for a metric of test data or one that is never measured, a patience below 1 or a negative
+            `min_delta`.
     """
 
     shapes_result = True
@@ -28,14 +30,18 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str, patience: int = 5, min_delta: float = 0.0, mode: Literal["max", "min"] = "max"
     ) -> None:
-        refuse_test_metric("EarlyStopping", monitor)
         if patience < 1 or min_delta < 0:
             raise ValueError(
                 f"EarlyStopping: got patience={patience}, min_delta={min_delta}; needed are >= 1 and >= 0."
             )
         self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
+        self._monitored = Monitored("EarlyStopping", monitor, mode)
         self._best: float | None = None
         self._waited = 0
+
+    def check_monitor(self, names: Sequence[str]) -> None:
+        """Refuses a monitor that is never measured."""
+        self._monitored.check(names)
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Forgets an earlier run of this object."""
@@ -43,17 +49,10 @@ class EarlyStopping(Callback):
             self._best, self._waited = None, 0
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
-        """Looks at the metric in rounds that have it.
-
-        Raises:
-            ValueError: at an evaluation that does not have the metric; says which there are.
-        """
-        if self.monitor not in row:
-            evaluated = sorted(name for name in row if name.startswith("val/"))
-            if evaluated:
-                raise ValueError(f"EarlyStopping: there is no metric {self.monitor}; there are {', '.join(evaluated)}.")
+        """Looks at the metric in rounds that have it."""
+        score = self._monitored.score(row, server)
+        if score is None:
             return
-        score = row[self.monitor] if self.mode == "max" else -row[self.monitor]
         if self._best is None or score > self._best + self.min_delta:
             self._best, self._waited = score, 0
         else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from lcfl.hooks import Callback
 from lcfl.local.update import LocalUpdate
@@ -44,9 +44,15 @@ class Clustering(Callback):
 
     Runs in `on_round_end`, after the uploads of a round are in and before they are aggregated, in the
     order in which `method.clustering` lists them.
+
+    Class attributes:
+        reads: the names in an uplink that it looks at.
+        needs_centres: whether it compares with one centre per cluster.
     """
 
     shapes_result = True
+    reads: ClassVar[tuple[str, ...]] = ("model",)
+    needs_centres: ClassVar[bool] = True
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with so many clients."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lcfl.data.examples import Examples
-from lcfl.local.update import Positions
+from lcfl.local.update import Descent, Positions
 from lcfl.module import FederatedModule
 
 __all__ = ["SequentialEngine"]
@@ -50,7 +50,7 @@ class SequentialEngine:
         batches: Iterable[Positions],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
-    ) -> tuple[Tensor, float]:
+    ) -> Descent:
         """See `lcfl.local.update.Engine.descend`."""
         module, device = self.load(start).train(), self.fabric.device
         module.pull_towards(
@@ -65,18 +65,24 @@ class SequentialEngine:
                 "torch.optim.Optimizer."
             )
         losses = []
-        for number, indices in enumerate(islice(batches, self.max_steps)):
-            batch = self.examples.batch(indices, device)
-            with self.fabric.autocast():
-                loss = module.training_step(batch, number)
-            optimizer.zero_grad()
-            self.fabric.backward(loss)
-            self.fabric.strategy.optimizer_step(optimizer)
-            losses.append(loss.detach())
-        return self.layout.pack(module.network), float(torch.stack(losses).float().mean())
+        with module.collecting() as logged:
+            for number, indices in enumerate(islice(batches, self.max_steps)):
+                batch = self.examples.batch(indices, device)
+                with self.fabric.autocast():
+                    loss = module.training_step(batch, number)
+                optimizer.zero_grad()
+                self.fabric.backward(loss)
+                self.fabric.strategy.optimizer_step(optimizer)
+                losses.append(loss.detach())
+        means = {name: _mean(values) for name, values in logged.items()}
+        return Descent(self.layout.pack(module.network), _mean(losses), means)
 
     def _fresh_scaler(self) -> None:
         """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""
         precision = self.fabric.strategy.precision
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             precision.scaler = torch.amp.GradScaler(self.fabric.device.type)
+
+
+def _mean(values: list[Tensor]) -> float:
+    return float(torch.stack(values).float().mean())

@@ -4,10 +4,10 @@ Legend: P + Q length of a model's flat vector, B batch size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,17 @@ from lcfl.local.order import batch_positions
 from lcfl.messages import Downlink
 from lcfl.networks.split import Layout
 
-__all__ = ["Engine", "LocalData", "LocalTraining", "LocalUpdate", "Trained"]
+__all__ = ["Descent", "Engine", "LocalData", "LocalTraining", "LocalUpdate", "Trained"]
 
 Positions = NDArray[np.int64]
+
+
+class Descent(NamedTuple):
+    """What an engine gives back: the trained model ``[P + Q]``, and means over the steps of loss and logged values."""
+
+    model: Tensor
+    loss: float
+    logged: Mapping[str, float]
 
 
 class Engine(Protocol):
@@ -35,7 +43,7 @@ class Engine(Protocol):
         batches: Iterable[Positions],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
-    ) -> tuple[Tensor, float]:
+    ) -> Descent:
         """One optimizer step per batch from the model `start`.
 
         Args:
@@ -43,9 +51,6 @@ class Engine(Protocol):
             batches: indices into the pool of examples, one array per step.
             centre: Omega ``[P + Q]`` of the cluster pull, or None.
             embedding: Phi ``[P_phi]`` of the global pull, or None.
-
-        Returns:
-            The trained model ``[P + Q]`` and the mean of the steps' losses.
         """
         ...
 
@@ -69,11 +74,19 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Trained:
-    """The outcome of a local run: the trained model ``[P + Q]``, samples consumed in all, mean loss."""
+    """The outcome of a local run.
+
+    Attributes:
+        model: trained, ``[P + Q]``.
+        consumed: samples drawn by this client so far.
+        loss: the mean over the steps.
+        logged: further means over the steps, by name.
+    """
 
     model: Tensor
     consumed: int
     loss: float
+    logged: Mapping[str, float] = field(default_factory=dict)
 
 
 class LocalUpdate(ABC):
@@ -126,8 +139,8 @@ class LocalTraining(LocalUpdate):
         start = self._start(state, downlink, engine.layout)
         consumed, batches = self._batches(state.consumed, data)
         centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
-        model, loss = engine.descend(start, [data.indices[batch] for batch in batches], centre, embedding)
-        return Trained(model, consumed, loss)
+        model, loss, logged = engine.descend(start, [data.indices[batch] for batch in batches], centre, embedding)
+        return Trained(model, consumed, loss, logged)
 
     def _start(self, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor:
         payload = downlink.payload

@@ -3,6 +3,7 @@
 Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +81,13 @@ class Layout:
                 f"model.cut: the network {type(network).__name__} has no layer {cut!r} with parameters; "
                 f"its layers are {', '.join(layers)}."
             )
+        last = parameters[-1][0] if parameters else ""
+        if found and num_embedding == 0 and not last.startswith(f"{cut}."):
+            warnings.warn(
+                f"model.cut: {type(network).__name__} registers {cut!r} before all other layers: everything becomes "
+                f"decision and the embedding is empty. If {cut!r} is its last layer, assign it last in __init__.",
+                stacklevel=2,
+            )
         persistent = network.state_dict(keep_vars=True)
         buffers = tuple(
             (name, buffer.shape, not buffer.is_floating_point())
@@ -107,19 +115,6 @@ class Layout:
             offset += shape.numel()
         return slices
 
-    def bind(self, network: nn.Module) -> Tensor:
-        """Lets the parameters of `network` live in one new flat vector ``[P]`` and returns it.
-
-        Writing into that vector changes the network, and training the network changes the vector.
-        """
-        named = dict(network.named_parameters())
-        vector = torch.cat([named[name].detach().reshape(-1) for name, _ in self.parameters])
-        offset = 0
-        for name, shape in self.parameters:
-            named[name].data = vector[offset : offset + shape.numel()].view(shape)
-            offset += shape.numel()
-        return vector
-
     def pack(self, network: nn.Module) -> Tensor:
         """A copy of the network's parameters and buffers as one flat vector ``[P + Q]`` on the CPU."""
         named: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
@@ -128,7 +123,16 @@ class Layout:
 
     @torch.no_grad()
     def unpack(self, vector: Tensor, network: nn.Module) -> nn.Module:
-        """Copies a flat vector ``[P + Q]`` into the network's parameters and buffers; returns the network."""
+        """Copies a flat vector ``[P + Q]`` into the network's parameters and buffers; returns the network.
+
+        Raises:
+            ValueError: if the vector is of another network.
+        """
+        if len(vector) != self.size:
+            raise ValueError(
+                f"a model of {len(vector)} numbers is not one of this {type(network).__name__}, which has {self.size}: "
+                "use the network that it was trained with."
+            )
         named: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         sizes = [(name, shape) for name, shape in self.parameters]
         sizes += [(name, shape) for name, shape, _ in self.buffers]

@@ -25,10 +25,24 @@ def batch(*positions):
     return np.array(positions)
 
 
+def test_means_over_the_steps():
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("number", batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    module = Logs(linear, partial(torch.optim.SGD, lr=0.0))
+    w = start(module)
+    _, loss, logged = engine(module, DATA).descend(w, [batch(0, 1), batch(2, 3), batch(0, 1)])
+    alone = [engine(module, DATA).descend(w, [batch(*rows)]).loss for rows in ((0, 1), (2, 3))]
+    assert loss == pytest.approx((2 * alone[0] + alone[1]) / 3)
+    assert logged == {"number": 1.0}
+
+
 def test_one_step_by_hand():
     module = linear_module(lr=0.5)
     w = start(module)
-    model, loss = engine(module, DATA).descend(w, [batch(3, 0, 5)])
+    model, loss, _ = engine(module, DATA).descend(w, [batch(3, 0, 5)])
     expected, slope = linear_step(w, INPUTS[[3, 0, 5]], TARGETS[[3, 0, 5]])
     np.testing.assert_allclose(model, w.double().numpy() - 0.5 * slope, atol=1e-6)
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -37,7 +51,7 @@ def test_one_step_by_hand():
 def test_a_step_with_both_pulls_by_hand():
     module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
     w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)
-    model, loss = engine(module, DATA).descend(w, [batch(0, 1), batch(2, 3)], centre, phi)
+    model, loss, _ = engine(module, DATA).descend(w, [batch(0, 1), batch(2, 3)], centre, phi)
     v, losses = w.double().numpy(), []
     for rows in ([0, 1], [2, 3]):
         part, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
@@ -57,21 +71,21 @@ def test_momentum_starts_at_zero_at_every_participation():
     v0 = w.double().numpy()
     v1 = v0 - 0.5 * slope_of(v0)
     steps = engine(module, DATA)
-    first, _ = steps.descend(w, [batch(*rows)])
-    second, _ = steps.descend(first, [batch(*rows)])
+    first, *_ = steps.descend(w, [batch(*rows)])
+    second, *_ = steps.descend(first, [batch(*rows)])
     np.testing.assert_allclose(second, v1 - 0.5 * slope_of(v1), atol=1e-6)
-    at_once, _ = steps.descend(w, [batch(*rows)] * 2)
+    at_once, *_ = steps.descend(w, [batch(*rows)] * 2)
     np.testing.assert_allclose(at_once, v1 - 0.5 * (0.9 * slope_of(v0) + slope_of(v1)), atol=1e-6)
 
 
 def test_nothing_passes_from_one_client_to_the_next():
     module = FederatedModule(Normed, partial(torch.optim.Adam, lr=0.1), cluster_weight=0.5)
     w = start(module)
-    fresh, _ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4)])
+    fresh, *_ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4)])
     busy = engine(module, DATA)
     busy.descend(w + 1, [batch(5, 6, 7)], centre=w, embedding=w[:15])
     module.eval()
-    again, _ = busy.descend(w, [batch(0, 1, 2), batch(3, 4)])
+    again, *_ = busy.descend(w, [batch(0, 1, 2), batch(3, 4)])
     assert torch.equal(fresh, again)
 
 
@@ -91,26 +105,26 @@ def test_two_participations_of_five_steps_are_one_of_ten():
 def test_running_statistics_and_counters_come_back():
     module = FederatedModule(Normed)
     w = start(module)
-    model, _ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4, 5), batch(6, 7)])
+    model, *_ = engine(module, DATA).descend(w, [batch(0, 1, 2), batch(3, 4, 5), batch(6, 7)])
     assert model[29] == 3
     assert not torch.equal(model[23:29], w[23:29])
-    more, _ = engine(module, DATA).descend(model, [batch(0, 1)])
+    more, *_ = engine(module, DATA).descend(model, [batch(0, 1)])
     assert more[29] == 4
 
 
 def test_a_centre_may_carry_buffers():
     module = FederatedModule(Normed, cluster_weight=0.5)
     w = start(module)
-    short, _ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(23))
-    whole, _ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(30))
+    short, *_ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(23))
+    whole, *_ = engine(module, DATA).descend(w, [batch(0, 1)], centre=torch.ones(30))
     assert torch.equal(short, whole)
 
 
 def test_max_steps_cuts_a_run():
     module = linear_module()
     w = start(module)
-    cut, _ = engine(module, DATA, max_steps=1).descend(w, [batch(0, 1), batch(2, 3)])
-    one, _ = engine(module, DATA).descend(w, [batch(0, 1)])
+    cut, *_ = engine(module, DATA, max_steps=1).descend(w, [batch(0, 1), batch(2, 3)])
+    one, *_ = engine(module, DATA).descend(w, [batch(0, 1)])
     assert torch.equal(cut, one)
 
 
@@ -124,7 +138,7 @@ def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():
 
     for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)):
         module = Watched(linear)
-        model, _ = engine(module, DATA, precision=precision).descend(start(module), [batch(0, 1)])
+        model, *_ = engine(module, DATA, precision=precision).descend(start(module), [batch(0, 1)])
         assert (seen.pop(), model.dtype) == (dtype, torch.float32)
 
 

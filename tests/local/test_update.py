@@ -8,7 +8,7 @@ import torch
 
 from lcfl.clients import ClientState
 from lcfl.local import LocalTraining
-from lcfl.local.update import LocalData
+from lcfl.local.update import Descent, LocalData
 from lcfl.messages import Downlink
 from lcfl.networks import Layout
 from tests.builders import Normed
@@ -28,7 +28,7 @@ class Recorder:
     def descend(self, start, batches, centre=None, embedding=None):
         self.start, self.batches = start, [batch.tolist() for batch in batches]
         self.centre, self.embedding = centre, embedding
-        return start + 0.5, 0.25
+        return Descent(start + 0.5, 0.25, {"aux": 2.0})
 
 
 def data(num_samples=10, batch_size=4):

@@ -53,21 +53,6 @@ def test_pack_is_a_copy():
     assert bool(network.decision.weight.any())
 
 
-def test_bind_shares_memory_in_both_directions():
-    network = Normed()
-    layout = Layout.of(network)
-    packed = layout.pack(network)
-    vector = layout.bind(network)
-    assert torch.equal(vector, packed[: layout.num_parameters])
-    vector[-1] = 7.0
-    assert network.decision.bias[-1].item() == 7.0
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    network(torch.randn(4, 2)).square().sum().backward()
-    optimizer.step()
-    assert torch.equal(vector, layout.pack(network)[: layout.num_parameters])
-    assert not torch.equal(vector[:-1], packed[: layout.num_parameters - 1])
-
-
 def test_buffers_that_are_not_saved_stay_out():
     network = linear()
     network.register_buffer("scratch", torch.zeros(5), persistent=False)
@@ -85,7 +70,18 @@ def test_a_tied_weight_lies_in_the_vector_once():
 def test_cut_at_an_inner_layer_takes_all_that_follows():
     network = LeNet5()
     assert Layout.of(network, "embedding.fc2").num_embedding == 62_006 - 850 - 120 * 84 - 84
-    assert Layout.of(network, "embedding").num_embedding == 0
+    with pytest.warns(UserWarning, match=r"LeNet5 registers 'embedding' before all .* assign it last in __init__"):
+        assert Layout.of(network, "embedding").num_embedding == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_embedding_without_parameters_is_no_mistake():
+    assert Layout.of(SplitNetwork(nn.Flatten(), nn.Linear(4, 2))).num_embedding == 0
+
+
+def test_a_vector_of_another_network():
+    with pytest.raises(ValueError, match="a model of 5 numbers is not one of this LeNet5, which has 62006: use the"):
+        Layout.of(LeNet5()).unpack(torch.zeros(5), LeNet5())
 
 
 def test_cut_none_makes_everything_embedding():

@@ -1,0 +1,71 @@
+"""A metric that a callback decides by: of validation data, known to exist, larger is better."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Literal
+
+from lcfl.server import Server
+
+__all__ = ["Monitored"]
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The metric that `owner` watches.
+
+    Args:
+        owner: the name of the callback, for errors.
+        name: of the metric, e.g. ``val/own_split/personal/acc``.
+        mode: whether larger (``max``) or smaller (``min``) is better.
+
+    Raises:
+        ValueError: for a metric of test data, which is reported and never chosen by, or another mode.
+    """
+
+    owner: str
+    name: str
+    mode: Literal["max", "min"]
+
+    def __post_init__(self) -> None:
+        if self.name.startswith("test/"):
+            raise ValueError(
+                f"{self.owner}: got monitor={self.name}; test data may not decide anything. Use its validation twin, "
+                f"val/{self.name.removeprefix('test/')}."
+            )
+        if self.mode not in ("max", "min"):
+            raise ValueError(f"{self.owner}: got mode={self.mode!r}; allowed are max and min.")
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raises a ValueError if it is a metric of evaluations and not among `names`."""
+        if not self.name.startswith("val/"):
+            return
+        if not names:
+            raise ValueError(
+                f"{self.owner}: monitor={self.name} is never measured during a run with trainer.evaluate_every=0; set "
+                "it to 1 or more."
+            )
+        known = [name for name in names if name.startswith("val/")]
+        if not known:
+            raise ValueError(
+                f"{self.owner}: monitor={self.name} needs validation data, and no client has any: set "
+                "data.val_fraction, e.g. to 0.1."
+            )
+        self._check_among(known)
+
+    def score(self, row: Mapping[str, float], server: Server) -> float | None:
+        """The metric of a round, negated under ``min`` and -inf for NaN; None in a round that does not measure it.
+
+        Raises:
+            ValueError: if a round that is evaluated does not have it.
+        """
+        if self.name in row:
+            score = row[self.name] if self.mode == "max" else -row[self.name]
+            return -inf if isnan(score) else score
+        if server.is_evaluated(row) and self.name != "train/loss":  # missing where no client's loss was finite
+            self._check_among(list(row))
+        return None
+
+    def _check_among(self, known: list[str]) -> None:
+        if self.name not in known:
+            raise ValueError(f"{self.owner}: there is no metric {self.name}; there are {', '.join(sorted(known))}.")
