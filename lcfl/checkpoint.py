@@ -28,9 +28,9 @@ from lcfl.run import versions
 from lcfl.state import FederationState
 
 __all__ = [
-    "Checkpoint",
-    "CheckpointError",
     "SCHEMA",
+    "CheckpointError",
+    "Saved",
     "drop_after",
     "find",
     "newest",
@@ -50,7 +50,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Saved:
     """A checkpoint that was read: the state, and the manifest's identity of its configuration."""
 
     path: Path
@@ -114,7 +114,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> Saved:
     """Reads and checks a checkpoint. Only tensors and plain values are ever unpickled.
 
     Raises:
@@ -143,7 +143,7 @@ def read(path: Path) -> Checkpoint:
         models = iter(() if shard["models"] is None else shard["models"])
         for client, consumed, has_model in zip(shard["clients"], shard["consumed"], shard["has_model"], strict=True):
             clients[client] = ClientState(next(models).clone() if has_model else None, consumed)
-    return Checkpoint(path, FederationState(clients=clients, **server), manifest["identity"])
+    return Saved(path, FederationState(clients=clients, **server), manifest["identity"])
 
 
 def find(ckpt_path: str, root: Path, name: str) -> Path:

@@ -8,10 +8,10 @@ from lcfl.hooks import Callback
 from lcfl.local.update import LocalUpdate
 from lcfl.networks.split import Layout
 
-__all__ = ["Clustering", "Opening", "Server"]
+__all__ = ["Clustering", "Opening", "ServerView"]
 
 
-class Server(Protocol):
+class ServerView(Protocol):
     """What a clustering may ask the federation for."""
 
     @property

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from lcfl import rng
 from lcfl.aggregation import mean_model
 from lcfl.clients import ClientState
-from lcfl.clustering.base import Clustering, Opening, Server
+from lcfl.clustering.base import Clustering, Opening, ServerView
 from lcfl.local.update import LocalTraining
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, cosine, principal_components, project
@@ -95,7 +95,7 @@ class LowRankCosine(Clustering):
         work = None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)
         return [Opening(chosen.tolist(), work)]
 
-    def on_opening_end(self, server: Server, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_opening_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Fits M to the offline models; the first codes, R and Omega."""
         if len(uploads) < 2:
             raise ValueError(
@@ -128,7 +128,7 @@ class LowRankCosine(Clustering):
             state.clients.update({client: ClientState(model) for client, model in zip(clients, models, strict=True)})
             state.participated[clients] = True
 
-    def on_round_end(self, server: Server, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """New codes of this round's clients, then the E-step over all that ever took part."""
         assert state.projection is not None and state.codes is not None
         num_parameters = server.layout.num_parameters
