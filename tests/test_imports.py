@@ -19,6 +19,7 @@ LAYERS = [
     "rng",
     "files",
     "messages",
+    "figures",
     # the network and its data
     "networks",
     "module",

@@ -3,8 +3,6 @@
 Legend: N clients, n of them shown, T rounds.
 """
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.callbacks import figures
+from lcfl import figures
 from lcfl.hooks import Callback
 from lcfl.metrics import Evaluation
 from lcfl.server import Server
@@ -31,7 +29,8 @@ ACCURACY_BINS = np.linspace(0, 1, 21)
 class Monitor(Callback):
     """Writes histograms and pictures to the loggers that take them and the pictures to ``figures/`` too.
 
-    At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients'
+    Before the first round the picture ``figures/partition``: how many training images of each class every
+    client has. At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients'
     accuracies; where a method clusters, ``cluster/members``, the histogram of the cluster numbers.
     At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
     cluster of each client over the rounds), ``figures/cluster_sizes`` and, where clients have low-rank
@@ -61,11 +60,14 @@ class Monitor(Callback):
         self._is_drawn = False
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Forgets what lies after the state: an earlier run of this object, or one that went further."""
+        """The picture of who holds what, once; forgets an earlier run of this object, or one that went further."""
         kept = sum(number < state.round for number in self._rounds)
         self._rounds, self._assignments = self._rounds[:kept], self._assignments[:kept]
         self._evaluation, self._written, self._is_drawn = Evaluation(), set(), False
         self._first_step, self._step = max(state.round, 0), -1
+        if state.round <= 0:
+            self._step = 0
+            self._draw_partition(server)
 
     def on_aggregated(self, server: Server, state: FederationState) -> None:
         """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""
@@ -126,6 +128,13 @@ class Monitor(Callback):
             similarity_nn = cosine(state.codes[known], state.codes[known])
             self._figure(server, "similarity", figures.similarity_matrix(similarity_nn, state.assignment[known]))
 
+    def _draw_partition(self, server: Server) -> None:
+        population = server.data.population
+        clients_n, groups = shown(population.num_clients), population.groups
+        groups_n = None if groups is None else groups[clients_n]
+        picture = figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, "Training images")
+        self._figure(server, "partition", picture)
+
     def _draw_accuracies(self, server: Server) -> None:
         """One picture for each stage and protocol of the last evaluation, with a line for each kind of model."""
         by_set: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
@@ -138,7 +147,7 @@ class Monitor(Callback):
             self._figure(server, f"accuracies_{stage}_{protocol}", figure)
 
     def _figure(self, server: Server, name: str, figure: "Figure") -> None:
-        save(figure, server.run_dir / "figures" / f"{name}.png")
+        figures.save(figure, server.run_dir / "figures" / f"{name}.png")
         figure.set_layout_engine("none")  # it stands; finding it again is most of the work of drawing
         for writer in self._writers(server, "add_figure"):
             writer.add_figure(f"figures/{name}", figure, self._step, close=False)  # there is no pyplot window to close
@@ -160,14 +169,3 @@ class Monitor(Callback):
 def shown(num_clients: int) -> NDArray[np.int64]:
     """Positions of the clients in a picture: all, or `MOST_CLIENTS` spread evenly over them."""
     return np.linspace(0, num_clients - 1, min(num_clients, MOST_CLIENTS)).round().astype(np.int64)
-
-
-def save(figure: "Figure", path: Path) -> None:
-    """Writes a PNG whole or not at all; makes its folder."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -15,13 +15,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lcfl.aggregation import ClusterMean, GlobalMean
 from lcfl.callbacks import Monitor
-from lcfl.callbacks.monitor import save, shown
+from lcfl.callbacks.monitor import shown
 from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
 from lcfl.exchange import CentreAndEmbedding, FullModel
 from lcfl.federation import Federation
+from lcfl.figures import save
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.metrics import ClientMetrics, Evaluation
@@ -80,6 +81,7 @@ def test_tags_and_steps(run):
     }
     figures = {f"figures/{name}": [1, 3] for name in ("assignment", "cluster_sizes", "similarity")}
     last_figures = {f"figures/accuracies_{stage}_own_split": [3] for stage in ("val", "test")}
+    figures |= {"figures/partition": [0]}
     assert steps == during | at_the_end | figures | last_figures | {"cluster/members": [1, 3]}
     assert not steps.keys() & scalars.keys()  # TensorBoard shows only one kind of data for a tag
 
@@ -98,7 +100,7 @@ def test_pictures_on_disk_are_those_of_the_last_step(run):
     events, _, _ = written(run)
     found = pictures(run)
     names = ("assignment", "cluster_sizes", "similarity", "accuracies_test_own_split", "accuracies_val_own_split")
-    assert found.keys() == {f"{name}.png" for name in names}
+    assert found.keys() == {f"{name}.png" for name in (*names, "partition")}
     for name, picture in found.items():
         logged = Image.open(io.BytesIO(events.Images(f"figures/{name.removesuffix('.png')}")[-1].encoded_image_string))
         assert logged.size == picture.shape[1::-1]
@@ -129,7 +131,11 @@ def test_it_changes_no_bit(run, tmp_path):
 
 def test_a_method_without_clusters_has_no_pictures_of_them(tmp_path):
     run = fit(tmp_path, fedavg(), rounds=2, logger=CSVLogger(tmp_path), callbacks=Monitor(figure_every=1))
-    assert pictures(run).keys() == {"accuracies_test_own_split.png", "accuracies_val_own_split.png"}
+    assert pictures(run).keys() == {
+        "accuracies_test_own_split.png",
+        "accuracies_val_own_split.png",
+        "partition.png",
+    }
     assert run.state.callbacks["Monitor"]["assignments"].numel() == 0
 
 
@@ -148,7 +154,8 @@ class Writer:
 
 def fake(tmp_path, num_clients=4, evaluate_every=1):
     writer = Writer()
-    data = SimpleNamespace(population=SimpleNamespace(groups=None))
+    counts = np.ones((num_clients, 3), dtype=int)
+    data = SimpleNamespace(population=SimpleNamespace(groups=None, num_clients=num_clients, label_counts=counts))
     server = SimpleNamespace(
         loggers=[SimpleNamespace(experiment=writer), SimpleNamespace()],
         run_dir=tmp_path,
@@ -195,7 +202,8 @@ def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path):
     monitor.on_aggregated(server, state)
     state.round = 1
     monitor.on_fit_end(server, state, {})
-    assert writer.calls == [("figures/assignment", 0), ("figures/cluster_sizes", 0), ("figures/similarity", 0)]
+    names = ("partition", "assignment", "cluster_sizes", "similarity")
+    assert writer.calls == [(f"figures/{name}", 0) for name in names]
 
 
 def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from lcfl.callbacks.figures import COLOURS, assignment_heatmap, cluster_sizes, similarity_matrix, sorted_accuracies
+from lcfl.figures import assignment_heatmap, cluster_sizes, label_counts, similarity_matrix, sorted_accuracies
+from lcfl.figures.base import COLOURS
 
 ROUNDS = np.array([0, 1, 2])
 ASSIGNMENT = np.array([[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0]])
@@ -105,6 +106,32 @@ def test_sorted_accuracies_rise_from_the_worst_client():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["personal", "global"]
 
 
+COUNTS = np.array([[5, 0], [0, 2], [3, 1]])
+
+
+def test_label_counts_by_number():
+    figure = label_counts(COUNTS, clients_N=[4, 7, 9], title="mine")
+    axes, sizes = figure.axes[0], figure.axes[0].child_axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array().filled(0), COUNTS)
+    assert axes.images[0].get_array().mask.tolist() == [[False, True], [True, False], [False, False]]
+    assert labels(axes.yaxis) == ["4", "7", "9"] and axes.yaxis_inverted()
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("class", "client, by number", "mine")
+    np.testing.assert_array_equal(sizes.patches[0].get_data().values, [5, 2, 4])
+
+
+def test_label_counts_by_true_group():
+    axes = label_counts(COUNTS, groups_N=[1, 0, 1]).axes[0]
+    assert labels(axes.yaxis) == ["1", "0", "2"]
+    assert [line.get_ydata()[0] for line in axes.lines] == [0.5]
+    assert labels(axes.child_axes[0].child_axes[0].yaxis) == ["group 0", "group 1"]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
+def test_label_counts_need_a_client_and_a_class(shape):
+    with pytest.raises(ValueError, match=r"figures: got label counts .* \[N, C\]"):
+        label_counts(np.zeros(shape))
+
+
 @pytest.mark.parametrize(("num_clients", "num_clusters", "num_rounds"), [(1, 1, 1), (40, 12, 100), (256, 100, 1000)])
 def test_nothing_overlaps_at_any_size(num_clients, num_clusters, num_rounds):
     final = np.arange(num_clients) % num_clusters
@@ -113,6 +140,7 @@ def test_nothing_overlaps_at_any_size(num_clients, num_clusters, num_rounds):
     assert clashes(assignment_heatmap(assignment, rounds, groups_N=final)) == 0
     assert clashes(cluster_sizes(assignment, rounds)) == 0
     assert clashes(similarity_matrix(similarity, final)) == 0
+    assert clashes(label_counts(np.ones((num_clients, num_clusters)), final)) == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 4), (3,)])

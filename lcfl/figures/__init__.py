@@ -1,0 +1,7 @@
+"""Pictures of a federation: pure functions from arrays to a matplotlib `Figure`, without any global state."""
+
+from lcfl.figures.base import save
+from lcfl.figures.clients import label_counts, sorted_accuracies
+from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_matrix
+
+__all__ = ["assignment_heatmap", "cluster_sizes", "label_counts", "save", "similarity_matrix", "sorted_accuracies"]

@@ -1,0 +1,115 @@
+"""What pictures share: colours, axes, labels that do not crowd each other, and files that are whole.
+
+Legend: N clients, K clusters. All colours can be told apart with the common kinds of colour blindness.
+"""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "COLOURS",
+    "LINE_STYLES",
+    "Array",
+    "block_labels",
+    "blocks_of",
+    "cluster_colours",
+    "integer_ticks",
+    "label_clients",
+    "mark_groups",
+    "new_figure",
+    "save",
+]
+
+Array = NDArray[Any] | Tensor
+
+# Krzywinski's twelve colours for colour blindness, ordered so that the first few differ most.
+COLOURS = (
+    *("#008DF9", "#FF6E3A", "#009F81", "#FFC33B", "#8400CD", "#FF5AAF"),
+    *("#A40122", "#00C2F9", "#FFB2FD", "#00FCCF", "#E20134", "#9F0162"),
+)
+LINE_STYLES = ("-", "--", "-.", ":")
+MOST_LABELS = 40  # client numbers that fit beside an axis
+SMALLEST_LABELLED = 0.03  # a block of clients that is a smaller share of its axis gets no label
+
+
+def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    """An empty figure of so many inches whose parts make room for each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Writes a PNG whole or not at all; makes its folder."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[ListedColormap, NDArray[Any]]":
+    """A colour for each cluster number up to the highest, and the K + 1 borders between the numbers."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    num_clusters = int(assignment_TN.max()) + 1
+    if num_clusters <= len(COLOURS):
+        colours = ListedColormap(COLOURS[:num_clusters])
+    else:
+        colours = ListedColormap(colormaps["viridis"](np.linspace(0, 1, num_clusters)))
+    return colours, np.arange(num_clusters + 1) - 0.5
+
+
+def blocks_of(sorted_N: NDArray[Any]) -> list[tuple[int, float, float]]:
+    """Runs of equal values: the value and the borders before and after, in units of positions."""
+    borders = [0, *(np.flatnonzero(np.diff(sorted_N)) + 1).tolist(), len(sorted_N)]
+    return [(int(sorted_N[start]), start - 0.5, end - 0.5) for start, end in pairwise(borders)]
+
+
+def block_labels(blocks: list[tuple[int, float, float]]) -> tuple[list[float], list[str]]:
+    """Centres and names of the blocks that are large enough for a label."""
+    smallest = SMALLEST_LABELLED * (blocks[-1][2] - blocks[0][1])
+    large = [((start + end) / 2, f"{name}") for name, start, end in blocks if end - start >= smallest]
+    return [centre for centre, _ in large], [name for _, name in large]
+
+
+def integer_ticks(axes: "Axes", which: str) -> None:
+    """Whole numbers only along the axis `which`, ``x`` or ``y``."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+
+
+def label_clients(axes: "Axes", clients_N: NDArray[Any], sorted_by: str) -> None:
+    """The clients' numbers at their positions, all or every so many of them."""
+    step = -(-len(clients_N) // MOST_LABELS)
+    positions = np.arange(0, len(clients_N), step)
+    axes.set_yticks(positions, [f"{client}" for client in clients_N[positions]], fontsize=7)
+    axes.set_ylabel(f"client, by {sorted_by}")
+
+
+def mark_groups(axes: "Axes", groups_N: NDArray[Any]) -> None:
+    """Lines between the true groups, and the number of each beside it on the right."""
+    blocks = blocks_of(groups_N)
+    for _, start, _ in blocks[1:]:
+        axes.axhline(start, color="black", lw=1.5)
+    centres, names = block_labels(blocks)
+    beside = axes.secondary_yaxis("right")
+    beside.set_yticks(centres, [f"group {name}" for name in names], fontsize=8)
+    beside.tick_params(length=0)
