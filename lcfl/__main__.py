@@ -2,10 +2,15 @@
 
 import os
 import sys
+import warnings
+from importlib import import_module
 
 from lcfl import __version__
 
 __all__ = ["main"]
+
+# The commands that are no LightningCLI: each module has a main(args).
+COMMANDS = {"compare": "lcfl.commands.compare"}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -15,8 +20,9 @@ commands:
   fit         train a federation
   validate    evaluate a checkpoint on the clients' validation data
   test        evaluate a checkpoint on the clients' test data
+  compare     finished runs side by side
 
-options, after the command:
+options of fit, validate and test:
   -c FILE               a YAML configuration; several files layer, later ones win
   --print_config        print the whole configuration and leave
   --ckpt_path PATH      resume or evaluate: a checkpoint, last, or best
@@ -38,23 +44,30 @@ def main(args: list[str] | None = None) -> None:
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
     else:
-        _run(args)
+        _run(words)
 
 
-def _run(args: list[str] | None) -> None:
+def _run(words: list[str]) -> None:
     """What a user can mend is one line and status 1; Ctrl-C outside of a round ends with status 130."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from lcfl.cli import main as run
-
+    debug = bool(os.environ.get("LCFL_DEBUG"))
+    before = warnings.formatwarning
+    if not debug:
+        warnings.formatwarning = lambda message, *_: f"lcfl: warning: {message}\n"
     try:
-        run(args)
+        if words[0] in COMMANDS:
+            import_module(COMMANDS[words[0]]).main(words[1:])
+        else:
+            import_module("lcfl.cli").main(words)
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
-        if os.environ.get("LCFL_DEBUG"):
+        if debug:
             raise
         sys.exit(f"lcfl: error: {error}")
+    finally:
+        warnings.formatwarning = before
 
 
 if __name__ == "__main__":

@@ -8,7 +8,14 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from lcfl.figures import assignment_heatmap, cluster_sizes, label_counts, similarity_matrix, sorted_accuracies
+from lcfl.figures import (
+    accuracy_curves,
+    assignment_heatmap,
+    cluster_sizes,
+    label_counts,
+    similarity_matrix,
+    sorted_accuracies,
+)
 from lcfl.figures.base import COLOURS
 
 ROUNDS = np.array([0, 1, 2])
@@ -107,6 +114,19 @@ def test_sorted_accuracies_rise_from_the_worst_client():
 
 
 COUNTS = np.array([[5, 0], [0, 2], [3, 1]])
+
+
+def test_curves_are_the_mean_over_seeds_in_a_band():
+    curves = {"one": [[(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.4)]], "two": [[(1, 0.5)]], "none": [[]]}
+    axes = accuracy_curves(curves, "round", "mine", baseline=0.1).axes[0]
+    one, two, baseline = axes.lines
+    np.testing.assert_allclose(one.get_xydata(), [[1, 30], [2, 40]])
+    np.testing.assert_allclose(two.get_xydata(), [[1, 50]])
+    assert list(baseline.get_ydata()) == [10, 10]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((20, 40))
+    with pytest.raises(ValueError, match="no curve to draw"):
+        accuracy_curves({"none": [[]]}, "round", "mine")
 
 
 def test_label_counts_by_number():

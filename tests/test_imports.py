@@ -58,6 +58,8 @@ LAYERS = [
     "layers",
     "cli",
     "loading",
+    "comparison",
+    "commands",
     "__main__",
 ]
 

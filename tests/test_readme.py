@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 import lcfl
 import lcfl.data.partition
 from lcfl import cli
+from lcfl.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "logs/README.md"]
@@ -91,6 +93,9 @@ def test_adding_a_method_as_written(tmp_path):
 def test_command_is_understood(arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["lcfl"])
+    if arguments[0] in COMMANDS:
+        assert import_module(COMMANDS[arguments[0]]).parser().parse_args(arguments[1:])
+        return
     with pytest.raises(SystemExit) as left:
         cli.main([*arguments, "--print_config"])
     assert left.value.code in (0, None)

@@ -3,5 +3,14 @@
 from lcfl.figures.base import save
 from lcfl.figures.clients import label_counts, sorted_accuracies
 from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_matrix
+from lcfl.figures.curves import accuracy_curves
 
-__all__ = ["assignment_heatmap", "cluster_sizes", "label_counts", "save", "similarity_matrix", "sorted_accuracies"]
+__all__ = [
+    "accuracy_curves",
+    "assignment_heatmap",
+    "cluster_sizes",
+    "label_counts",
+    "save",
+    "similarity_matrix",
+    "sorted_accuracies",
+]

@@ -1,0 +1,139 @@
+"""``lcfl compare RUN...``: finished runs in one table, as text, CSV and Markdown, and as curves."""
+
+import argparse
+import csv
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lcfl import comparison
+from lcfl.comparison import MAJORITY, Entry, Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["main", "parser"]
+
+Lines = list[list[str]]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="lcfl compare", description="Finished runs side by side.")
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
+    made.add_argument("--target", type=float, help="accuracy whose first round is looked for (0.9 x the best)")
+    made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
+    made.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md and the pictures")
+    return made
+
+
+def main(args: Sequence[str]) -> None:
+    """Prints the table of the runs at the given paths; with ``--out`` writes table and pictures there.
+
+    Raises:
+        FileNotFoundError: for a path without a run.
+        ValueError: if no run is finished, or if they do not compare and ``--mix`` is not given.
+    """
+    options = parser().parse_args(args)
+    entries = comparison.entries_of(comparison.find_runs(options.runs))
+    if not entries:
+        raise ValueError("compare: none of these runs is finished.")
+    if not options.mix:
+        comparison.check_same_setting(entries)
+    rows, targets = comparison.rows_of(entries, options.target)
+    from rich.console import Console
+
+    console = Console()
+    many = len({row.setting for row in rows}) > 1
+    for (setting, protocol), target in targets.items():
+        lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        console.print(_table(_caption(setting, protocol, target, many), _accuracies(lines)))
+        console.print(_table("cost of a run", _costs(lines)))
+    if options.out is not None:
+        _write(options.out, rows, targets, entries)
+        console.print(f"written to {options.out}", highlight=False)
+
+
+def _caption(setting: int, protocol: str, target: float, many: bool) -> str:
+    where = f"setting {setting}, {protocol}" if many else protocol
+    return f"test accuracy in %, {where}; rounds and MB until {100 * target:.2f} %"
+
+
+def _accuracies(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each kind of model, the method named on the first of its lines."""
+    lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB"]]
+    previous = ""
+    for row in rows:
+        spread = "" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}"
+        cells = [row.label if row.label != previous else "", row.model, f"{100 * row.acc:.2f}{spread}"]
+        cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _number(row.bytes_to_target / 1e6)]
+        lines.append(cells)
+        previous = row.label
+    return lines
+
+
+def _costs(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each method."""
+    lines = [["method", "seeds", "clusters", "MB", "minutes"]]
+    for row in {row.label: row for row in rows if row.seeds}.values():
+        numbers = [_number(row.clusters, 1), _number(row.total_bytes / 1e6), _number(row.seconds / 60, 1)]
+        lines.append([row.label, str(row.seeds), *numbers])
+    return lines
+
+
+def _number(value: float, digits: int = 0) -> str:
+    return "" if isnan(value) else f"{value:.{digits}f}"
+
+
+def _table(title: str, lines: Lines) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for header in lines[0]:
+        is_text = header in ("method", "model")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "method", overflow="fold")
+    for cells in lines[1:]:
+        table.add_row(*cells)
+    return table
+
+
+def _markdown(lines: Lines) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
+
+
+def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], float], entries: Sequence[Entry]) -> None:
+    from lcfl import figures
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "comparison.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in fields(Row)])
+        writer.writerows(astuple(row) for row in rows)
+    many = len({row.setting for row in rows}) > 1
+    text = []
+    for (setting, protocol), target in targets.items():
+        lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        text += [_caption(setting, protocol, target, many), "", *_markdown(_accuracies(lines)), ""]
+        text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
+    (folder / "comparison.md").write_text("\n".join(text))
+    for setting, protocol in targets:
+        labels = {row.label for row in rows if row.setting == setting}
+        members = [entry for entry in entries if entry.label in labels]
+        kinds = {kind for entry in members for of, kind in entry.runs[0].test_sets if of == protocol}
+        baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
+        for axis, x_label, scale in ((0, "round", 1.0), (1, "MB sent and received", 1e6)):
+            curves = {
+                f"{entry.label}, {kind}": [
+                    [(point[axis] / scale, point[2]) for point in run.curve(f"test/{protocol}/{kind}/acc")]
+                    for run in entry.runs
+                ]
+                for entry in members
+                for kind in sorted(kinds)
+            }
+            picture = figures.accuracy_curves(curves, x_label, f"Test accuracy, {protocol}", baseline)
+            section = f"_{setting}" if many else ""
+            name = f"accuracy_over_{'rounds' if axis == 0 else 'bytes'}_{protocol}{section}.png"
+            figures.save(picture, folder / name)

@@ -1,0 +1,261 @@
+"""Finished runs side by side: read, grouped by everything but the seed, and refused where they do not compare."""
+
+import csv
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+__all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rows_of"]
+
+MAJORITY = "majority"
+TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
+FAIR = ("rounds", "clients_per_round", "batch_size", "precision")  # may differ, but then the table says so
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One finished run, from its directory.
+
+    Attributes:
+        path: the run directory.
+        summary: the content of ``summary.json``.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``trainer.name``."""
+        return self.path.resolve().parent.name
+
+    @property
+    def seed(self) -> int:
+        """``seed_everything``."""
+        return int(self.summary["identity"]["seed"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics by name."""
+        return {name: nan if value is None else value for name, value in self.summary["metrics"].items()}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that was set but the seed."""
+        identity = {name: value for name, value in self.summary["identity"].items() if name != "seed"}
+        return {"rounds": self.summary["rounds"], **identity}
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """Protocol and kind of model of every test accuracy, the majority baseline left out."""
+        names = [name.split("/") for name in self.metrics]
+        found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == ["acc"]]
+        return [pair for pair in found if pair[1] != MAJORITY]
+
+    @property
+    def protocols(self) -> list[str]:
+        """Whose test images it was tested on."""
+        return sorted({protocol for protocol, _ in self.test_sets})
+
+    @cached_property
+    def history(self) -> list[dict[str, float]]:
+        """The training rounds of ``metrics.csv``."""
+        with (self.path / "metrics.csv").open(newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return [row for row in rows if row["round"] >= 0]
+
+    def curve(self, metric: str) -> list[tuple[int, float, float]]:
+        """Rounds completed, bytes sent and received so far, and the metric, wherever it was measured."""
+        return [(int(row["round"]) + 1, row["comm/total_bytes"], row[metric]) for row in self.history if metric in row]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs that differ in nothing but the seed."""
+
+    label: str
+    runs: Sequence[FinishedRun]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a method's kind of model under one protocol; accuracies 0 to 1, means over seeds.
+
+    Attributes:
+        setting: which data and clients, counted from 1.
+        protocol: whose test images.
+        label: of the entry.
+        model: kind of model.
+        seeds: how many.
+        acc: mean over seeds of the mean over clients.
+        acc_std: standard deviation over seeds (ddof 1), nan for one seed.
+        worst10: mean over the worst tenth of the clients.
+        rounds_to_target: until the target is reached; nan where a seed never does.
+        bytes_to_target: sent and received until then.
+        clusters: at the end, nan without clusters.
+        total_bytes: sent and received in all.
+        seconds: of all rounds.
+    """
+
+    setting: int
+    protocol: str
+    label: str
+    model: str
+    seeds: int
+    acc: float
+    acc_std: float
+    worst10: float = nan
+    rounds_to_target: float = nan
+    bytes_to_target: float = nan
+    clusters: float = nan
+    total_bytes: float = nan
+    seconds: float = nan
+
+
+def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
+    """The finished runs at or below the paths, in order of their paths.
+
+    Of several runs with the same settings and seed the newest counts. Runs without ``summary.json`` are
+    named in a warning and left out.
+
+    Raises:
+        FileNotFoundError: for a path without any run.
+    """
+    runs: dict[str, FinishedRun] = {}
+    for path in paths:
+        folders = [path, *sorted(path.rglob("version_*"), key=_version)] if path.is_dir() else []
+        found = [folder for folder in folders if (folder / "metrics.csv").is_file()]
+        if not found:
+            raise FileNotFoundError(f"{path}: there is no run in it (a directory with metrics.csv).")
+        for folder in found:
+            summary = folder / "summary.json"
+            if not summary.is_file():
+                warnings.warn(f"{folder} is left out: it is not finished (lcfl fit --ckpt_path last).", stacklevel=2)
+                continue
+            run = FinishedRun(folder, json.loads(summary.read_text()))
+            runs[json.dumps([run.settings, run.seed], sort_keys=True)] = run
+    return list(runs.values())
+
+
+def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
+    """Groups runs that differ in the seed only; labels are the runs' names, and what tells equal names apart."""
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    names = [_common_name([run.name for run in group]) for group in groups.values()]
+    entries = []
+    for name, group in zip(names, groups.values(), strict=True):
+        namesakes = [other[0].settings for key, other in zip(names, groups.values(), strict=True) if key == name]
+        own = _leaves(group[0].settings)
+        differing = [key for key in own if len({repr(_leaves(each).get(key)) for each in namesakes}) > 1]
+        short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= 24]
+        entries.append(Entry(" ".join([name, *short]), sorted(group, key=lambda run: run.seed)))
+    return entries
+
+
+def check_same_setting(entries: Sequence[Entry]) -> None:
+    """Raises a ValueError if data, partition or protocols differ; warns of what makes a comparison unfair.
+
+    The message names a run of each setting.
+    """
+    settings: dict[str, FinishedRun] = {}
+    for entry in entries:
+        settings.setdefault(_setting(entry), entry.runs[0])
+    if len(settings) > 1:
+        one, other = list(settings.values())[:2]
+        what = [name for name in ("data", "partition") if one.settings[name] != other.settings[name]]
+        what += ["protocols"] if one.protocols != other.protocols else []
+        raise ValueError(
+            f"these runs do not compare: {one.path} and {other.path} differ in {' and '.join(what)}. Compare runs with "
+            "the same data configuration and data.seed, or say --mix to have a section for each."
+        )
+    for name in FAIR:
+        values = {json.dumps(entry.runs[0].settings[name]) for entry in entries}
+        if len(values) > 1:
+            warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
+
+
+def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list[Row], dict[tuple[int, str], float]]:
+    """The lines of the table, a majority baseline after each protocol, and the target of each setting and protocol.
+
+    Args:
+        entries: as `entries_of` gives them.
+        target: accuracy whose first round is looked for; None: nine tenths of the best final one.
+    """
+    rows, targets = [], {}
+    settings = list(dict.fromkeys(_setting(entry) for entry in entries))
+    for number, setting in enumerate(settings, start=1):
+        members = [entry for entry in entries if _setting(entry) == setting]
+        for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.runs[0].test_sets):
+            best = max(
+                mean(run.metrics[f"test/{protocol}/{kind}/acc"] for run in entry.runs)
+                for entry in members
+                for of, kind in entry.runs[0].test_sets
+                if of == protocol
+            )
+            targets[number, protocol] = TARGET_SHARE * best if target is None else target
+            rows += [
+                _row(number, protocol, entry, kind, targets[number, protocol])
+                for entry in members
+                for of, kind in entry.runs[0].test_sets
+                if of == protocol
+            ]
+            baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
+            rows.append(Row(number, protocol, "majority class", "", 0, baseline, nan))
+    return rows, targets
+
+
+def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) -> Row:
+    name = f"test/{protocol}/{kind}/acc"
+    finals = [run.metrics[name] for run in entry.runs]
+    reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
+    arrived = [each for each in reached if each is not None]
+    everybody = len(arrived) == len(reached)
+    last = [run.history[-1] for run in entry.runs]
+    return Row(
+        setting,
+        protocol,
+        entry.label,
+        kind,
+        len(finals),
+        mean(finals),
+        stdev(finals) if len(finals) > 1 else nan,
+        mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
+        mean(n for n, _ in arrived) if everybody else nan,
+        mean(size for _, size in arrived) if everybody else nan,
+        mean(row.get("cluster/count", nan) for row in last),
+        mean(run.summary["total_bytes"] for run in entry.runs),
+        mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
+    )
+
+
+def _setting(entry: Entry) -> str:
+    """What must be equal for two runs to compare."""
+    run = entry.runs[0]
+    return json.dumps([run.settings["data"], run.settings["partition"], run.protocols])
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """The name without what tells the seeds of one experiment apart (``lcfed-seed0``)."""
+    stems = dict.fromkeys(name.rpartition("-seed")[0] or name for name in names)
+    return " / ".join(stems)
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Every plain value of a nested description by its dotted path."""
+    if isinstance(value, dict):
+        return {key: leaf for name, each in value.items() for key, leaf in _leaves(each, f"{path}.{name}").items()}
+    if isinstance(value, list):
+        return {key: leaf for n, each in enumerate(value) for key, leaf in _leaves(each, f"{path}.{n}").items()}
+    return {path: value}
+
+
+def _version(path: Path) -> tuple[str, int]:
+    number = path.name.removeprefix("version_")
+    return str(path.parent), int(number) if number.isdigit() else -1

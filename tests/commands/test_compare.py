@@ -1,0 +1,85 @@
+"""``lcfl compare``: what it prints, what it writes, what it refuses; and that it reads what `fit` leaves."""
+
+import csv
+import sys
+
+import pytest
+
+from lcfl import __main__
+from lcfl.commands import compare
+from tests.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
+from tests.runs import made
+
+
+def runs(root):
+    for seed in (0, 1):
+        made(root, f"fedavg-seed{seed}", seed, accuracies=[0.3, 0.5 + 0.1 * seed])
+        made(root, f"lcfed-seed{seed}", seed, accuracies=[0.4, 0.8], clusters=4, method={"class": "lcfed"})
+
+
+def test_the_table(tmp_path, capsys):
+    runs(tmp_path)
+    compare.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    for words in (
+        ["test accuracy in %, own_split; rounds and MB until 72.00 %"],
+        ["fedavg", "global", "55.00 ± 7.07", "27.50"],
+        ["lcfed", "global", "80.00 ± 0.00", "40.00", "2", "20"],
+        ["majority class", "25.00"],
+        ["lcfed", "2", "4.0", "20", "0.1"],
+    ):
+        assert any(all(word in line for word in words) for line in said.splitlines()), words
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_what_is_written(tmp_path, capsys):
+    runs(tmp_path / "logs")
+    out = tmp_path / "out"
+    compare.main([str(tmp_path / "logs"), "--target=0.6", f"--out={out}"])
+    assert {path.name for path in out.iterdir()} == {
+        "comparison.csv",
+        "comparison.md",
+        "accuracy_over_rounds_own_split.png",
+        "accuracy_over_bytes_own_split.png",
+    }
+    with (out / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", "2"), ("lcfed", "2"), ("majority class", "0")]
+    assert float(rows[1]["acc"]) == 0.8 and rows[0]["rounds_to_target"] == "nan"
+    text = (out / "comparison.md").read_text()
+    assert "| lcfed | global | 80.00 ± 0.00 | 40.00 | 2 | 20 |" in text
+    assert str(out) in capsys.readouterr().out
+
+
+def test_mixing_needs_to_be_said(tmp_path, capsys):
+    made(tmp_path, "a", 0)
+    made(tmp_path, "b", 0, data="other")
+    with pytest.raises(ValueError, match="--mix"):
+        compare.main([str(tmp_path)])
+    compare.main([str(tmp_path), "--mix"])
+    said = capsys.readouterr().out
+    assert "setting 1, own_split" in said and "setting 2, own_split" in said
+
+
+def test_nothing_finished(tmp_path):
+    (made(tmp_path, "a", 0) / "summary.json").unlink()
+    with pytest.warns(UserWarning, match="not finished"), pytest.raises(ValueError, match="none of these runs"):
+        compare.main([str(tmp_path)])
+
+
+def test_an_error_is_one_line_and_torch_is_not_needed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main(["compare", str(tmp_path)])
+    assert str(caught.value).startswith(f"lcfl: error: {tmp_path}: there is no run in it")
+
+
+@pytest.mark.usefixtures("here")
+def test_it_reads_what_fit_leaves(capsys):
+    run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.name=mine")
+    capsys.readouterr()
+    compare.main(["logs"])
+    said = capsys.readouterr().out
+    accuracy = f"{100 * run.metrics['test/own_split/global/acc']:.2f}"
+    assert any("mine" in line and "global" in line and accuracy in line for line in said.splitlines())
+    assert f"{100 * run.metrics['test/own_split/majority/acc']:.2f}" in said
