@@ -1,6 +1,7 @@
 """The command ``lcfl``: help and version at once, everything else through LightningCLI."""
 
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -10,7 +11,7 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that are no LightningCLI: each module has a main(args).
-COMMANDS = {"compare": "lcfl.commands.compare"}
+COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "sweep")}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -20,7 +21,9 @@ commands:
   fit         train a federation
   validate    evaluate a checkpoint on the clients' validation data
   test        evaluate a checkpoint on the clients' test data
+  sweep       methods x options x seeds, tuned on validation data
   compare     finished runs side by side
+  configs     the configurations that come with lcfl
 
 options of fit, validate and test:
   -c FILE               a YAML configuration; several files layer, later ones win
@@ -57,6 +60,7 @@ def _run(words: list[str]) -> None:
         warnings.formatwarning = lambda message, *_: f"lcfl: warning: {message}\n"
     try:
         if words[0] in COMMANDS:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like by Ctrl-C: in order
             import_module(COMMANDS[words[0]]).main(words[1:])
         else:
             import_module("lcfl.cli").main(words)

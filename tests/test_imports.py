@@ -59,6 +59,8 @@ LAYERS = [
     "cli",
     "loading",
     "comparison",
+    "shipped",
+    "sweep",
     "commands",
     "__main__",
 ]

@@ -68,7 +68,7 @@ def _accuracies(rows: Sequence[Row]) -> Lines:
     for row in rows:
         spread = "" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}"
         cells = [row.label if row.label != previous else "", row.model, f"{100 * row.acc:.2f}{spread}"]
-        cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _number(row.bytes_to_target / 1e6)]
+        cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
         lines.append(cells)
         previous = row.label
     return lines
@@ -78,13 +78,17 @@ def _costs(rows: Sequence[Row]) -> Lines:
     """Header and cells: a line for each method."""
     lines = [["method", "seeds", "clusters", "MB", "minutes"]]
     for row in {row.label: row for row in rows if row.seeds}.values():
-        numbers = [_number(row.clusters, 1), _number(row.total_bytes / 1e6), _number(row.seconds / 60, 1)]
+        numbers = [_number(row.clusters, 1), _megabytes(row.total_bytes), _number(row.seconds / 60, 1)]
         lines.append([row.label, str(row.seeds), *numbers])
     return lines
 
 
 def _number(value: float, digits: int = 0) -> str:
     return "" if isnan(value) else f"{value:.{digits}f}"
+
+
+def _megabytes(size: float) -> str:
+    return _number(size / 1e6, 0 if size >= 1e7 else 2)
 
 
 def _table(title: str, lines: Lines) -> "Table":
@@ -133,6 +137,8 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
                 for entry in members
                 for kind in sorted(kinds)
             }
+            if not any(curve for seeds in curves.values() for curve in seeds):
+                continue  # nothing was evaluated during these runs
             picture = figures.accuracy_curves(curves, x_label, f"Test accuracy, {protocol}", baseline)
             section = f"_{setting}" if many else ""
             name = f"accuracy_over_{'rounds' if axis == 0 else 'bytes'}_{protocol}{section}.png"

@@ -1,0 +1,210 @@
+"""Many runs as one: methods x grid x seeds, each an ordinary ``lcfl fit`` in a process of its own.
+
+A grid is tried with the first seed; per method the point with the best validation accuracy is run with all seeds.
+"""
+
+import hashlib
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lcfl.comparison import FinishedRun
+from lcfl.files import write_json
+from lcfl.shipped import find
+
+__all__ = ["Grid", "Sweep", "Trial", "parse_grid", "points_of"]
+
+STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl minds signals, and after
+
+Point = tuple[tuple[str, str], ...]  # (option, value) pairs
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values to try for one option, for one method or (None) for all."""
+
+    option: str
+    values: tuple[str, ...]
+    method: str | None = None
+
+
+def parse_grid(text: str) -> Grid:
+    """``[method:]option=value,value``; values are read as YAML.
+
+    Raises:
+        ValueError: for a text of another form.
+    """
+    option, sign, values = text.partition("=")
+    method, colon, rest = option.partition(":")
+    try:
+        parsed = yaml.safe_load(f"[{values}]")
+    except yaml.YAMLError:
+        parsed = []
+    if not sign or not option or not parsed:
+        raise ValueError(f"sweep: got --grid {text}; it has the form option=value,value or method:option=value,value.")
+    words = tuple(value if isinstance(value, str) else json.dumps(value) for value in parsed)
+    return Grid(rest, words, method) if colon else Grid(option, words)
+
+
+def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
+    """Every combination of the grid's values that concern a method; one empty point without a grid."""
+    own = [grid for grid in grids if grid.method in (None, method)]
+    return list(product(*([(grid.option, value) for value in grid.values] for grid in own)))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a method at a point of its grid, with a seed; `rounds` where tuning is shorter."""
+
+    method: str
+    point: Point
+    seed: int
+    rounds: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its ``trainer.name``."""
+        parts = [Path(self.method).stem, *(f"{option.rpartition('.')[2]}={value}" for option, value in self.point)]
+        parts += [] if self.rounds is None else [f"rounds={self.rounds}"]
+        return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs trials and knows which are done.
+
+    Args:
+        root: folder of all runs; a trial lies in ``<root>/<trial>/version_0``, its output in ``<root>/<trial>.log``.
+        layers: ``-c`` files of every run, below the method's.
+        options: further words of every run, above the method's.
+        say: is told what happens.
+        program: what a run's words are given to.
+    """
+
+    root: Path
+    layers: Sequence[str]
+    options: Sequence[str]
+    say: Callable[[str], None] = print
+    program: Sequence[str] = (sys.executable, "-m", "lcfl", "fit")
+
+    def command(self, trial: Trial) -> list[str]:
+        """The words behind ``lcfl fit`` that make a trial."""
+        words = [word for layer in (*self.layers, str(find("methods", trial.method))) for word in ("-c", layer)]
+        words += [*self.options, *(f"--{option}={value}" for option, value in trial.point)]
+        words += [] if trial.rounds is None else [f"--trainer.rounds={trial.rounds}"]
+        words += [f"--seed_everything={trial.seed}", f"--trainer.default_root_dir={self.root}"]
+        return [*words, f"--trainer.name={trial.name}"]
+
+    def run(self, trials: Sequence[Trial], jobs: int = 1) -> list[FinishedRun | None]:
+        """Runs what is not done, resumes what was begun; None for a trial that failed.
+
+        Ctrl-C asks every run to stop after its round with a checkpoint, waits for that, and starts no more.
+
+        Raises:
+            ValueError: if a trial of this name was made by another command.
+        """
+        commands = [self.command(trial) for trial in trials]
+        for trial, words in zip(trials, commands, strict=True):
+            self._claim(trial, words)
+        children: set[subprocess.Popen[bytes]] = set()
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [
+                pool.submit(self._finish, trial, words, children) for trial, words in zip(trials, commands, strict=True)
+            ]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                for child in list(children):
+                    child.terminate()
+                raise
+
+    def tune(self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1) -> Point:
+        """The point with the best validation accuracy of the kind of model that the method's paper reports first.
+
+        Raises:
+            ValueError: if no trial has a validation accuracy.
+        """
+        if len(points) == 1:
+            return points[0]
+        trials = [Trial(method, point, seed, rounds) for point in points]
+        scores = {}
+        for trial, run in zip(trials, self.run(trials, jobs), strict=True):
+            scores[trial.point] = -inf if run is None else validation_accuracy(run)
+        best = max(scores, key=lambda point: scores[point])
+        if scores[best] == -inf:
+            raise ValueError(f"sweep: no trial of {method} has a validation accuracy; see the logs in {self.root}.")
+        chosen = " ".join(f"{option}={value}" for option, value in best)
+        self.say(f"{method}: {chosen} is the best of {len(points)} on validation data, {100 * scores[best]:.2f} %")
+        return best
+
+    def _finish(
+        self, trial: Trial, words: Sequence[str], children: "set[subprocess.Popen[bytes]]"
+    ) -> FinishedRun | None:
+        folder = self.root / trial.name / "version_0"
+        summary = folder / "summary.json"
+        if not summary.is_file():
+            resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
+            more = ["--ckpt_path=last"] if resumes else []
+            self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
+            if not resumes:  # begun, but killed before its first checkpoint: what is there is of no use
+                shutil.rmtree(folder, ignore_errors=True)
+            with (self.root / f"{trial.name}.log").open("a") as log:
+                log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
+                log.flush()
+                fit = [*self.program, *words, *more]
+                # A session of its own: a terminal's Ctrl-C is for the sweep, which hands it on once.
+                child = subprocess.Popen(fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                children.add(child)
+                status = child.wait()
+                children.discard(child)
+            if status:
+                ending = "stopped" if abs(status) in STOPPED else f"failed with status {status}"
+                self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log")
+                return None
+        run = FinishedRun(folder, json.loads(summary.read_text()))
+        self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
+        return run
+
+    def _claim(self, trial: Trial, words: Sequence[str]) -> None:
+        """Notes a trial's command; refuses one that a sweep with other options has made."""
+        files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
+        now: dict[str, Any] = {"command": list(words), "files": {file: _digest(Path(file)) for file in files}}
+        note = self.root / trial.name / "trial.json"
+        if not note.is_file():
+            write_json(note, now, indent=2)
+            return
+        was: dict[str, Any] = json.loads(note.read_text())
+        if was == now:
+            return
+        changed = set(was["command"]) ^ set(now["command"]) or {
+            file for file in files if was["files"].get(file) != now["files"][file]
+        }
+        raise ValueError(
+            f"sweep: {self.root / trial.name} was made by another command; {', '.join(sorted(changed))} differs. Name "
+            "another folder with --out, or remove this one."
+        )
+
+
+def validation_accuracy(run: FinishedRun) -> float:
+    """Of the first kind of model that the method's paper reports; -inf without validation data or where it is NaN."""
+    names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith("/acc")]
+    value = run.metrics[names[0]] if names else -inf
+    return value if value == value else -inf
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

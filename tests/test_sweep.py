@@ -1,0 +1,157 @@
+"""A sweep's plan, what it skips, resumes, refuses and chooses. A stand-in for `lcfl fit` makes the runs."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lcfl.sweep import Grid, Sweep, Trial, parse_grid, points_of
+
+ROOT = Path(__file__).parents[1]
+STAND_IN = f"""
+import json, os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from tests.runs import made
+options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if word.startswith("--"))
+root, name, seed = Path(options["trainer.default_root_dir"]), options["trainer.name"], int(options["seed_everything"])
+with (root / "calls").open("a") as calls:
+    calls.write(name + " " + options.get("ckpt_path", "") + "\\n")
+if "sleep" in options:
+    time.sleep(float(options["sleep"]))
+if options.get("fail") in (name, "all"):
+    (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
+    sys.exit("lcfl: error: by hand")
+accuracy = float(options.get("lr", 0.5))
+number = len(list((root / name).glob("version_*")))
+if options.get("ckpt_path") == "last":
+    os.rename(root / name / "version_0", root / name / "old")
+path = made(root, name, seed, accuracies=[accuracy])
+summary = json.loads((path / "summary.json").read_text())
+summary["metrics"]["val/own_split/global/acc"] = accuracy
+(path / "summary.json").write_text(json.dumps(summary))
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    said = []
+
+    def make(*options, layers=()):
+        made = Sweep(tmp_path / "out", layers, options, said.append, (sys.executable, str(script)))
+        return made
+
+    (tmp_path / "out").mkdir()
+    make.said = said
+    make.calls = lambda: (tmp_path / "out" / "calls").read_text().split("\n")[:-1]
+    return make
+
+
+def test_a_grid_as_text():
+    assert parse_grid("model.cluster_weight=0.1,1") == Grid("model.cluster_weight", ("0.1", "1"))
+    assert parse_grid("lcfed:a.b=x,[1,2],null") == Grid("a.b", ("x", "[1, 2]", "null"), "lcfed")
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "=1", "a=[1"])
+def test_a_grid_of_another_form(text):
+    with pytest.raises(ValueError, match=r"--grid .* has the form option=value,value"):
+        parse_grid(text)
+
+
+def test_points_are_all_combinations_of_what_concerns_the_method():
+    grids = [Grid("a", ("1", "2")), Grid("b", ("x", "y"), "lcfed")]
+    assert points_of("fedavg", grids) == [(("a", "1"),), (("a", "2"),)]
+    assert points_of("lcfed", grids) == [(("a", a), ("b", b)) for a in "12" for b in "xy"]
+    assert points_of("local", []) == [()]
+
+
+def test_a_trial_is_a_command_and_a_name(sweep):
+    trial = Trial("fedavg", (("model.optimizer.lr", "0.1"),), 3, rounds=7)
+    assert trial.name == "fedavg-lr=0.1-rounds=7-seed3"
+    words = sweep("--trainer.rounds=9", layers=["data.yaml"]).command(trial)
+    assert words[:3] == ["-c", "data.yaml", "-c"] and words[3].endswith("configs/methods/fedavg.yaml")
+    assert words[4:7] == ["--trainer.rounds=9", "--model.optimizer.lr=0.1", "--trainer.rounds=7"]
+    assert words[7] == "--seed_everything=3" and words[9] == f"--trainer.name={trial.name}"
+
+
+def test_a_method_that_is_not_there(sweep):
+    with pytest.raises(FileNotFoundError, match=r"no configuration of that name in lcfl; it has .*fedavg.*lcfed"):
+        sweep().command(Trial("nothing", (), 0))
+
+
+def test_what_is_done_is_not_run_again(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    assert [run.seed for run in sweep().run(trials[:1])] == [0]
+    runs = sweep().run(trials, jobs=2)
+    assert [run.seed for run in runs] == [0, 1]
+    assert sweep.calls() == ["fedavg-seed0 ", "fedavg-seed1 "]
+
+
+def test_a_run_that_failed_is_said_so_and_resumed(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    runs = sweep("--fail=fedavg-seed0").run(trials)
+    assert runs[0] is None and runs[1].seed == 1
+    assert any("fedavg-seed0: failed with status 1; see " in line for line in sweep.said)
+    log = next(line.rpartition(" ")[2] for line in sweep.said if "failed" in line)
+    assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
+    assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
+    assert sweep.calls()[-1] == "fedavg-seed0 last"
+
+
+def test_other_options_are_refused(sweep, tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("a: 1")
+    trials = [Trial("fedavg", (), 0)]
+    sweep("--lr=0.5", layers=[str(layer)]).run(trials)
+    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs\. Name another"):
+        sweep("--lr=0.6", layers=[str(layer)]).run(trials)
+    layer.write_text("a: 2")
+    with pytest.raises(ValueError, match=f"{layer} differs"):
+        sweep("--lr=0.5", layers=[str(layer)]).run(trials)
+
+
+def test_the_best_on_validation_data_is_chosen(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),), (("lr", "0.4"),)]
+    assert sweep().tune("fedavg", points, seed=5, rounds=2, jobs=2) == points[1]
+    assert sorted(sweep.calls()) == [f"fedavg-lr={lr}-rounds=2-seed5 " for lr in (0.2, 0.4, 0.7)]
+    assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 on validation data, 70.00 %"
+
+
+def test_a_point_that_fails_is_not_chosen(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),)]
+    assert sweep("--fail=fedavg-lr=0.7-seed0").tune("fedavg", points, 0, None) == points[0]
+
+
+def test_nothing_to_choose_from(sweep):
+    with pytest.raises(ValueError, match="no trial of fedavg has a validation accuracy; see the logs in"):
+        sweep("--fail=all").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
+
+
+def test_one_point_needs_no_trial(sweep):
+    assert sweep().tune("fedavg", [()], 0, None) == ()
+    assert sweep.said == []
+
+
+def test_a_sweep_that_is_ended_ends_its_runs(tmp_path, sweep):
+    sweep()
+    code = (
+        "import signal, sys; from pathlib import Path; from lcfl.sweep import Sweep, Trial\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"s = Sweep(Path({str(tmp_path / 'out')!r}), [], ['--sleep=60'], print, (sys.executable, "
+        f"{str(tmp_path / 'stand_in.py')!r}))\n"
+        "s.run([Trial('fedavg', (), seed) for seed in range(3)], jobs=2)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while (time.monotonic() < deadline and not (tmp_path / "out" / "calls").is_file()) or len(sweep.calls()) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert sum("stopped; see" in line for line in said.splitlines()) == 2
+    assert len(sweep.calls()) == 2
