@@ -5,6 +5,7 @@ speak of images by their index only. Shapes: S images in all, B in a batch.
 """
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +14,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
 
 from lcfl import rng
 
-__all__ = ["DatasetExamples", "Examples", "TensorExamples"]
+__all__ = [
+    "DatasetExamples",
+    "Examples",
+    "TensorExamples",
+    "as_input",
+    "check_map_style",
+    "network_dtype",
+    "read_item",
+]
 
 # Beyond this size a set stays in host memory and batches travel; below it, it is copied to the device once.
 RESIDENT_BYTES = 4 * 2**30
+
+# So many items of a map-style data set are looked at before training, evenly spread from the first to the last.
+SAMPLED_ITEMS = 32
 
 # Scale and shift of raw values, shaped to broadcast over a batch; None: used as they are.
 _Affine = tuple[Tensor, Tensor] | None
@@ -51,14 +63,12 @@ class Examples(ABC):
         """S, training and test images together."""
         return len(self.targets)
 
-    @property
-    def random(self) -> bool:
-        """Whether ``batch`` may draw from global generators; the caller then wraps it in ``rng.scope``."""
-        return False
-
     @abstractmethod
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The images at ``indices`` [B], in that order, as network inputs [B, ...] and labels [B] on ``device``."""
+        """The images at ``indices`` [B], in that order, as network inputs [B, ...] and labels [B] on ``device``.
+
+        It may draw from global generators: the caller wraps it in ``rng.scope``.
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -68,7 +78,8 @@ class Examples(ABC):
 class TensorExamples(Examples):
     """Images held as one tensor, gathered and normalised a batch at a time.
 
-    uint8 inputs stay uint8 in memory and become float32 in 0..1 in the batch; other types are used as they are.
+    uint8 inputs stay uint8 in memory and become float32 in 0..1 in the batch; floating ones become float32 at once,
+    other types are used as they are.
 
     Args:
         inputs: [S, ...] inputs; images are [S, C, H, W].
@@ -91,7 +102,7 @@ class TensorExamples(Examples):
         super().__init__(targets, num_train, num_classes)
         if len(inputs) != len(self.targets):
             raise ValueError(f"inputs and targets must be of equal length, got {len(inputs)} and {len(self.targets)}")
-        self.inputs = inputs.contiguous()
+        self.inputs = as_input(inputs, "inputs").contiguous()
         self._affine = _affine(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, _Affine]] = {}
         self._fingerprint: str | None = None
@@ -102,10 +113,7 @@ class TensorExamples(Examples):
         index = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
         images = inputs.index_select(0, index).to(device)
         labels = targets.index_select(0, index).to(device)
-        if affine is not None:
-            scale, shift = affine
-            images = (images if images.is_floating_point() else images.float()).mul_(scale).add_(shift)
-        return images, labels
+        return _normalised(images, affine), labels
 
     def fingerprint(self) -> str:
         """SHA-256 of inputs, labels, split and normalisation; computed once."""
@@ -131,61 +139,177 @@ class TensorExamples(Examples):
 class DatasetExamples(Examples):
     """Any map-style ``Dataset`` of (input, label) pairs, read item by item with its own transforms.
 
-    Labels are taken from an attribute ``targets`` or ``labels`` where there is one and no ``target_transform``
-    changes it; otherwise every item is read once.
+    Inputs are what ``as_input`` takes, all of one shape and type; uint8 inputs are scaled to 0..1. Labels are read
+    once: from an attribute ``targets`` or ``labels`` if it holds one integer per item, no ``target_transform`` changes
+    it and it agrees with the items that are looked at; otherwise from every item.
 
     Args:
         train: the training images.
         test: the official test images, if there are any.
         num_classes: number of labels.
+
+    Raises:
+        ValueError: a data set that is not map-style or is empty, an item that is no pair, an input or a label that
+            is unusable or unlike the first; names the item.
     """
 
     def __init__(self, train: Dataset[Any], test: Dataset[Any] | None, num_classes: int) -> None:
-        self._parts: list[Any] = [train] if test is None else [train, test]
-        for part in self._parts:
-            if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-                raise ValueError(
-                    f"data sets must be map-style (with __len__ and __getitem__), got {type(part).__name__}; "
-                    "read an iterable one into a list of (input, label) pairs first"
-                )
-        targets = np.concatenate([_labels_of(part) for part in self._parts])
-        super().__init__(targets, len(self._parts[0]), num_classes)
-
-    @property
-    def random(self) -> bool:
-        """True: what transforms draw cannot be seen from outside."""
-        return True
+        self._parts: dict[str, Any] = {"train": train} if test is None else {"train": train, "test": test}
+        for part in self._parts.values():
+            check_map_style(part)
+        # Random transforms run here too: what they draw must not shift the caller's generators.
+        with rng.scope(0, "read items"):
+            self._first, _ = read_item(train, "train", 0)
+            targets = np.concatenate([self._labels(name) for name in self._parts])
+        super().__init__(targets, len(self._parts["train"]), num_classes)
+        self._affine = _affine(self._first.unsqueeze(0), None, None)
+        self._fingerprint: str | None = None
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """``default_collate`` of the items."""
-        inputs, targets = default_collate([self._item(int(index)) for index in indices])
-        return inputs.to(device), torch.as_tensor(targets, dtype=torch.int64).to(device)
+        """The items' inputs, stacked, and their labels."""
+        index = np.asarray(indices)
+        images = torch.stack([self._read(*self._place(int(each)))[0] for each in index]).to(device)
+        return _normalised(images, self._affine), torch.from_numpy(self.targets[index]).to(device)
 
     def fingerprint(self) -> str:
-        """SHA-256 of labels, split, class names and of the raw ``data`` or ``tensors``, where a data set has them.
+        """SHA-256 of labels, split, class names, raw ``data`` or ``tensors`` and a sample of items; computed once.
 
-        Items themselves are not hashed: they may be slow to read, and random.
+        The items are read in random streams of their own, so random transforms give equal ones every time. A data
+        set that draws from a generator of its own does not: its items are left out, with a warning.
         """
-        digest = hashlib.sha256(f"{self.num_train}/{self.num_classes}".encode())
-        _update(digest, self.targets)
-        for part in self._parts:
-            digest.update(f"{type(part).__module__}.{type(part).__qualname__}".encode())
-            for raw in (getattr(part, "data", None), *getattr(part, "tensors", ())):
-                if isinstance(raw, Tensor | np.ndarray):
-                    _update(digest, raw)
-        return digest.hexdigest()
+        if self._fingerprint is None:
+            digest = hashlib.sha256(f"{self.num_train}/{self.num_classes}".encode())
+            _update(digest, self.targets)
+            for name, part in self._parts.items():
+                digest.update(f"{type(part).__module__}.{type(part).__qualname__}".encode())
+                for raw in (getattr(part, "data", None), *getattr(part, "tensors", ())):
+                    if isinstance(raw, Tensor | np.ndarray):
+                        _update(digest, raw)
+                digest.update(self._sample_digest(name))
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
-    def _item(self, index: int) -> Any:
-        return self._parts[0][index] if index < self.num_train else self._parts[1][index - self.num_train]
+    def _sample_digest(self, name: str) -> bytes:
+        """SHA-256 of a sample of a part's items; nothing if a second reading gives others."""
+        once, again = hashlib.sha256(), hashlib.sha256()
+        for digest in (once, again):
+            for index in _sample(len(self._parts[name])):
+                with rng.scope(0, "fingerprint", index):
+                    _update(digest, self._read(name, index)[0])
+        if once.digest() == again.digest():
+            return once.digest()
+        warnings.warn(
+            f"data.dataset: Datasets: items of {name} differ from one reading to the next, so a resumed run will not "
+            "have the same bits, and its data are compared by their labels only. Draw what is random in them from "
+            "torch's, numpy's or Python's global generator, which lcfl seeds for every client and round.",
+            stacklevel=2,
+        )
+        return b""
+
+    def _labels(self, name: str) -> NDArray[Any]:
+        """A part's labels; reads a sample of its items at least."""
+        part, sample = self._parts[name], _sample(len(self._parts[name]))
+        seen = [self._read(name, index)[1] for index in sample]
+        untransformed = getattr(part, "target_transform", None) is None
+        for attribute in ("targets", "labels") if untransformed else ():
+            known = _integers(getattr(part, attribute, None))
+            if known is not None and known.shape == (len(part),) and known[sample].tolist() == seen:
+                return known
+        return np.array([self._read(name, index)[1] for index in range(len(part))], dtype=np.int64)
+
+    def _read(self, name: str, index: int) -> tuple[Tensor, int]:
+        """An item whose input is like the first one."""
+        image, label = read_item(self._parts[name], name, index)
+        if image.shape != self._first.shape or image.dtype != self._first.dtype:
+            raise ValueError(
+                f"Datasets: item {index} of {name} has an input of shape {tuple(image.shape)} and {image.dtype}, item "
+                f"0 of train of {tuple(self._first.shape)} and {self._first.dtype}; all inputs must be alike: resize, "
+                "crop or pad them in the data set's transform"
+            )
+        return image, label
+
+    def _place(self, index: int) -> tuple[str, int]:
+        """Part and position in it of an index."""
+        return ("train", index) if index < self.num_train else ("test", index - self.num_train)
 
 
-def _labels_of(dataset: Any) -> NDArray[Any]:
-    for name in ("targets", "labels"):
-        if hasattr(dataset, name) and getattr(dataset, "target_transform", None) is None:
-            return np.asarray(getattr(dataset, name))
-    # Random transforms run here too: what they draw must not shift the caller's generators.
-    with rng.scope(0, "read labels"):
-        return np.asarray([dataset[index][1] for index in range(len(dataset))])
+def check_map_style(dataset: Any) -> None:
+    """Raises a ValueError unless a data set can be read by position."""
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ValueError(
+            f"Datasets: data sets must be map-style (with __len__ and __getitem__), got {type(dataset).__name__}; "
+            "read an iterable one into a list of (input, label) pairs first"
+        )
+
+
+def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
+    """Input and label of one item of a map-style data set.
+
+    Args:
+        dataset: what is read.
+        name: train or test, for messages.
+        index: of the item.
+
+    Raises:
+        ValueError: there is no item, it is no pair, its input is nothing that ``as_input`` takes, or its label is no
+            integer.
+    """
+    where = f"Datasets: item {index} of {name}"
+    if len(dataset) == 0:
+        raise ValueError(f"Datasets: {name} has no items; give at least one training sample, and no test for none")
+    pair = dataset[index]
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")
+    label = _integers(pair[1])
+    if label is None or label.ndim != 0:
+        raise ValueError(f"{where} has the label {pair[1]!r}; a label must be one integer: return input, int(label)")
+    return as_input(pair[0], where), int(label)
+
+
+def as_input(value: Any, where: str) -> Tensor:
+    """Numbers as a tensor: floating ones as float32, which is what networks compute in, all others in their own type.
+
+    Args:
+        value: a tensor, a numpy array, a number or (nested) lists of numbers.
+        where: what it is, for messages.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not isinstance(value, Tensor | np.ndarray | np.generic | list | tuple | int | float):
+        is_picture = any(kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__)
+        fix = "give the data set transform=torchvision.transforms.ToTensor()" if is_picture else "convert it"
+        raise ValueError(
+            f"{where}: an input must be a tensor, a numpy array or a list of numbers, got {type(value).__name__}"
+            f"{' (a PIL image)' if is_picture else ''}; {fix}"
+        )
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.from_numpy(np.array(value, order="C"))  # copied, because torch wants to write where it reads
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {type(value).__name__} cannot become a tensor: {error}") from error
+    tensor: Tensor = value.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def network_dtype(inputs: Tensor) -> torch.dtype:
+    """The type in which a network gets such inputs: uint8 ones are scaled to float32, all others used as they are."""
+    return torch.float32 if inputs.dtype == torch.uint8 else inputs.dtype
+
+
+def _sample(number: int) -> list[int]:
+    """At most ``SAMPLED_ITEMS`` of 0, ..., number - 1, evenly spread, both ends included."""
+    return sorted({round(float(place)) for place in np.linspace(0, number - 1, min(number, SAMPLED_ITEMS))})
+
+
+def _integers(value: Any) -> NDArray[Any] | None:
+    """An array of integers, or None for what is something else."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+    return array if array.dtype.kind in "iu" else None
 
 
 def _checked_targets(targets: NDArray[Any] | Tensor | Sequence[int], num_classes: int) -> NDArray[np.int64]:
@@ -217,6 +341,14 @@ def _affine(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] |
     scale = (1 / (full * deviations)).float().reshape(shape)
     shift = (-torch.tensor(mean, dtype=torch.float64) / deviations).float().reshape(shape)
     return scale, shift
+
+
+def _normalised(images: Tensor, affine: _Affine) -> Tensor:
+    """Applies scale and shift, in place where the images are floating."""
+    if affine is None:
+        return images
+    scale, shift = affine
+    return (images if images.is_floating_point() else images.float()).mul_(scale).add_(shift)
 
 
 def _update(digest: Any, values: Tensor | NDArray[Any]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 from lcfl.data.datasets import (
@@ -178,7 +179,10 @@ def test_tensors_are_used_in_order():
     [
         ((torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), r"each input \(1,\)"),
         ((torch.zeros(2, 1), torch.zeros(1, dtype=torch.int64)), "as many inputs as labels"),
-        ((torch.zeros(1, 1).double(), torch.zeros(1, dtype=torch.int64)), "float64"),
+        ((torch.zeros(1, 1).long(), torch.zeros(1, dtype=torch.int64)), "int64"),
+        (torch.zeros(3, 1), r"test must be a pair \(inputs, labels\), got Tensor"),
+        ((torch.zeros(3, 1), torch.zeros(3, 1)), r"inputs \[S, ...\] and labels \[S\], got shapes .* \(3, 1\)"),
+        (("text", [0]), "test inputs: an input must be a tensor, a numpy array or a list of numbers, got str"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(test, words):
@@ -186,7 +190,63 @@ def test_tensors_that_do_not_fit_are_refused(test, words):
         Tensors((torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)), test)
 
 
-def test_datasets_know_the_shape_of_their_items():
-    dataset = Datasets(TensorDataset(torch.zeros(4, 2, 3), torch.tensor([0, 1, 1, 0])), num_classes=2)
-    assert dataset.shape == (2, 3)
-    assert dataset.load().targets.tolist() == [0, 1, 1, 0]
+def test_tensors_may_be_arrays_and_lists_and_floats_become_float32():
+    dataset = Tensors((np.array([[0.5], [2.0]]), np.array([1, 0], dtype=np.uint8)), (torch.ones(1, 1).double(), [1]))
+    inputs, targets = dataset.load().batch(np.array([0, 2]), CPU)
+    assert inputs.tolist() == [[0.5], [1.0]] and inputs.dtype == dataset.dtype == torch.float32
+    assert targets.tolist() == [1, 1] and dataset.shape == (1,)
+    with pytest.raises(ValueError, match=r"one integer per image, got shape \(2,\) of float32"):
+        Tensors((torch.zeros(2, 1), torch.tensor([0.0, 1.0]))).load()
+
+
+def test_tensors_of_bytes_are_scaled_and_other_integers_stay_what_they_are():
+    for given, used, value in ((torch.uint8, torch.float32, 1.0), (torch.int64, torch.int64, 255)):
+        dataset = Tensors((torch.full((2, 3), 255, dtype=given), torch.tensor([0, 1])))
+        inputs, _ = dataset.load().batch(np.array([0]), CPU)
+        assert inputs.tolist() == [[value] * 3] and inputs.dtype == dataset.dtype == used
+
+
+@pytest.mark.parametrize(
+    ("item", "shape", "dtype"),
+    [
+        (torch.zeros(2, 3), (2, 3), torch.float32),
+        (torch.zeros(2, 3).double(), (2, 3), torch.float32),
+        (np.zeros((2, 3)), (2, 3), torch.float32),
+        (np.zeros((2, 3), dtype=np.uint8), (2, 3), torch.float32),
+        ([[1, 2, 3], [4, 5, 6]], (2, 3), torch.int64),
+        ([0.5, 1.5], (2,), torch.float32),
+        (0.5, (), torch.float32),
+    ],
+    ids=str,
+)
+def test_datasets_know_shape_and_type_of_their_items(item, shape, dtype):
+    dataset = Datasets([(item, label) for label in (0, 1, 1, 0)], num_classes=2)
+    assert (dataset.shape, dataset.dtype, dataset.num_classes) == (shape, dtype, 2)
+    examples = dataset.load()
+    inputs, targets = examples.batch(np.arange(4), CPU)
+    assert (inputs.shape, inputs.dtype, targets.tolist()) == ((4, *shape), dtype, [0, 1, 1, 0])
+
+
+def test_a_data_set_whose_first_item_is_unusable_is_refused_at_once():
+    with pytest.raises(ValueError, match="PIL image"):
+        Datasets([(Image.new("L", (2, 2)), 0)], num_classes=2)
+    with pytest.raises(ValueError, match="map-style"):
+        Datasets(TensorDataset(torch.zeros(1), torch.zeros(1)), num_classes=2, test=iter([]))
+
+
+def test_reading_the_first_item_leaves_the_callers_generators_alone():
+    class Random(TensorDataset):
+        def __getitem__(self, index):
+            return torch.rand(2), 0
+
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    assert Datasets(Random(torch.zeros(3)), num_classes=1).shape == (2,)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_random_like_of_integers_is_zero():
+    tokens = Tensors((torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([0, 1])))
+    inputs, targets = RandomLike(tokens, num_samples=4).load().batch(np.arange(4), CPU)
+    assert torch.equal(inputs, torch.zeros(4, 3, dtype=torch.int64)) and targets.tolist() == [0, 1, 0, 1]

@@ -1,8 +1,12 @@
 """Batches are the images asked for, normalised as the formula says, and fingerprints see every change."""
 
+import random
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
@@ -29,14 +33,23 @@ def test_bytes_without_normalisation_lie_in_0_to_1():
     torch.testing.assert_close(inputs, PIXELS / 255)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_other_types_are_used_as_they_are(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "used"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int64, torch.int64),
+        (torch.int32, torch.int32),
+    ],
+)
+def test_floats_become_float32_and_integers_stay_what_they_are(dtype, used):
     values = torch.arange(24).reshape(12, 2).to(dtype)
     examples = TensorExamples(values, torch.from_numpy(LABELS), 12, 4)
     inputs, _ = examples.batch(np.array([3, 1]), CPU)
-    assert torch.equal(inputs, values[[3, 1]]) and inputs.dtype == dtype
+    assert torch.equal(inputs, values[[3, 1]].to(used)) and inputs.dtype == used
     inputs.zero_()
-    assert torch.equal(examples.inputs, values)
+    assert torch.equal(examples.inputs, values.to(used))
 
 
 def test_floats_can_be_normalised():
@@ -101,14 +114,22 @@ def test_fingerprint_sees_content_and_nothing_else():
     assert fingerprint(pixels=strided, labels=LABELS.astype(np.uint8)) == fingerprint()
 
 
-class Rolls(Dataset):
-    """Three items that draw from torch's global generator."""
+class Items(Dataset):
+    """Twice as many items as are looked at (number 32 is not): vectors and labels 0 and 1; remembers what is read."""
+
+    def __init__(self, make=lambda index: (torch.full((2,), float(index)), index % 2), number=64):
+        self.make, self.number, self.read = make, number, []
 
     def __len__(self):
-        return 3
+        return self.number
 
     def __getitem__(self, index):
-        return torch.rand(2), index % 2
+        self.read.append(index)
+        return self.make(index)
+
+
+def rolled(index):
+    return torch.rand(2), index % 2
 
 
 def test_any_dataset_of_pairs_can_be_used():
@@ -116,36 +137,146 @@ def test_any_dataset_of_pairs_can_be_used():
     train, test = TensorDataset(data, torch.tensor([0, 1, 0, 1, 2])), [(torch.tensor([7.0, 8.0]), 1)]
     examples = DatasetExamples(train, test, 3)
     assert examples.targets.tolist() == [0, 1, 0, 1, 2, 1]
-    assert (examples.num_train, len(examples), examples.random) == (5, 6, True)
+    assert (examples.num_train, len(examples)) == (5, 6)
     inputs, targets = examples.batch(np.array([5, 2]), CPU)
     assert inputs.tolist() == [[7.0, 8.0], [4.0, 5.0]] and targets.tolist() == [1, 0]
     assert targets.dtype == torch.int64
 
 
+VALUES = [2.0, 0.5, 300.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "dtype"),
+    [
+        (torch.tensor(VALUES), VALUES, torch.float32),
+        (torch.tensor(VALUES, dtype=torch.float64), VALUES, torch.float32),
+        (torch.tensor(VALUES, requires_grad=True), VALUES, torch.float32),
+        (np.array(VALUES), VALUES, torch.float32),
+        (np.array(VALUES, dtype=np.float16), VALUES, torch.float32),
+        (np.array(VALUES)[::-1], VALUES[::-1], torch.float32),
+        (VALUES, VALUES, torch.float32),
+        (tuple(VALUES), VALUES, torch.float32),
+        ([VALUES, VALUES], [VALUES, VALUES], torch.float32),
+        (0.5, 0.5, torch.float32),
+        (np.float64(0.5), 0.5, torch.float32),
+        ([7, 8, 9], [7, 8, 9], torch.int64),
+        (np.array([7, 8, 9], dtype=np.int32), [7, 8, 9], torch.int32),
+        (torch.tensor([7, 8, 9]), [7, 8, 9], torch.int64),
+    ],
+    ids=str,
+)
+def test_numbers_become_tensors_of_the_networks_type(given, values, dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inputs, _ = DatasetExamples([(given, 0), (given, 0)], None, 1).batch(np.array([1, 0]), CPU)
+    assert inputs.tolist() == [values, values]
+    assert inputs.dtype == dtype and not inputs.requires_grad
+
+
+@pytest.mark.parametrize("as_item", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensor", "array"])
+def test_bytes_of_items_are_scaled_like_those_of_tensors(as_item):
+    items = DatasetExamples(
+        [(as_item(image), int(label)) for image, label in zip(PIXELS, LABELS, strict=True)], None, 4
+    )
+    whole = TensorExamples(PIXELS, LABELS, 12, 4)
+    for one, other in zip(items.batch(np.arange(12), CPU), whole.batch(np.arange(12), CPU), strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    assert PIXELS.dtype == torch.uint8
+
+
+PAIR = r"an item must be a pair: return input, label"
+LABEL = r"a label must be one integer: return input, int\(label\)"
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (torch.zeros(2), rf"item 0 of train is a Tensor; {PAIR}"),
+        ({"input": 1, "label": 0}, rf"item 0 of train is a dict; {PAIR}"),
+        ((torch.zeros(2), 0, 1), rf"item 0 of train is a tuple of 3; {PAIR}"),
+        ((torch.zeros(2), 0.5), rf"item 0 of train has the label 0.5; {LABEL}"),
+        ((torch.zeros(2), torch.tensor([1])), rf"item 0 of train has the label tensor\(\[1\]\); {LABEL}"),
+        ((torch.zeros(2), "cat"), rf"item 0 of train has the label 'cat'; {LABEL}"),
+        ((torch.zeros(2), None), rf"item 0 of train has the label None; {LABEL}"),
+        (
+            (Image.new("RGB", (4, 4)), 0),
+            r"item 0 of train: .* got Image \(a PIL image\); .*transform=torchvision.transforms.ToTensor\(\)",
+        ),
+        (("text", 0), r"item 0 of train: an input must be a tensor, a numpy array or a list of numbers, got str"),
+        (({"x": 1}, 0), "item 0 of train: an input must be .* got dict"),
+        (([[1, 2], [3]], 0), "item 0 of train: list cannot become a tensor: .*"),
+        ((["a", "b"], 0), "item 0 of train: list cannot become a tensor: .*"),
+    ],
+)
+def test_items_that_are_unusable_are_named_with_the_cure(item, words):
+    with pytest.raises(ValueError, match=rf"^Datasets: {words}"):
+        DatasetExamples([item], None, 2)
+
+
+def test_inputs_of_another_shape_or_type_are_named():
+    for odd in (torch.zeros(3), torch.zeros(2, dtype=torch.int64)):
+        good = (torch.zeros(2), 0)
+        with pytest.raises(ValueError, match=r"item 1 of train has an input of shape .*item 0 of train of \(2,\)"):
+            DatasetExamples([good, (odd, 0)], None, 1)
+        with pytest.raises(ValueError, match=r"item 0 of test has an input of .*all inputs must be alike: resize"):
+            DatasetExamples([good], [(odd, 0)], 1)
+
+
+def test_an_item_that_nobody_looked_at_is_still_named_when_it_is_read():
+    items = Items(lambda index: (torch.zeros(3 if index == 32 else 2), 0))
+    items.targets = [0] * 64
+    examples = DatasetExamples(items, None, 1)
+    assert 32 not in items.read
+    with pytest.raises(ValueError, match=r"item 32 of train has an input of shape \(3,\)"):
+        examples.batch(np.array([32]), CPU)
+    del items.targets
+    with pytest.raises(ValueError, match=r"item 32 of train"):
+        DatasetExamples(items, None, 1)
+
+
+def test_a_data_set_without_items_is_refused_and_a_test_set_without_is_not():
+    with pytest.raises(ValueError, match=r"Datasets: train has no items; give at least one training sample"):
+        DatasetExamples([], None, 2)
+    assert len(DatasetExamples([(torch.zeros(2), 0)], [], 2)) == 1
+
+
 @pytest.mark.parametrize("name", ["targets", "labels"])
-def test_labels_are_read_from_an_attribute_unless_they_are_transformed(name):
-    dataset = Rolls()
-    setattr(dataset, name, [1, 1, 0])
-    assert DatasetExamples(dataset, None, 2).targets.tolist() == [1, 1, 0]
-    dataset.target_transform = lambda label: label
-    assert DatasetExamples(dataset, None, 2).targets.tolist() == [0, 1, 0]
-    del dataset.target_transform
-    assert DatasetExamples(Subset(dataset, [0, 1]), None, 2).targets.tolist() == [0, 1]
+def test_labels_are_read_from_an_attribute_that_agrees_with_the_items(name):
+    items = Items()
+    setattr(items, name, [index % 2 for index in range(64)])
+    assert DatasetExamples(items, None, 2).targets.tolist() == getattr(items, name)
+    assert 0 in items.read and 63 in items.read and len(set(items.read)) == 32
 
 
-def test_reading_labels_leaves_the_callers_generators_alone():
+@pytest.mark.parametrize(
+    "attribute", [[0] * 64, [0, 1], ["even", "odd"] * 32, [0.0, 1.0] * 32, [[0], [1, 2]] * 32, None, lambda: [0, 1]]
+)
+def test_an_attribute_that_holds_something_else_is_passed_over(attribute):
+    items = Items()
+    items.targets = attribute
+    assert DatasetExamples(items, None, 2).targets.tolist() == [0, 1] * 32
+    assert set(items.read) == set(range(64))
+
+
+def test_transformed_labels_are_read_from_the_items():
+    items = Items(lambda index: (torch.zeros(2), int(index == 32)))
+    items.targets, items.target_transform = [0] * 64, object()
+    assert DatasetExamples(items, None, 2).targets.tolist() == [int(index == 32) for index in range(64)]
+    assert DatasetExamples(Subset(items, [0, 32]), None, 2).targets.tolist() == [0, 1]
+
+
+def test_reading_items_leaves_the_callers_generators_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    DatasetExamples(Rolls(), None, 2)
+    DatasetExamples(Items(rolled), None, 2).fingerprint()
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_dataset_labels_are_checked():
     with pytest.raises(ValueError, match="got 0 to 1; correct num_classes"):
-        DatasetExamples(Rolls(), None, 1)
-    with pytest.raises(ValueError, match="float64"):
-        DatasetExamples([(torch.zeros(1), 0.5)], None, 1)
+        DatasetExamples(Items(), None, 1)
 
 
 def test_iterable_datasets_are_refused():
@@ -166,4 +297,43 @@ def test_dataset_fingerprint_sees_raw_data_and_labels():
         return DatasetExamples(TensorDataset(torch.tensor([[value]]), torch.tensor([label])), test, 2).fingerprint()
 
     assert fingerprint() == fingerprint()
-    assert len({fingerprint(), fingerprint(value=1.0), fingerprint(label=1), fingerprint(test=[(0, 1)])}) == 4
+    test = [(torch.zeros(1), 1)]
+    assert len({fingerprint(), fingerprint(value=1.0), fingerprint(label=1), fingerprint(test=test)}) == 4
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.rand,
+        lambda number: torch.from_numpy(np.random.rand(number)),
+        lambda number: random.random() * torch.ones(number),
+    ],
+    ids=["torch", "numpy", "random"],
+)
+def test_dataset_fingerprint_sees_a_sample_of_items_also_under_random_transforms(draw):
+    def fingerprint(scale=1.0, shift=0.0, changed=0):
+        def make(index):
+            return scale * draw(2) + shift * (index == changed), index % 2
+
+        items = Items(make)
+        items.targets = [0, 1] * 32
+        return DatasetExamples(items, None, 2).fingerprint()
+
+    torch.manual_seed(1)
+    first = fingerprint()
+    torch.manual_seed(2)
+    assert fingerprint() == first
+    assert len({first, fingerprint(scale=2.0), fingerprint(shift=1.0), fingerprint(shift=1.0, changed=63)}) == 4
+
+
+def test_items_from_a_generator_of_their_own_are_left_out_with_a_warning():
+    own = np.random.default_rng()
+    noisy = DatasetExamples(Items(lambda index: (own.normal(size=2), index % 2)), None, 2)
+    with pytest.warns(UserWarning, match=r"items of train differ from one reading to the next.*global generator"):
+        first = noisy.fingerprint()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert noisy.fingerprint() == first
+    again = DatasetExamples(Items(lambda index: (own.normal(size=2), index % 2)), None, 2)
+    with pytest.warns(UserWarning, match="differ"):
+        assert again.fingerprint() == first
