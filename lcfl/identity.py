@@ -15,9 +15,15 @@ from lcfl.module import FederatedModule
 
 __all__ = ["describe", "describe_module", "differences"]
 
+PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
+
 
 def describe(value: Any) -> Any:
     """Plain JSON values that tell two configurations apart: numbers, text, lists, and objects by class and fields."""
+    if isinstance(value, Enum):  # before the plain types, which an Enum or a number of numpy may be, too
+        return value.name
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return describe(value.tolist())
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -26,14 +32,10 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, nn.Module):
         return repr(value)
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return describe(value.tolist())
     if isinstance(value, Set):
         return sorted((describe(item) for item in value), key=repr)
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, Enum):
-        return value.name
     if isinstance(value, partial):
         return {"function": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
@@ -47,10 +49,14 @@ def describe(value: Any) -> Any:
 
 
 def describe_module(module: FederatedModule) -> dict[str, Any]:
-    """Class, network, cut, loss, regulariser weights and optimizer settings of a module."""
+    """Class, network, cut, loss, regulariser weights and optimizer settings of a module, and what a subclass adds.
+
+    Of the attributes that a subclass of `FederatedModule` adds, the public ones are described (buffers, layers and
+    hyper-parameters saved by Lightning among them): by their values where those are plain data, otherwise by class.
+    """
     optimizer = module.configure_optimizers()
     settings = optimizer.param_groups[0] if isinstance(optimizer, Optimizer) else {}
-    return {
+    return {key: _describe_plain(value) for key, value in _added(module).items()} | {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "network": repr(module.network),
         "num_embedding": module.layout.num_embedding,
@@ -60,6 +66,31 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         "optimizer": {"class": type(optimizer).__qualname__}
         | {key: describe(value) for key, value in settings.items() if key != "params"},
     }
+
+
+def _added(module: FederatedModule) -> dict[str, Any]:
+    """The public attributes that a module has and a plain `FederatedModule` has not."""
+    plain = _public(FederatedModule(nn.Identity, cut=None))  # a network that draws nothing
+    added = {key: value for key, value in _public(module).items() if key not in plain}
+    return added | ({"hparams": dict(module.hparams)} if module.hparams else {})
+
+
+def _public(module: nn.Module) -> dict[str, Any]:
+    own = vars(module) | module._parameters | module._buffers | module._modules
+    return {key: value for key, value in own.items() if not key.startswith("_")}
+
+
+def _describe_plain(value: Any) -> Any:
+    """Like `describe`, but other objects by their class alone: they may hold paths, caches and counters."""
+    if isinstance(value, Mapping):
+        return {str(key): _describe_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_describe_plain(item) for item in value]
+    if isinstance(value, Set):
+        return sorted((_describe_plain(item) for item in value), key=repr)
+    if value is None or isinstance(value, PLAIN) or hasattr(value, "__qualname__"):
+        return describe(value)
+    return {"class": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
 def _describe_loss(loss: nn.Module) -> dict[str, Any]:

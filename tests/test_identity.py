@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from lcfl.checkpoint import CheckpointError
+from lcfl.data.datasets import Datasets
+from lcfl.federation import Federation
 from lcfl.identity import describe, describe_module, differences
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP
+from tests.builders import blobs, blobs_module, fedavg
 
 
 @dataclasses.dataclass
@@ -31,6 +36,10 @@ class Plain:
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
+
+
+class Word(enum.StrEnum):
+    YES = "y"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +100,11 @@ def test_a_description_survives_json():
         "list": (1, True, "x", Plain([Colour.RED])),
         4: {np.int64(3)},
         "tensor": torch.eye(2),
+        "number": np.float64(0.1),
+        "word": Word.YES,
     }
     description = describe(value)
-    assert json.loads(json.dumps(description)) == description
+    assert json.loads(json.dumps(description)) == yaml.safe_load(yaml.safe_dump(description)) == description
 
 
 def test_objects_are_described_by_class_and_public_fields():
@@ -142,6 +153,94 @@ def test_the_class_of_the_optimizer_and_of_the_module_count():
     adam = describe_module(FederatedModule(network, torch.optim.Adam))
     assert "optimizer.class: the checkpoint has 'SGD', this run 'Adam'" in differences(describe_module(module()), adam)
     assert differences(adam, describe_module(Mine(network, torch.optim.Adam)))[0].startswith("class: ")
+
+
+class Tempered(FederatedModule):
+    """What people add to a module of their own; whatever is given is one more attribute."""
+
+    def __init__(self, **added):
+        super().__init__(functools.partial(MLP, 16, [16], 8))
+        self.temperature = 2.0
+        self.register_buffer("class_weights", torch.tensor([1.0, 3.0]))
+        self.teacher = nn.Linear(4, 2)
+        self.path = Path("here")
+        self._count = 0
+        for name, value in added.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    ("added", "place"),
+    [
+        ({"temperature": 3.0}, "temperature"),
+        ({"temperature": None}, "temperature"),
+        ({"class_weights": torch.tensor([1.0, 4.0])}, "class_weights.1"),
+        ({"teacher": nn.Linear(4, 3)}, "teacher"),
+        ({"schedule": {"warm": [1, Colour.RED]}}, "schedule"),
+        ({"path": "here"}, "path"),
+        ({"augment": torch.relu}, "augment"),
+        ({"odd": Plain(1)}, "odd"),
+    ],
+)
+def test_what_a_subclass_adds_to_a_module_is_in_its_description(added, place):
+    assert differences(describe_module(Tempered()), describe_module(Tempered())) == []
+    found = differences(describe_module(Tempered()), describe_module(Tempered(**added)))
+    assert [line.partition(":")[0] for line in found] == [place]
+
+
+@pytest.mark.parametrize("added", [{"_count": 3}, {"path": Path("there")}, {"teacher": nn.Linear(4, 2)}])
+def test_private_attributes_paths_and_insides_of_objects_are_free(added):
+    assert describe_module(Tempered(**added)) == describe_module(Tempered())
+    assert describe_module(Tempered(odd=Plain(1))) == describe_module(Tempered(odd=Plain(2)))
+
+
+def test_saved_hyperparameters_are_described():
+    class Saved(FederatedModule):
+        def __init__(self, temperature):
+            super().__init__(functools.partial(MLP, 4, [5], 3))
+            self.save_hyperparameters()
+
+    found = differences(describe_module(Saved(1.0)), describe_module(Saved(2.0)))
+    assert found == ["hparams.temperature: the checkpoint has 1.0, this run 2.0"]
+
+
+def test_a_plain_module_has_nothing_added_and_describing_draws_nothing():
+    plain, state = module(), torch.get_rng_state()
+    names = {"class", "network", "num_embedding", "loss", "cluster_weight", "global_weight", "optimizer"}
+    assert set(describe_module(plain)) == names
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def trained(root, data, model=None, rounds=1, ckpt_path=None):
+    federation = Federation(rounds, devices=1, logger=False, enable_progress_bar=False, default_root_dir=root)
+    return federation.fit(model or blobs_module(), data, fedavg(), ckpt_path)
+
+
+def test_a_run_with_another_attribute_of_the_module_is_not_resumed(tmp_path):
+    trained(tmp_path, blobs(), Tempered())
+    with pytest.raises(CheckpointError, match=r"model.temperature: the checkpoint has 2.0, this run 3.0"):
+        trained(tmp_path, blobs(), Tempered(temperature=3.0), 2, "last")
+    assert trained(tmp_path, blobs(), Tempered(), 2, "last").state.round == 2
+
+
+def own_data(scale=1.0):
+    """Map-style data with random noise in every item; the labels do not depend on `scale`."""
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 240
+
+        def __getitem__(self, index):
+            return scale * (torch.arange(16) == index % 8) + 0.1 * torch.randn(16), index % 8
+
+    return blobs(dataset=Datasets(Noisy(), num_classes=8))
+
+
+def test_a_run_with_other_data_of_equal_labels_is_not_resumed(tmp_path):
+    trained(tmp_path, own_data())
+    with pytest.raises(CheckpointError, match=r"\n  data: the checkpoint has '\w+', this run '\w+'\n"):
+        trained(tmp_path, own_data(scale=2.0), rounds=2, ckpt_path="last")
+    assert trained(tmp_path, own_data(), rounds=2, ckpt_path="last").state.round == 2
 
 
 def test_differences_name_the_place():
