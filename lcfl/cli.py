@@ -27,7 +27,9 @@ import lcfl.data.partition
 import lcfl.exchange
 import lcfl.local
 import lcfl.networks
-from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datamodule import FederatedDataModule, errors_of
+from lcfl.data.datasets import FederatedDataset
+from lcfl.data.partition import Partition
 from lcfl.federation import Federation
 from lcfl.layers import LayeredConfig
 from lcfl.method import Method
@@ -97,7 +99,9 @@ class FederatedCLI(LightningCLI):
         return {"fit": groups, "validate": groups, "test": groups}
 
     def before_instantiate_classes(self) -> None:
-        """A function in the place of a network (``torchvision.models.resnet18``) is kept to be called later."""
+        """Errors of data classes name their option; a function in the place of a network is kept to be called later."""
+        for option, kind in {"data.dataset": FederatedDataset, "data.partition": Partition}.items():
+            self.parser.add_instantiator(functools.partial(_made, option), kind)
         _keep_functions(self.parser, self._get(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
@@ -205,6 +209,11 @@ def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
             parser.add_instantiator(_later, made, subclasses=False)
 
 
+def _made(option: str, kind: type, *args: Any, **kwargs: Any) -> Any:
+    with errors_of(option):
+        return kind(*args, **kwargs)
+
+
 def _later(function: Any, *args: Any, **kwargs: Any) -> Any:
     return functools.partial(function, *args, **kwargs)
 
@@ -240,7 +249,35 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         return (
             f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
         )
-    return message.strip()
+    return _located(message.strip())
+
+
+def _located(message: str) -> str:
+    """A message that the parser nests, class within class, as one about the innermost option."""
+    option, kind = "", ""
+    nested = r"""\s*Parser key "([\w.]+)":\s+(?:Problem with given class_path '([\w.]+)':\s+)?"""
+    while found := re.match(nested, message):
+        option, kind = f"{option}.init_args.{found[1]}" if option else found[1], found[2]
+        message = message[found.end() :]
+    message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
+    message = message.replace("NoneType", "null").replace("a Sequence", "a list").replace("a typing.Literal", "one of ")
+    if not option:
+        return message
+    if kind and (found := re.match(r"Option '(\w+)' is not accepted", message)):
+        known = _arguments(kind)
+        return (
+            f"{option}: {kind} has no argument {found[1]!r}.{_closest(found[1], known)} Its arguments: "
+            f"{', '.join(known) or 'none'}."
+        )
+    if kind and (found := re.match(r"the following arguments are required: (.+)", message)):
+        return f"{option}: {kind} needs {found[1]}: set {option}.init_args.{found[1].split(', ')[0]}."
+    return f"{option}: {message}"
+
+
+def _arguments(kind: str) -> list[str]:
+    """What the class or function at an import path can be called with."""
+    module, _, name = kind.rpartition(".")
+    return list(inspect.signature(getattr(import_module(module), name)).parameters)
 
 
 def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:

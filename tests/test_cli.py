@@ -151,6 +151,7 @@ def test_a_printed_configuration_gives_itself_again(tmp_path, capsys):
     args = (*SYNTHETIC, *LCFED, *SMALL, "--seed_everything=3", "--trainer.callbacks+=EarlyStopping")
     first = printed(capsys, *args, "--trainer.callbacks.monitor=val/own_split/personal/acc")
     assert first["seed_everything"] == 3 and first["trainer"]["rounds"] == 2 and "seed" not in first["trainer"]
+    assert first["data"]["batch_size"] == 10 and first["data"]["drop_last"] is False
     (tmp_path / "printed.yaml").write_text(yaml.safe_dump(first))
     assert printed(capsys, "-c", "printed.yaml") == first
 

@@ -14,7 +14,9 @@ FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, "--method.clustering.init_args.dimensi
 
 PARTS = """
 import torch
+from PIL import Image
 from torch import nn
+from torch.utils.data import Dataset
 from lcfl import Callback
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.examples import TensorExamples
@@ -23,6 +25,16 @@ class Odd(FederatedDataset):
     shape, num_classes = (16,), 8
     def load(self):
         return TensorExamples(torch.zeros(40, 16), torch.arange(40) % 9, 40, self.num_classes)
+
+class Pictures(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return Image.new("L", (4, 4)), index % 8
+
+class Uneven(Pictures):
+    def __getitem__(self, index):
+        return [0.5] * (1 + index), index % 8
 
 class Misspelt(Callback):
     def on_round_ends(self, state):
@@ -59,35 +71,67 @@ REFUSED = {
     ),
     "no client a round": (["--trainer.clients_per_round=0"], ["trainer.clients_per_round", "got 0", "from 1 to 20"]),
     "a share above 1": (["--trainer.clients_per_round=1.5"], ["trainer.clients_per_round", "1.5", "(0, 1]"]),
-    "alpha 0": (partition("ClassDirichlet", alpha=0), ["ClassDirichlet", "alpha", "> 0", "0"]),
-    "alpha below 0": (partition("ClientDirichlet", alpha=-0.5), ["ClientDirichlet", "alpha", "> 0", "-0.5"]),
+    "alpha 0": (partition("ClassDirichlet", alpha=0), ["data.partition: ClassDirichlet: ", "alpha", "> 0", "0"]),
+    "alpha below 0": (
+        partition("ClientDirichlet", alpha=-0.5),
+        ["data.partition: ClientDirichlet: ", "alpha", "> 0", "-0.5"],
+    ),
     "a partition that takes more than there is": (
         partition("ClassDirichlet", alpha=0.5, min_samples=100),
-        ["ClassDirichlet", "20 clients", "min_samples 100", "1600", "lower num_clients or min_samples"],
+        [
+            "data.partition: ClassDirichlet: ",
+            "20 clients",
+            "min_samples 100",
+            "1600",
+            "lower num_clients or min_samples",
+        ],
     ),
     "a partition that no draw gives": (
         partition("ClassDirichlet", alpha=0.01, min_samples=70, max_tries=3),
-        ["ClassDirichlet", "3 draws", "alpha 0.01", "raise alpha"],
+        ["data.partition: ClassDirichlet: ", "3 draws", "alpha 0.01", "raise alpha"],
     ),
     "sizes that are too large": (
         partition("ClientDirichlet", alpha=1.0, sizes=[500, 600]),
-        ["ClientDirichlet", "(500, 600)", "1600", "lower sizes or num_clients"],
+        ["data.partition: ClientDirichlet: ", "(500, 600)", "1600", "lower sizes or num_clients"],
     ),
     "a class with too few samples": (
         ["--data.num_clients=900", "--trainer.clients_per_round=4"],
-        ["Pathological", "200 samples", "225 owners", "use fewer clients"],
+        ["data.partition: Pathological: ", "200 samples", "225 owners", "use fewer clients"],
     ),
     "more classes a client than classes": (
         partition("Pathological", classes_per_client=9),
-        ["Pathological", "classes_per_client is 9", "8 classes"],
+        ["data.partition: Pathological: ", "classes_per_client is 9", "8 classes", "use at most that"],
+    ),
+    "no class a client": (
+        ["--data.partition.classes_per_client=0"],
+        ["data.partition: Pathological: ", "classes_per_client", "at least 1", "0"],
+    ),
+    "sizes of a partition in another one": (
+        layer("data: {partition: {class_path: Subsampled, init_args: {base: IID, sizes: [3, 2]}}}"),
+        ["data.partition: Subsampled: ", "low <= high", "(3, 2)"],
+    ),
+    "blobs of no class": (
+        layer("data: {dataset: {init_args: {num_classes: 0}}}"),
+        ["data.dataset: Synthetic: ", "num_classes", "at least 1"],
+    ),
+    "own data of PIL images": (
+        layer("data: {dataset: {class_path: Datasets, init_args: {train: own.Pictures, num_classes: 8}}}"),
+        ["data.dataset: Datasets: ", "item 0 of train", "PIL image", "transform=torchvision.transforms.ToTensor()"],
+    ),
+    "own data of unequal shapes": (
+        layer(
+            "{data: {dataset: {class_path: Datasets, init_args: {train: own.Uneven, num_classes: 8}}}, "
+            "model: {network: {init_args: {in_features: 1}}}}"
+        ),
+        ["data.dataset: Datasets: ", "item 1 of train", "(2,)", "(1,)", "resize"],
     ),
     "labels out of range": (
         [*layer("data: {dataset: own.Odd}"), "--data.partition=IID", "--data.num_clients=10"],
-        ["labels", "0 to 7", "num_classes 8", "0 to 8", "correct num_classes"],
+        ["data.dataset: labels", "0 to 7", "num_classes 8", "0 to 8", "correct num_classes"],
     ),
     "an empty client": (
         [*partition("FromFile", path="shares.json"), *THREE],
-        ["FromFile", "1 of 3 clients got no sample", "client 1", "fewer clients or more samples"],
+        ["data.partition: FromFile: ", "1 of 3 clients got no sample", "client 1", "fewer clients or more samples"],
     ),
     "a client whose samples are all held out": (
         ["--data.val_fraction=0.9", "--data.test_fraction=0.9", "--data.num_clients=400"],
@@ -168,7 +212,27 @@ REFUSED = {
 UNPARSED = {
     "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
     "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "int", "many"]),
-    "a missing argument": (partition("ClassDirichlet"), ["data.partition", "ClassDirichlet", "alpha"]),
+    "a missing argument": (
+        partition("ClassDirichlet"),
+        ["data.partition: ", "ClassDirichlet needs alpha: set data.partition.init_args.alpha"],
+    ),
+    "an argument of another class": (
+        partition("IID", alpha=0.1),
+        ["data.partition: ", "IID has no argument 'alpha'", "Its arguments: samples_per_client."],
+    ),
+    "a misspelt argument of a class in a class": (
+        ["--data.partition=Subsampled", "--data.partition.base=IID", "--data.partition.base.samples=3"],
+        ["data.partition.init_args.base: ", "IID has no argument 'samples'.", "Its arguments: samples_per_client."],
+    ),
+    "a word for a number in a class": (
+        ["--data.partition.classes_per_client=two"],
+        ["data.partition.init_args.classes_per_client: ", "int", "two"],
+    ),
+    "three sizes": (
+        ["--data.partition.sizes=[1,2,3]"],
+        ["data.partition.init_args.sizes: ", "2 elements", "null", "[1, 2, 3]"],
+    ),
+    "a word for yes or no": (["--data.drop_last=perhaps"], ["data.drop_last: ", "bool", "perhaps"]),
 }
 
 

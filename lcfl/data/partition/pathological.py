@@ -43,7 +43,8 @@ class Pathological(Partition):
         available = np.array([len(each) for each in members], dtype=np.int64)
         if self.classes_per_client > len(members):
             raise ValueError(
-                f"Pathological: classes_per_client is {self.classes_per_client}, the pool has {len(members)} classes"
+                f"Pathological: classes_per_client is {self.classes_per_client}, the pool has {len(members)} classes; "
+                "use at most that"
             )
         owns = class_blocks(num_clients, len(members), self.classes_per_client)
         if self.sizes is None:
