@@ -1,19 +1,23 @@
-"""What can be known to be wrong, or to have no effect, before any data is loaded."""
+"""What can be known to be wrong, or to have no effect, before any data is loaded or before training starts."""
 
+import copy
 import warnings
 from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
+from torch import Tensor
 from torch.optim import Optimizer
 
+from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.hooks import check_hooks
+from lcfl.local.order import pass_length
 from lcfl.local.update import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 
-__all__ = ["check_callbacks", "check_method", "check_network", "clients_per_round"]
+__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "clients_per_round"]
 
 
 def clients_per_round(wanted: int | float, num_clients: int) -> int:
@@ -100,7 +104,7 @@ def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> Non
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries the network on two blank inputs of the data set's shape.
+    """Tries the network on two blank inputs of the data set's shape and type.
 
     Raises:
         ValueError: if it cannot take them, or gives fewer scores than there are classes.
@@ -109,14 +113,63 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
     network = type(module.network).__name__
     module.eval()
     try:
-        scores = module(torch.zeros(2, *shape))
-    except RuntimeError as error:
+        scores = module(_blank(data, 2))
+    except Exception as error:
         raise ValueError(
-            f"model.network: {network} cannot take inputs of shape {shape}, which {type(data.dataset).__name__} gives "
-            f"({error}). Set the network's arguments to fit, e.g. in_channels and image_size."
-        ) from None
+            f"model.network: {network} cannot take inputs of shape {shape} and {data.dataset.dtype}, which "
+            f"{type(data.dataset).__name__} gives ({type(error).__name__}: {error}). Set the network's arguments to "
+            "fit, e.g. in_channels and image_size."
+        ) from error
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
             f"model.network: {network} gives scores of shape {tuple(scores.shape[1:])}, but "
             f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
         )
+
+
+def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
+    """Refuses batches of one sample where the module cannot train on them, as with batch normalisation.
+
+    Such a batch would end the run in whichever round it comes up.
+
+    Args:
+        module: its `training_step` is tried on blank inputs, in a copy.
+        data: set up, because the clients' sizes decide.
+
+    Raises:
+        ValueError: if some client's pass ends with one sample and the module cannot take it; names the first.
+    """
+    sizes, batch_size = data.population.sizes.tolist(), data.batch_size
+    lengths = [pass_length(size, batch_size, data.drop_last) for size in sizes]
+    single = [client for client, length in enumerate(lengths) if (length - 1) % batch_size == 0]
+    error = _step_error(module, data, 1) if single else None
+    if error is None or _step_error(module, data, 2) is not None:  # a step that always fails says why itself
+        return
+    cures = []
+    if batch_size == 1:
+        cures.append("set data.batch_size to 2 or more")
+    elif any(sizes[client] > 1 for client in single):
+        cures.append("set data.drop_last=true, or another data.batch_size")
+    if any(sizes[client] == 1 for client in single):
+        cures.append("a client with one training sample needs a data.partition with larger clients")
+    first = single[0]
+    raise ValueError(
+        f"data.batch_size: got {batch_size}, which leaves {len(single)} of {len(sizes)} clients a batch of one sample "
+        f"(the first is client {first} with {sizes[first]} training samples), and {type(module.network).__name__} "
+        f"cannot train on that ({error}): {'; '.join(cures)}."
+    )
+
+
+def _step_error(module: FederatedModule, data: FederatedDataModule, number: int) -> Exception | None:
+    """What a training step on so many blank inputs raises; the module stays as it is."""
+    trial = copy.deepcopy(module).train()
+    try:
+        with rng.scope(0, "check batches"), trial.collecting():
+            trial.training_step((_blank(data, number), torch.zeros(number, dtype=torch.int64)), 0)
+    except Exception as error:
+        return error
+    return None
+
+
+def _blank(data: FederatedDataModule, number: int) -> Tensor:
+    return torch.zeros(number, *data.dataset.shape, dtype=data.dataset.dtype)

@@ -22,6 +22,7 @@ from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.evaluation import Evaluator, raise_failures
 from lcfl.hooks import Callback
+from lcfl.local.order import pass_length
 from lcfl.local.update import Trained
 from lcfl.messages import Downlink
 from lcfl.method import Method
@@ -232,7 +233,8 @@ class Server:
     def work_of(self, task: LocalTask) -> int:
         """How many samples a task computes."""
         local_update = task.local_update or self.method.local_update
-        return local_update.work(len(self.data.population.train[task.client]), self.data.batch_size)
+        num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
+        return local_update.work(pass_length(num_samples, batch_size, self.data.drop_last), batch_size)
 
     def log_clusters(self, before: torch.Tensor) -> None:
         """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""

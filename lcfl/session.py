@@ -23,6 +23,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 import lcfl
 from lcfl import checkpoint
+from lcfl.checks import check_batches
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.evaluation import reported_metrics
 from lcfl.files import write_json
@@ -84,6 +85,7 @@ class Session:
             self.data.prepare_data()
         fabric.barrier()
         self.data.setup(self.stage)
+        check_batches(self.module, self.data)
         worker = Worker(fabric, self.module, self.data, self.method, self.settings.seed, self.settings.max_steps)
         ranks = Ranks(fabric, worker.run, flag)
         if not fabric.is_global_zero:
@@ -158,6 +160,7 @@ class Session:
             "data": self.data.examples.fingerprint(),
             "partition": self.data.population.fingerprint,
             "batch_size": self.data.batch_size,
+            "drop_last": self.data.drop_last,
             "clients_per_round": self.settings.schedule.clients_per_round,
             "precision": self.settings.precision,
             "model": describe_module(self.module),

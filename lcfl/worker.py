@@ -141,7 +141,7 @@ class Worker:
         """One client's local work; everything random in it is addressed by (seed, round, client)."""
         local_update = task.local_update or self.method.local_update
         indices = self.data.population.train[task.client]
-        data = LocalData(indices, self.data.batch_size, self.seed, task.client)
+        data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last)
         with rng.scope(self.seed, "local", task.round, task.client):
             trained: Trained = local_update(task.state, task.downlink, data, self.engine)
         exchange = self.method.exchange

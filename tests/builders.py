@@ -72,26 +72,32 @@ class Normed(SplitNetwork):
 
 
 def blobs(num_clients=12, **options):
-    """Four groups of clients, each with two of eight well separated classes."""
+    """Four groups of clients, each with two of eight well separated classes; not set up yet."""
     options = {"dataset": Synthetic(samples_per_class=60), "partition": Pathological(2), **options}
     return FederatedDataModule(num_clients=num_clients, **options)
+
+
+def loaded(data):
+    """The same data module, set up."""
+    data.prepare_data()
+    data.setup()
+    return data
 
 
 def blobs_module(lr=0.05, **options):
     return FederatedModule(partial(MLP, 16, [16], 8), partial(torch.optim.SGD, lr=lr), **options)
 
 
-def dealt(inputs, targets, train, val=None, test=None, label_view=None, batch_size=100, groups=None):
-    """Exactly these samples to exactly these clients; one batch holds all unless `batch_size` says otherwise."""
+def dealt(inputs, targets, train, val=None, test=None, label_view=None, groups=None, **options):
+    """Exactly these samples to exactly these clients, set up; one batch holds all unless `options` say otherwise."""
     inputs, targets = torch.as_tensor(inputs, dtype=torch.float32), torch.as_tensor(targets)
     num_clients, none = len(train), [np.empty(0, dtype=np.int64)] * len(train)
     arrays = [none if part is None else [np.asarray(each, dtype=np.int64) for each in part] for part in (val, test)]
     tests = {"own_split": arrays[1]}
     if label_view is not None:
         tests["label_view"] = [np.asarray(each, dtype=np.int64) for each in label_view]
-    data = FederatedDataModule(
-        Tensors((inputs, targets)), IID(), num_clients, batch_size=batch_size, protocols=list(tests)
-    )
+    options = {"dataset": Tensors((inputs, targets)), "partition": IID(), "batch_size": 100, **options}
+    data = blobs(num_clients, protocols=list(tests), **options)
     train = [np.asarray(each, dtype=np.int64) for each in train]
     classes = data.dataset.num_classes
     counts = np.stack([np.bincount(targets.numpy()[each], minlength=classes) for each in train])

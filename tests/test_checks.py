@@ -1,4 +1,4 @@
-"""What is refused or warned of before any data is loaded: the option, what it got, what it may be, and the cure."""
+"""What is refused or warned of before training starts: the option, what it got, what it may be, and the cure."""
 
 import warnings
 from functools import partial
@@ -9,8 +9,10 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 
 from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation
-from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
+from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
 from lcfl.clustering import LowRankCosine
+from lcfl.data.datasets import Digits, Tensors
+from lcfl.data.partition import IID
 from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
@@ -18,7 +20,21 @@ from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP, LeNet5
-from tests.builders import alone, blobs, blobs_module, fedavg, lcfed, linear, linear_module
+from lcfl.worker import ClientError
+from tests.builders import (
+    Normed,
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    lcfed,
+    linear,
+    linear_module,
+    loaded,
+    two_sided,
+)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +180,163 @@ def test_scores_are_one_vector_per_input():
 
 def test_more_scores_than_classes_are_fine():
     check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
+
+
+def test_a_network_of_integers_is_tried_with_integers():
+    tokens = blobs(dataset=Tensors((torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([0, 1]))))
+
+    def network():
+        return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
+
+    check_network(FederatedModule(network, cut=None), tokens)
+    with pytest.raises(
+        ValueError, match=r"MLP cannot take inputs of shape \(3,\) and torch.int64, which Tensors gives"
+    ):
+        check_network(FederatedModule(partial(MLP, 3, [4], 2)), tokens)
+
+
+def test_whatever_a_network_raises_on_blank_inputs_is_explained():
+    class Fussy(nn.Linear):
+        def forward(self, inputs):
+            raise TypeError("images wanted")
+
+    with pytest.raises(
+        ValueError, match=r"model.network: Fussy cannot take inputs .*\(TypeError: images wanted\)"
+    ) as error:
+        check_network(FederatedModule(partial(Fussy, 16, 8), cut=None), blobs())
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+def normed(**options):
+    return FederatedModule(Normed, partial(torch.optim.SGD, lr=0.1), **options)
+
+
+def sized(*sizes, **options):
+    """Clients with so many training samples."""
+    inputs, targets, *_ = two_sided(size=sum(sizes))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    train = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return dealt(inputs, targets, train, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        (
+            (8, 9, 5),
+            {"batch_size": 4},
+            r"4, .* 2 of 3 clients .* client 1 with 9 training .*: set data.drop_last=true",
+        ),
+        (
+            (8, 1),
+            {"batch_size": 4},
+            r"1 of 2 clients .* client 1 with 1 training .*: a client with one training sample",
+        ),
+        (
+            (8, 1),
+            {"batch_size": 4, "drop_last": True},
+            "client 1 with 1 .*: a client with one training sample needs a data.p",
+        ),
+        ((5, 1), {"batch_size": 4}, "2 of 2 .* set data.drop_last=true, or another data.batch_size; a client with one"),
+        (
+            (8, 6),
+            {"batch_size": 1},
+            "1, .* 2 of 2 clients .* client 0 with 8 training .*: set data.batch_size to 2 or more",
+        ),
+        ((8, 6), {"batch_size": 1, "drop_last": True}, "2 of 2 clients .* set data.batch_size to 2 or more"),
+    ],
+)
+def test_a_batch_of_one_sample_that_the_network_cannot_take(sizes, options, words):
+    with pytest.raises(ValueError, match=rf"^data.batch_size: got .*{words}") as error:
+        check_batches(normed(), sized(*sizes, **options))
+    assert "Normed cannot train on that (Expected more than 1 value per channel when training" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((8, 6, 2), {"batch_size": 4}),
+        ((9, 5), {"batch_size": 4, "drop_last": True}),
+        ((9, 5), {"batch_size": 3}),
+        ((3, 2), {"batch_size": 4, "drop_last": True}),
+    ],
+)
+def test_larger_batches_are_fine(sizes, options):
+    check_batches(normed(), sized(*sizes, **options))
+
+
+def test_a_network_that_takes_one_sample_may_get_it():
+    class Spatial(nn.Sequential):
+        """Two positions per channel are enough for batch normalisation."""
+
+        def __init__(self):
+            super().__init__(nn.Unflatten(1, (1, 2)), nn.BatchNorm1d(1), nn.Flatten(), nn.Linear(2, 2))
+
+    for module in (linear_module(), FederatedModule(Spatial, cut=None)):
+        check_batches(module, sized(9, 1, batch_size=4))
+
+
+def test_a_step_that_skips_one_sample_may_get_it():
+    class Skips(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch) if len(batch[0]) > 1 else self.network.decision.weight.sum() * 0
+
+    check_batches(Skips(Normed), sized(9, batch_size=4))
+
+
+def test_a_step_that_logs_is_tried_like_any_other():
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("seen", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match=r"data.batch_size: got 4"):
+        check_batches(Logs(Normed), sized(9, batch_size=4))
+
+
+def test_trying_a_batch_leaves_module_and_generators_as_they_were():
+    module = FederatedModule(lambda: nn.Sequential(Normed(), nn.Dropout()), cut=None).eval()
+    before, state = module.layout.pack(module.network), torch.get_rng_state()
+    with pytest.raises(ValueError, match="batch_size"):
+        check_batches(module, sized(9, batch_size=4))
+    assert torch.equal(module.layout.pack(module.network), before) and not module.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class NormedDigits(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def test_batch_normalisation_trains_or_is_refused_before_it_starts(tmp_path, monkeypatch):
+    """20 clients with 60 or 61 training images: batches of 10 leave one over."""
+    module = FederatedModule(NormedDigits, partial(torch.optim.SGD, lr=0.1), cut=None)
+
+    def digits(**options):
+        return blobs(20, dataset=Digits(), partition=IID(), **{"batch_size": 10, **options})
+
+    sizes = loaded(digits()).population.sizes.tolist()
+    number, first = sizes.count(61), sizes.index(61)
+    assert 0 < number < 20
+    with pytest.raises(
+        ValueError, match=rf"leaves {number} of 20 clients .* client {first} with 61 .*data.drop_last=true"
+    ):
+        fit(module, digits(), fedavg(epochs=1), tmp_path)
+    assert not list(tmp_path.iterdir())
+    for cure in ({"drop_last": True}, {"batch_size": 9}):
+        watch = fit(module, digits(**cure), fedavg(epochs=1), tmp_path, rounds=2)
+        assert watch.metrics["test/own_split/global/acc"] > 0.1 and watch.rows[-1]["train/failed_clients"] == 0
+    monkeypatch.setattr("lcfl.session.check_batches", lambda *_: None)
+    with pytest.raises(ClientError, match="Expected more than 1 value per channel"):
+        fit(module, digits(), fedavg(epochs=1), tmp_path)
+
+
+def test_a_trial_does_not_fail_by_its_own_small_clients(tmp_path):
+    """8 random inputs a client leave 5 for training: one batch of 4 and one of a single sample."""
+    data = blobs(4, batch_size=4)
+    assert loaded(data.random_like()).population.sizes.tolist() == [5] * 4
+    module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), cut=None)
+    fit(module, data, fedavg(), tmp_path, fast_dev_run=True)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,18 @@ def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, 
     assert run.metrics.items() >= {"test/own_split/majority/acc": 0.5}.items()
 
 
+@pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])
+def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, local):
+    """Clients have 54 samples: 5 batches of 10 a pass, so steps cross the end of a pass in any round."""
+    words = ("--data.drop_last=true", "-c", f"method: {{local_update: {{init_args: {{{local}}}}}}}")
+    whole = fit(tmp_path / "whole", "fedavg", 1, 4, *words).path
+    fit(tmp_path / "parts", "fedavg", 1, 3, *words)
+    parts = fit(tmp_path / "parts", "fedavg", 1, 4, *words, "--ckpt_path=last").path
+    assert_same_run(whole, parts)
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, fit(tmp_path / "kept", "fedavg", 1, 4, *words[1:]).path)
+
+
 def started(args):
     """``lcfl <args>`` in a new process group; the leader's process number. Forked: an import would take seconds."""
     child = os.fork()
@@ -217,6 +229,8 @@ def test_another_configuration_is_refused_and_named(tmp_path):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--seed_everything=5")
     with pytest.raises(checkpoint.CheckpointError, match="partition"):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.seed=5")
+    with pytest.raises(checkpoint.CheckpointError, match="drop_last: the checkpoint has False, this run True"):
+        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
 
 
 def test_damaged_newest_checkpoint_is_passed_over(tmp_path, reference):

@@ -1,6 +1,7 @@
 """The data of a federation as a LightningDataModule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from lcfl.data.population import Population, split_share
 from lcfl.data.protocols import PROTOCOLS, Split
 from lcfl.files import write_json
 
-__all__ = ["FederatedDataModule"]
+__all__ = ["FederatedDataModule", "errors_of"]
 
 
 class FederatedDataModule(LightningDataModule):
@@ -33,6 +34,8 @@ class FederatedDataModule(LightningDataModule):
         partition: who gets which.
         num_clients: N.
         batch_size: images per training step of a client.
+        drop_last: leave out the last batch of a pass over a client's images where it is shorter than `batch_size`; a
+            client with fewer images keeps its one short batch.
         protocols: test sets to make; ``own_split`` holds out a part of each client's share, ``label_view`` takes the
             official test images of the client's labels. The first one is also ``test_dataloader``'s.
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
@@ -50,6 +53,7 @@ class FederatedDataModule(LightningDataModule):
         partition: Partition,
         num_clients: int = 100,
         batch_size: int = 32,
+        drop_last: bool = False,
         protocols: Sequence[Literal["own_split", "label_view"]] = ("own_split",),
         pool: Literal["train", "all"] = "train",
         test_fraction: float = 0.25,
@@ -58,7 +62,7 @@ class FederatedDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.dataset, self.partition = dataset, partition
-        self.num_clients, self.batch_size = num_clients, batch_size
+        self.num_clients, self.batch_size, self.drop_last = num_clients, batch_size, drop_last
         self.protocols = list(protocols)
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
@@ -84,14 +88,16 @@ class FederatedDataModule(LightningDataModule):
         """Reads the data, partitions and splits. The same for every stage, and done once."""
         if self._loaded is not None:
             return
-        examples = self.dataset.load()
+        with errors_of("data.dataset"):
+            examples = self.dataset.load()
         if "label_view" in self.protocols and examples.num_train == len(examples):
             raise ValueError(
                 f"the protocol label_view tests on official test images, {type(self.dataset).__name__} has none; "
                 "use data.protocols: [own_split]"
             )
         pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
-        shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
+        with errors_of("data.partition"):
+            shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
         split = self._split(shares.indices, examples)
         label_counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
         population = Population(
@@ -107,16 +113,17 @@ class FederatedDataModule(LightningDataModule):
             IID(),
             self.num_clients,
             self.batch_size,
-            self.protocols,
-            self.pool,
-            self.test_fraction,
-            self.val_fraction,
-            self.seed,
+            drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
+            protocols=self.protocols,
+            pool=self.pool,
+            test_fraction=self.test_fraction,
+            val_fraction=self.val_fraction,
+            seed=self.seed,
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
         """All clients' training images pooled and shuffled, for ``lightning.Trainer``: the centralised reference."""
-        return self._loader(self.population.train, shuffle=True)
+        return self._loader(self.population.train, is_train=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All clients' validation images pooled."""
@@ -188,9 +195,21 @@ class FederatedDataModule(LightningDataModule):
             raise RuntimeError("the data is not there yet; call prepare_data() and setup() first")
         return self._loaded
 
-    def _loader(self, lists: list[Indices], shuffle: bool = False) -> DataLoader[Any]:
+    def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
         pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)))
-        return DataLoader(pooled, batch_size=self.batch_size, shuffle=shuffle, collate_fn=_as_it_is)
+        drop_last = is_train and self.drop_last and len(pooled) >= self.batch_size
+        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=_as_it_is, drop_last=drop_last)
+
+
+@contextmanager
+def errors_of(option: str) -> Iterator[None]:
+    """Lets a ValueError that is raised inside begin with the option that it is about, once."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(f"{option}: "):
+            raise
+        raise ValueError(f"{option}: {error}") from error
 
 
 class _Pooled(Dataset[Any]):

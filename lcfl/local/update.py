@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.clients import ClientState
-from lcfl.local.order import batch_positions
+from lcfl.local.order import batch_positions, pass_length
 from lcfl.messages import Downlink
 from lcfl.networks.split import Layout
 
@@ -64,12 +64,19 @@ class LocalData:
         batch_size: B.
         seed: the run's seed.
         client: its number.
+        drop_last: whether a pass leaves out its last batch where that is shorter than B.
     """
 
     indices: Positions
     batch_size: int
     seed: int
     client: int
+    drop_last: bool = False
+
+    @property
+    def pass_length(self) -> int:
+        """How many samples one pass draws."""
+        return pass_length(len(self.indices), self.batch_size, self.drop_last)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class LocalUpdate(ABC):
 
     @abstractmethod
     def work(self, num_samples: int, batch_size: int) -> int:
-        """How many samples one run of a client with n_i `num_samples` computes: for balancing ranks."""
+        """How many samples one run of a client computes whose passes draw `num_samples` each: for balancing ranks."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,8 @@ class LocalTraining(LocalUpdate):
     Args:
         steps: mini-batches per participation, from an order that goes on at the next one (the reading
             of the papers' "5 local iterations"); give either this or `epochs`.
-        epochs: full passes over the client's samples per participation.
+        epochs: full passes over the client's samples per participation (each without its short last batch
+            under ``data.drop_last``).
         start: where a run starts that is not given a model.
 
     Raises:
@@ -155,19 +163,19 @@ class LocalTraining(LocalUpdate):
 
     def _batches(self, consumed: int, data: LocalData) -> tuple[int, list[Positions]]:
         """Samples consumed after the run, and the run's batches as positions."""
-        num_samples = len(data.indices)
+        length = data.pass_length
         if self.epochs is not None:
-            consumed = -(-consumed // num_samples) * num_samples  # passes begin whole
-            num_batches = self.epochs * -(-num_samples // data.batch_size)
+            consumed = -(-consumed // length) * length  # passes begin whole
+            num_batches = self.epochs * -(-length // data.batch_size)
         else:
             assert self.steps is not None
             num_batches = self.steps
-        endless = batch_positions(num_samples, data.batch_size, consumed, data.seed, data.client)
+        endless = batch_positions(len(data.indices), data.batch_size, consumed, data.seed, data.client, data.drop_last)
         batches = list(islice(endless, num_batches))
         return consumed + sum(map(len, batches)), batches
 
     def work(self, num_samples: int, batch_size: int) -> int:
-        """``epochs * n_i``, or ``steps * min(B, n_i)``."""
+        """``epochs * num_samples``, or ``steps * min(B, num_samples)``."""
         if self.epochs is not None:
             return self.epochs * num_samples
         assert self.steps is not None

@@ -13,6 +13,7 @@ import yaml
 from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike
+from tests.builders import loaded
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
 
@@ -57,7 +58,6 @@ def test_network_and_partition_fit_the_data(path):
 @pytest.mark.parametrize(("name", "groups"), [("synthetic", [5, 5, 5, 5]), ("digits", [10, 10])])
 def test_files_that_need_no_download_have_known_groups(name, groups):
     data, _ = built(next(path for path in FILES if path.stem == name))
-    data.prepare_data()
-    data.setup()
+    loaded(data)
     assert np.bincount(data.population.groups).tolist() == groups
     assert min(map(len, data.population.val)) >= 5 and data.population.sizes.min() >= 50

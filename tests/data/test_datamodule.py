@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import (
     IID,
@@ -24,6 +23,7 @@ from lcfl.data.partition import (
     write_partition,
 )
 from lcfl.data.protocols import PROTOCOLS
+from tests.builders import blobs, loaded
 
 BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
 PARTITIONS = st.one_of(
@@ -38,15 +38,11 @@ SUBSETS = [list(each) for size in range(1, len(PROTOCOLS) + 1) for each in combi
 
 
 def module(partition=None, **options):
-    options = {"dataset": BLOBS, "num_clients": 8, "seed": 0, **options}
-    return FederatedDataModule(partition=partition or Pathological(2), **options)
+    return blobs(**{"dataset": BLOBS, "num_clients": 8, "partition": partition or Pathological(2), **options})
 
 
 def ready(*args, **options):
-    result = module(*args, **options)
-    result.prepare_data()
-    result.setup()
-    return result
+    return loaded(module(*args, **options))
 
 
 def as_set(lists):
@@ -244,6 +240,16 @@ def test_loaders_pool_the_clients():
     assert torch.equal(single[3][0], data.examples.batch(single.indices[3:4], torch.device("cpu"))[0][0])
 
 
+def test_the_training_loader_leaves_out_a_short_last_batch():
+    number = len(np.concatenate(ready().population.train))
+    assert number % 32
+    data = ready(drop_last=True)
+    assert [len(targets) for _, targets in data.train_dataloader()] == [32] * (number // 32)
+    assert sum(len(targets) for _, targets in data.test_dataloader()) == len(as_set(data.population.test["own_split"]))
+    few = ready(drop_last=True, batch_size=number + 1)
+    assert [len(targets) for _, targets in few.train_dataloader()] == [number]
+
+
 class Linear(LightningModule):
     """Softmax regression, which separable blobs let converge in a few epochs."""
 
@@ -294,10 +300,7 @@ def test_own_data_needs_no_official_test_images():
 @pytest.mark.parametrize("num_clients", [2, 9])
 def test_random_like_keeps_clients_and_fractions_also_with_more_classes_than_samples(num_clients):
     dataset = Synthetic(num_classes=30, num_features=3, samples_per_class=4, test_per_class=1)
-    real = FederatedDataModule(dataset, IID(), num_clients, protocols=["own_split"], test_fraction=0.5, val_fraction=0)
-    trial = real.random_like()
-    trial.prepare_data()
-    trial.setup()
+    trial = loaded(blobs(num_clients, dataset=dataset, test_fraction=0.5, val_fraction=0).random_like())
     assert trial.population.num_clients == num_clients
     assert [len(each) for each in trial.population.val] == [0] * num_clients
     assert trial.examples.num_classes == 30

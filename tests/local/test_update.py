@@ -31,8 +31,8 @@ class Recorder:
         return Descent(start + 0.5, 0.25, {"aux": 2.0})
 
 
-def data(num_samples=10, batch_size=4):
-    return LocalData(np.arange(100, 100 + num_samples), batch_size, seed=0, client=5)
+def data(num_samples=10, batch_size=4, drop_last=False):
+    return LocalData(np.arange(100, 100 + num_samples), batch_size, seed=0, client=5, drop_last=drop_last)
 
 
 def run(update, consumed=0, downlink=NOTHING, local=None):
@@ -106,6 +106,42 @@ def test_a_step_of_a_small_client_is_all_it_has():
     recorder, trained = run(LocalTraining(steps=3), local=data(num_samples=2, batch_size=32))
     assert [sorted(batch) for batch in recorder.batches] == [[100, 101]] * 3
     assert trained.consumed == 6
+
+
+def test_an_epoch_without_its_last_batch_is_floor_n_over_b_batches():
+    local = data(drop_last=True)
+    recorder, trained = run(LocalTraining(epochs=2), local=local)
+    assert [len(batch) for batch in recorder.batches] == [4, 4, 4, 4]
+    assert trained.consumed == 16
+    again, onwards = run(LocalTraining(epochs=1), trained.consumed, local=local)
+    whole, _ = run(LocalTraining(epochs=3), local=local)
+    assert recorder.batches + again.batches == whole.batches
+    assert onwards.consumed == 24
+
+
+@pytest.mark.parametrize("first", range(1, 5))
+def test_steps_without_last_batches_go_on_where_they_ended(first):
+    local = data(drop_last=True)
+    one, trained = run(LocalTraining(steps=first), local=local)
+    two, again = run(LocalTraining(steps=5), trained.consumed, local=local)
+    whole, once = run(LocalTraining(steps=first + 5), local=local)
+    assert one.batches + two.batches == whole.batches
+    assert again.consumed == once.consumed == 4 * (first + 5)
+
+
+def test_a_small_client_keeps_its_one_short_batch():
+    recorder, trained = run(LocalTraining(epochs=2), local=data(num_samples=3, drop_last=True))
+    assert [sorted(batch) for batch in recorder.batches] == [[100, 101, 102]] * 2
+    assert trained.consumed == 6
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(10, 4), (9, 4), (8, 4), (3, 4), (5, 1)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("update", [LocalTraining(epochs=2), LocalTraining(steps=2)])
+def test_work_is_what_a_run_of_whole_batches_draws(num_samples, batch_size, drop_last, update):
+    local = data(num_samples, batch_size, drop_last)
+    recorder, _ = run(update, local=local)
+    assert update.work(local.pass_length, batch_size) == sum(map(len, recorder.batches))
 
 
 def test_work_counts_samples():
