@@ -128,14 +128,14 @@ class ClusterMean(Aggregation):
         centres = state.centres.clone()
         for cluster in range(state.num_clusters):
             members = state.members(cluster)
-            models = [_stored(state, client) for client in members] if self.over == "stored" else []
+            models = [state.model_of(client) for client in members] if self.over == "stored" else []
             if self.over == "participants":
                 models = [sent[client] for client in members if client in sent]
             if models:
                 centres[cluster] = mean_model(models, [1] * len(models), layout)
         state.centres = centres
         if self.embedding_over == "stored":
-            everybody = [_stored(state, client) for client in torch.nonzero(state.participated).flatten().tolist()]
+            everybody = [state.model_of(client) for client in torch.nonzero(state.participated).flatten().tolist()]
         else:
             everybody = list(sent.values())
         state.global_model = mean_model(everybody, [1] * len(everybody), layout)
@@ -144,10 +144,3 @@ class ClusterMean(Aggregation):
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"method.aggregation: got {name}={value!r}; allowed are {' and '.join(allowed)}.")
-
-
-def _stored(state: FederationState, client: int) -> Tensor:
-    """The model that the server last received from a client, which is the client's own."""
-    model = state.clients[client].model
-    assert model is not None, "means over stored models need an exchange that keeps them"
-    return model

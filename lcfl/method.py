@@ -46,6 +46,11 @@ class Method:
                 f"{_name(exchange)} keeps none. Set over and embedding_over to participants, or use CentreAndEmbedding."
             )
         for clustering in self.clustering:
+            if clustering.uses_stored and not exchange.keeps_model:
+                raise ValueError(
+                    f"method: {_name(clustering)} looks at stored models, and {_name(exchange)} keeps none. Use "
+                    "CentreAndEmbedding."
+                )
             if clustering.needs_centres and not aggregation.keeps_centres:
                 raise ValueError(
                     f"method: {_name(clustering)} needs a centre for every cluster, and {_name(aggregation)} makes one "

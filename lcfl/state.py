@@ -73,6 +73,12 @@ class FederationState:
         """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster."""
         return self.centres[int(self.assignment[client])]
 
+    def model_of(self, client: int) -> Tensor:
+        """w_i as the server last received it; only where clients keep models that they upload whole."""
+        model = self.clients[client].model
+        assert model is not None, "stored models need an exchange whose clients keep them"
+        return model
+
     def members(self, cluster: int) -> list[int]:
         """The clients of a cluster that have taken part, ascending: those whose models count."""
         return torch.nonzero((self.assignment == cluster) & self.participated).flatten().tolist()

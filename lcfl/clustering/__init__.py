@@ -2,5 +2,7 @@
 
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.clustering.lowrank import LowRankCosine
+from lcfl.clustering.refreshed import RefreshedLowRankCosine
+from lcfl.clustering.tuning import ClusterNumberTuning
 
-__all__ = ["Clustering", "LowRankCosine", "Opening"]
+__all__ = ["ClusterNumberTuning", "Clustering", "LowRankCosine", "Opening", "RefreshedLowRankCosine"]

@@ -48,11 +48,13 @@ class Clustering(Callback):
     Class attributes:
         reads: the names in an uplink that it looks at.
         needs_centres: whether it compares with one centre per cluster.
+        uses_stored: whether it looks at the stored models of clients that did not take part in the round.
     """
 
     shapes_result = True
     reads: ClassVar[tuple[str, ...]] = ("model",)
     needs_centres: ClassVar[bool] = True
+    uses_stored: ClassVar[bool] = False
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with so many clients."""

@@ -10,21 +10,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from threadpoolctl import threadpool_limits
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from lcfl import rng
 from lcfl.aggregation import mean_model
 from lcfl.clients import ClientState
 from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.first import balanced, spherical_kmeans
 from lcfl.local.update import LocalTraining
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, cosine, principal_components, project
 from lcfl.state import FederationState
 
-__all__ = ["LowRankCosine"]
+__all__ = ["LowRankCosine", "fitted"]
 
 FLOAT_BYTES = 4
 
@@ -105,15 +102,15 @@ class LowRankCosine(Clustering):
         clients = [upload.client for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]
         model_nP = torch.stack(models)[:, : server.layout.num_parameters]
-        state.projection = self._fit(model_nP)
+        state.projection = fitted(model_nP, self.dimension, "LowRankCosine")
         self._offset = model_nP.mean(dim=0) if self.center else None
         code_nD = project(model_nP, state.projection, self._offset)
         state.codes = torch.zeros(state.num_clients, code_nD.shape[1])
         state.codes[clients] = code_nD
 
-        state.assignment = _balanced(state.num_clients, self.num_clusters, server.seed)
+        state.assignment = balanced(state.num_clients, self.num_clusters, server.seed)
         if self.init == "kmeans":
-            state.assignment[clients] = _kmeans(code_nD, self.num_clusters, server.seed)
+            state.assignment[clients] = spherical_kmeans(code_nD, self.num_clusters, server.seed)
         centres = state.initial.repeat(self.num_clusters, 1)
         for cluster in range(self.num_clusters):
             members = [
@@ -151,28 +148,14 @@ class LowRankCosine(Clustering):
         """Puts back the mean that `center` subtracts."""
         self._offset = state["offset"]
 
-    def _fit(self, model_nP: Tensor) -> Tensor:
-        basis_PD = principal_components(model_nP, self.dimension)
-        if basis_PD.shape[1] < self.dimension:
-            warnings.warn(
-                f"LowRankCosine: dimension={self.dimension}, but {len(model_nP)} models span only {basis_PD.shape[1]} "
-                f"components; going on with {basis_PD.shape[1]}. More offline_clients would give more.",
-                stacklevel=2,
-            )
-        return basis_PD
 
-
-def _balanced(num_clients: int, num_clusters: int, seed: int) -> Tensor:
-    """A random assignment ``[N]`` with clusters of equal size, up to one."""
-    order = rng.generator(seed, "first assignment").permutation(num_clients)
-    return torch.as_tensor(order % num_clusters)
-
-
-def _kmeans(code_ND: Tensor, num_clusters: int, seed: int) -> Tensor:
-    """Clusters ``[N]`` of codes by direction: k-means (k-means++ seeding) on the unit sphere."""
-    direction_ND = normalize(code_ND.double(), dim=1).numpy()
-    num_distinct = len(np.unique(direction_ND, axis=0))
-    state = np.random.RandomState(rng.stream_seed(seed, "kmeans") % 2**32)
-    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on codes this small
-        kmeans = KMeans(min(num_clusters, num_distinct), n_init=10, random_state=state).fit(direction_ND)
-    return torch.as_tensor(kmeans.labels_, dtype=torch.int64)
+def fitted(model_nP: Tensor, dimension: int, owner: str) -> Tensor:
+    """M ``[P, D]``: `principal_components`, with a warning in the name of `owner` where the models span fewer."""
+    basis_PD = principal_components(model_nP, dimension)
+    if basis_PD.shape[1] < dimension:
+        warnings.warn(
+            f"{owner}: dimension={dimension}, but {len(model_nP)} models span only {basis_PD.shape[1]} components; "
+            f"going on with {basis_PD.shape[1]}. More models would give more.",
+            stacklevel=3,
+        )
+    return basis_PD

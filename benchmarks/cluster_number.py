@@ -1,0 +1,81 @@
+"""What FedAC's two criteria make of a wrong number of clusters: 40 synthetic clients in four groups.
+
+    python benchmarks/cluster_number.py
+
+Prints, for each criterion and first K, the number of clusters, the adjusted Rand index and the mean
+granularity G after some rounds.
+"""
+
+import tempfile
+import warnings
+from functools import partial
+
+import torch
+
+from lcfl import Callback, FederatedModule, Federation, Method
+from lcfl.aggregation import ClusterMean
+from lcfl.clustering import ClusterNumberTuning, RefreshedLowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Synthetic
+from lcfl.data.partition import Pathological
+from lcfl.exchange import CentreAndEmbedding
+from lcfl.local import LocalTraining
+from lcfl.networks import MLP
+
+SHOWN = [6, 9, 11, 13, 16, 21, 31, 60]
+
+
+class Rows(Callback):
+    """Keeps every round's metrics."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_round_logged(self, row: dict[str, float]) -> None:
+        """Remembers the row."""
+        self.rows.append(row)
+
+
+def train(criterion: str, num_clusters: int) -> list[dict[str, float]]:
+    """The rows of a federation with so many clusters at its start."""
+    data = FederatedDataModule(Synthetic(samples_per_class=400, test_per_class=0, separation=1.0), Pathological(2), 40)
+    module = FederatedModule(
+        partial(MLP, 16, [16], 8), partial(torch.optim.SGD, lr=0.1), cluster_weight=0.1, global_weight=0.1
+    )
+    clustering = [
+        RefreshedLowRankCosine(num_clusters, dimension=20, refresh_every=20),
+        ClusterNumberTuning("ratio" if criterion == "ratio" else "silhouette"),
+    ]
+    mean = ClusterMean("stored", "participants")
+    method = Method(LocalTraining(steps=5), CentreAndEmbedding(), mean, clustering)
+    watch = Rows()
+    with tempfile.TemporaryDirectory() as folder:
+        Federation(
+            max(SHOWN),
+            clients_per_round=10,
+            evaluate_every=0,
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            default_root_dir=folder,
+            callbacks=[watch],
+        ).fit(module, data, method)
+    return watch.rows
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of components that few models do not span
+    print("clusters, adjusted Rand index, G after round " + ", ".join(map(str, SHOWN)))
+    for criterion in ("silhouette", "ratio"):
+        for num_clusters in (1, 2, 8, 12):
+            rows = train(criterion, num_clusters)
+            cells = [
+                f"{row['cluster/count']:.0f} {row['cluster/ari']:.2f} {row.get('cluster/granularity', float('nan')):.3f}"
+                for row in (rows[number - 1] for number in SHOWN)
+            ]
+            print(f"{criterion:<10} from {num_clusters:>2}: " + " | ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""First assignments: balanced at random, or by the directions of low-rank models.
+
+Legend: N clients, n of them with a model, K clusters, D components.
+"""
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl import rng
+
+__all__ = ["balanced", "spherical_kmeans"]
+
+
+def balanced(num_clients: int, num_clusters: int, seed: int) -> Tensor:
+    """A random assignment ``[N]`` with clusters of equal size, up to one."""
+    order = rng.generator(seed, "first assignment").permutation(num_clients)
+    return torch.as_tensor(order % num_clusters)
+
+
+def spherical_kmeans(code_nD: Tensor, num_clusters: int, seed: int, *stream: int) -> Tensor:
+    """Clusters ``[n]`` of codes by direction: k-means (k-means++ seeding) on the unit sphere.
+
+    Args:
+        code_nD: low-rank models ``[n, D]``.
+        num_clusters: K; fewer where there are fewer distinct directions.
+        seed: of the run.
+        stream: numbers that address the draws further, e.g. the round.
+    """
+    direction_nD = normalize(code_nD.double(), dim=1).numpy()
+    num_distinct = len(np.unique(direction_nD, axis=0))
+    state = np.random.RandomState(rng.stream_seed(seed, "kmeans", *stream) % 2**32)
+    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on codes this small
+        kmeans = KMeans(min(num_clusters, num_distinct), n_init=10, random_state=state).fit(direction_nD)
+    return torch.as_tensor(kmeans.labels_, dtype=torch.int64)

@@ -1,0 +1,153 @@
+"""FedAC's online clustering: a projection that is fitted anew every so many rounds (FedAC Algorithms 1 and 2).
+
+Legend: N clients, n of them with a model, K clusters, P parameters, D components.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lcfl.clustering.base import Clustering, ServerView
+from lcfl.clustering.first import balanced, spherical_kmeans
+from lcfl.clustering.lowrank import FLOAT_BYTES, fitted
+from lcfl.messages import Uplink
+from lcfl.similarity import assign, cosine, project
+from lcfl.state import FederationState
+
+__all__ = ["RefreshedLowRankCosine"]
+
+SIMILARITIES = ("low_rank_cosine", "cosine", "low_rank_l2", "l2")
+CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
+
+
+@dataclass
+class RefreshedLowRankCosine(Clustering):
+    """``R_i = arg max_k cos(M w_i, M Omega_k)`` with M refreshed from the stored models (FedAC Algorithm 1, 10-11).
+
+    Training starts with a random balanced assignment: with the equal centres of a literal start all
+    cosines tie and everybody lands in one cluster. Once max(2 K, N / 2) clients have taken part, M is
+    fitted to their models and k-means on the directions of their codes gives R (reading A26); from then
+    on every round ends with the E-step, against the centres of before the round's aggregation.
+
+    The server projects: it holds w_i. The paper's clients store M and send M w_i themselves; what that
+    would add to the traffic, M for everybody at each refresh included, is logged as
+    ``comm/client_projection_bytes``.
+
+    Args:
+        num_clusters: K at the start.
+        dimension: D; fewer with a warning where the models span less.
+        refresh_every: rounds from one fit of M to the next.
+        center: subtract the mean of the fitted models before projecting (reading A4).
+        fit_over: the models that M is fitted to at a refresh: ``stored``, the last received of all clients, or
+            ``participants``, this round's (Algorithm 2, UpdateMap; the first fit is always over the stored ones).
+        similarity: what the E-step compares; the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
+            whole models.
+    """
+
+    num_clusters: int = 10
+    dimension: int = 50
+    refresh_every: int = 100
+    center: bool = False
+    fit_over: Literal["stored", "participants"] = "stored"
+    similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
+
+    uses_stored: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_clusters", "dimension", "refresh_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"RefreshedLowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
+        for name, allowed in (("fit_over", ("stored", "participants")), ("similarity", SIMILARITIES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"RefreshedLowRankCosine: got {name}={getattr(self, name)!r}; allowed are {', '.join(allowed)}."
+                )
+        self._offset: Tensor | None = None
+        self._fitted: int | None = None
+
+    def check(self, num_clients: int) -> None:
+        """2 K is at most N: no sooner could the first assignment be made."""
+        if num_clients < max(2, 2 * self.num_clusters):
+            raise ValueError(
+                f"method.clustering: RefreshedLowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
+                f"{num_clients}; at most one cluster per two clients: lower num_clusters or raise data.num_clients."
+            )
+
+    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+        """A random balanced R and equal centres, unless a checkpoint says otherwise."""
+        if state.callbacks or state.round > 0:
+            return
+        self._offset, self._fitted = None, None
+        state.assignment = balanced(state.num_clients, self.num_clusters, server.seed)
+        state.centres = state.initial.repeat(self.num_clusters, 1)
+
+    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """M if it is due, codes, then the E-step."""
+        known = torch.nonzero(state.participated).flatten()
+        if self._fitted is None:
+            if len(known) >= max(2 * self.num_clusters, state.num_clients / 2):
+                self._refresh(server, state, known)
+                assert state.codes is not None
+                state.assignment = state.assignment.clone()
+                state.assignment[known] = spherical_kmeans(state.codes[known], self.num_clusters, server.seed)
+            return
+        if state.round - self._fitted >= self.refresh_every:
+            over = known
+            if self.fit_over == "participants" and len(uploads) > 1:
+                over = torch.tensor([upload.client for upload in uploads])
+            self._refresh(server, state, over)
+        else:
+            assert state.codes is not None
+            state.codes = state.codes.clone()
+            for upload in uploads:
+                state.codes[upload.client] = self._code(upload.payload["model"], server, state)
+            server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * state.codes.shape[1])
+        assignment = state.assignment.clone()
+        assignment[known] = assign(self._similarities(server, state, known), assignment[known])
+        state.assignment = assignment
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mean that `center` subtracts, and the round in which M was fitted."""
+        return {"offset": self._offset, "fitted": self._fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the mean that `center` subtracts, and the round in which M was fitted."""
+        self._offset, self._fitted = state["offset"], state["fitted"]
+
+    def _refresh(self, server: ServerView, state: FederationState, over: Tensor) -> None:
+        """M from the models of the clients `over`, and the codes of all that have taken part."""
+        num_parameters = server.layout.num_parameters
+        model_nP = torch.stack([state.model_of(client)[:num_parameters] for client in over.tolist()])
+        state.projection = fitted(model_nP, self.dimension, type(self).__name__)
+        self._offset = model_nP.mean(dim=0) if self.center else None
+        self._fitted = state.round
+        codes = torch.zeros(state.num_clients, state.projection.shape[1])
+        for client in torch.nonzero(state.participated).flatten().tolist():
+            codes[client] = self._code(state.model_of(client), server, state)
+        state.codes = codes
+        everybody_stores_it = state.num_clients * state.projection.numel()
+        server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + codes.numel()))
+
+    def _code(self, model: Tensor, server: ServerView, state: FederationState) -> Tensor:
+        assert state.projection is not None
+        return project(model[: server.layout.num_parameters], state.projection, self._offset)
+
+    def _similarities(self, server: ServerView, state: FederationState, known: Tensor) -> Tensor:
+        """Of the clients `known` to the centres, ``[n, K]``; larger is more alike."""
+        centre_KP = state.centres[:, : server.layout.num_parameters]
+        if self.similarity.startswith("low_rank"):
+            assert state.codes is not None and state.projection is not None
+            centre_KD = project(centre_KP, state.projection, self._offset)
+            return _alike(self.similarity, state.codes[known], centre_KD)
+        rows = []
+        for part in known.split(CLIENTS_AT_A_TIME):
+            model_nP = torch.stack([state.model_of(client)[: centre_KP.shape[1]] for client in part.tolist()])
+            rows.append(_alike(self.similarity, model_nP, centre_KP))
+        return torch.cat(rows)
+
+
+def _alike(similarity: str, row_nD: Tensor, centre_KD: Tensor) -> Tensor:
+    return cosine(row_nD, centre_KD) if similarity.endswith("cosine") else -torch.cdist(row_nD, centre_KD)

@@ -1,0 +1,161 @@
+"""FedAC's clustering: the random start, the first fit, refreshes, and the four similarities."""
+
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl.aggregation import ClusterMean
+from lcfl.clustering import RefreshedLowRankCosine
+from lcfl.exchange import CentreAndEmbedding
+from lcfl.local import LocalTraining
+from lcfl.method import Method
+from lcfl.networks import Layout
+from lcfl.similarity import principal_components, project
+from tests.builders import Normed, blobs, blobs_module, fit, linear, server_of, state_of, upload
+
+LAYOUT = Layout.of(linear())
+SIZE = LAYOUT.size
+
+
+def grouped(num_clients=12, num_groups=4, seed=0):
+    """Models near one axis per group, group i % num_groups."""
+    draw = torch.Generator().manual_seed(seed)
+    models = 0.02 * torch.randn(num_clients, SIZE, generator=draw)
+    for client in range(num_clients):
+        models[client, client % num_groups] += 1 + client / 4
+    return models, [client % num_groups for client in range(num_clients)]
+
+
+def begun(clustering, num_clients=12):
+    """A state before round 0, as the clustering sets it up."""
+    state = state_of([], [0] * num_clients, [[0.0] * SIZE], [False] * num_clients)
+    state.round = 0
+    clustering.on_fit_start(server_of(LAYOUT), state)
+    return state
+
+
+def take_part(clustering, state, models, clients, server=None):
+    """One round's clients: their models are stored, the clustering runs, the round is over."""
+    for client in clients:
+        state.clients[client] = type(state.clients[client])(models[client])
+        state.participated[client] = True
+    clustering.on_round_end(server or server_of(LAYOUT), state, [upload(i, models[i]) for i in clients])
+    state.round += 1
+
+
+def test_the_start_is_random_balanced_and_equal():
+    state = begun(RefreshedLowRankCosine(4))
+    assert state.assignment.bincount().tolist() == [3, 3, 3, 3]
+    assert torch.equal(state.centres, torch.zeros(4, SIZE))
+
+
+def test_the_first_fit_waits_for_half_of_the_clients_and_two_per_cluster():
+    models, groups = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4)
+    state = begun(clustering)
+    before = state.assignment.clone()
+    take_part(clustering, state, models, range(4))
+    assert state.projection is None and torch.equal(state.assignment, before)
+    take_part(clustering, state, models, range(2, 8))
+    assert torch.equal(state.projection, principal_components(models[:8], 4))
+    torch.testing.assert_close(state.codes[:8], project(models[:8], state.projection))
+    assert not state.codes[8:].any()
+    assert adjusted_rand_score(groups[:8], state.assignment[:8].numpy()) == 1
+    assert torch.equal(state.assignment[8:], before[8:])
+
+
+def test_the_e_step_compares_with_the_centres_of_before():
+    models, groups = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4)
+    state = begun(clustering)
+    take_part(clustering, state, models, range(12))
+    order = [2, 0, 3, 1]
+    state.centres = torch.stack([models[group] for group in order])
+    take_part(clustering, state, models, [0, 5])
+    assert state.assignment.tolist() == [order.index(group) for group in groups]
+
+
+@pytest.mark.parametrize("fit_over", ["stored", "participants"])
+def test_a_refresh_comes_every_so_many_rounds_and_renews_all_codes(fit_over):
+    models, _ = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=3, refresh_every=2, fit_over=fit_over)
+    state = begun(clustering)
+    take_part(clustering, state, models, range(12))
+    first = state.projection
+    state.centres = models[:4].clone()
+    moved = models + 0.3 * torch.randn(12, SIZE, generator=torch.Generator().manual_seed(1))
+    take_part(clustering, state, moved, [0, 1, 2, 3])
+    assert torch.equal(state.projection, first)
+    torch.testing.assert_close(state.codes[0], project(moved[0], first))
+    take_part(clustering, state, moved, [4, 5, 6, 7])
+    stored = torch.cat([moved[:8], models[8:]])
+    expected = principal_components(stored if fit_over == "stored" else moved[4:8], 3)
+    assert torch.equal(state.projection, expected)
+    torch.testing.assert_close(state.codes, project(stored, expected))
+
+
+@pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2", "l2"])
+def test_what_the_e_step_compares(similarity):
+    models, _ = grouped(num_clients=4, num_groups=2)
+    clustering = RefreshedLowRankCosine(2, dimension=2, similarity=similarity)
+    state = begun(clustering, 4)
+    take_part(clustering, state, models, range(4))
+    far_along, close_by = torch.zeros(SIZE), torch.zeros(SIZE)
+    far_along[0], close_by[0], close_by[1] = 50.0, 1.0, 0.7  # by angle client 0 is with the first, by distance not
+    state.centres = torch.stack([far_along, close_by])
+    take_part(clustering, state, models, [0])
+    assert int(state.assignment[0]) == (0 if similarity.endswith("cosine") else 1)
+
+
+def test_a_fit_may_subtract_the_mean():
+    models, _ = grouped()
+    clustering = RefreshedLowRankCosine(2, dimension=2, center=True)
+    state = begun(clustering)
+    take_part(clustering, state, models, range(12))
+    torch.testing.assert_close(state.codes, project(models, state.projection, models.mean(dim=0)))
+    other = RefreshedLowRankCosine(2, dimension=2, center=True)
+    other.load_state_dict(clustering.state_dict())
+    assert torch.equal(other.state_dict()["offset"], models.mean(dim=0)) and other.state_dict()["fitted"] == 0
+
+
+def test_buffers_are_not_compared():
+    layout = Layout.of(Normed())
+    clustering = RefreshedLowRankCosine(1, dimension=2)
+    state = state_of([], [0] * 4, [[0.0] * layout.size], [False] * 4)
+    state.round = 0
+    server = server_of(layout)
+    clustering.on_fit_start(server, state)
+    models = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(0))
+    take_part(clustering, state, models, range(4), server)
+    assert state.projection.shape == (layout.num_parameters, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
+        ({"dimension": 0}, "dimension=0"),
+        ({"refresh_every": 0}, "refresh_every=0"),
+        ({"fit_over": "all"}, "fit_over='all'; allowed are stored, participants"),
+        ({"similarity": "l1"}, "similarity='l1'; allowed are low_rank_cosine, cosine, low_rank_l2, l2"),
+    ],
+)
+def test_settings_that_cannot_be(options, text):
+    with pytest.raises(ValueError, match=text):
+        RefreshedLowRankCosine(**options)
+
+
+def test_two_clients_per_cluster():
+    with pytest.raises(ValueError, match=r"num_clusters=4 for data.num_clients=7; at most one cluster per two clients"):
+        RefreshedLowRankCosine(4).check(7)
+    RefreshedLowRankCosine(4).check(8)
+
+
+@pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2"])
+def test_the_groups_of_a_federation_are_found(tmp_path, similarity):
+    clustering = RefreshedLowRankCosine(4, dimension=8, refresh_every=4, similarity=similarity)
+    mean = ClusterMean("stored", "participants")
+    method = Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, [clustering])
+    module = blobs_module(cluster_weight=0.1, global_weight=0.1)
+    watch = fit(module, blobs(12), method, tmp_path, rounds=10, clients_per_round=6)
+    assert [row["cluster/ari"] for row in watch.rows[-3:]] == [1.0] * 3
