@@ -70,10 +70,10 @@ def main() -> None:
     for criterion in ("silhouette", "ratio"):
         for num_clusters in (1, 2, 8, 12):
             rows = train(criterion, num_clusters)
-            cells = [
-                f"{row['cluster/count']:.0f} {row['cluster/ari']:.2f} {row.get('cluster/granularity', float('nan')):.3f}"
-                for row in (rows[number - 1] for number in SHOWN)
-            ]
+            cells = []
+            for row in (rows[number - 1] for number in SHOWN):
+                ratio = row.get("cluster/granularity", float("nan"))  # not defined for one cluster
+                cells.append(f"{row['cluster/count']:.0f} {row['cluster/ari']:.2f} {ratio:.3f}")
             print(f"{criterion:<10} from {num_clusters:>2}: " + " | ".join(cells), flush=True)
 
 
