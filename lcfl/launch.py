@@ -197,7 +197,7 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Guarded:
-    """`function` on one rank: one thread, dies with its parent, reports its exception before it raises it."""
+    """`function` on one rank: one thread, dies with its parent, reports its exception before it ends."""
 
     def __init__(self, function: Callable[..., Any], flag: StopFlag, errors: Any, parent: int) -> None:
         self.function, self.flag, self.errors, self.parent = function, flag, errors, parent
