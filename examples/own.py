@@ -3,21 +3,15 @@
 import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 
-class Tumours(Dataset):
-    """569 breast tumours: 30 measurements each, benign or malignant."""
+class Tumours(TensorDataset):
+    """569 breast tumours, 30 measurements each, benign or malignant; any map-style Dataset will do."""
 
     def __init__(self):
-        inputs, self.labels = load_breast_cancer(return_X_y=True)
-        self.inputs = torch.tensor((inputs - inputs.mean(0)) / inputs.std(0), dtype=torch.float32)
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.inputs[index], int(self.labels[index])
+        inputs, labels = load_breast_cancer(return_X_y=True)
+        super().__init__(torch.tensor((inputs - inputs.mean(0)) / inputs.std(0)).float(), torch.tensor(labels))
 
 
 class Net(nn.Module):
@@ -29,5 +23,4 @@ class Net(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, inputs):
-        """Class scores."""
         return self.head(self.body(inputs))

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 __all__ = ["STRATEGIES", "Placement", "StopFlag", "launch", "one_thread", "place", "usable_cores"]
 
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen of these before its writer must wait for a reader
 LOST = -1  # a rank has failed: whoever waits for it need not finish the round
 
@@ -100,7 +102,7 @@ def _started_ranks() -> tuple[int, int] | None:
 class StopFlag:
     """The first SIGINT or SIGTERM asks for a stop after the round; a second one ends everything at once.
 
-    Made before the ranks are forked: they share its number. A forked rank leaves signals to the parent.
+    Made before the ranks are forked: they share its number. Forked and spawned ranks leave signals to the parent.
     """
 
     def __init__(self) -> None:
@@ -131,18 +133,25 @@ class StopFlag:
             self._asked = True
             self._shared.fill_(number)
 
-    @contextmanager
-    def installed(self) -> Iterator["StopFlag"]:
-        """Handles the two signals inside; outside the main thread Python allows no handlers, and none is set."""
-        try:
-            before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:
-            yield self
-            return
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
+    def install(self) -> None:
+        """Handles the two signals from now on, in the process that made this flag.
+
+        Outside the main thread Python allows no handlers, and none is set.
+        """
+        if os.getpid() == self._owner and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Puts the handlers of SIGINT and SIGTERM back when the block ends."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
 
@@ -164,12 +173,18 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     raised here, not the ones that follow from it.
     """
     flag = StopFlag()
-    # A queue can be handed to processes of its own kind only; ranks that are not started here need none.
-    start_method = getattr(fabric.strategy.launcher, "_start_method", "spawn")
-    errors = multiprocessing.get_context(start_method).SimpleQueue()
+    launcher = fabric.strategy.launcher
+    start_method = getattr(launcher, "_start_method", None)
+    # A queue can be handed to processes of its own kind only. Where none are started here there is none to hand it to,
+    # and its semaphores would outlive a rank that is killed.
+    errors = None if start_method is None else multiprocessing.get_context(start_method).SimpleQueue()
     guarded = _Guarded(function, flag, errors, os.getpid())
     environ = dict(os.environ)
-    with flag.installed(), one_thread():
+    with handlers_kept(), one_thread():
+        # Until ranks that were started elsewhere have met (`Ranks`), one may wait for another that has failed, deep
+        # in a call that no handler of Python's interrupts: the signal that is then sent must end it.
+        if launcher is None or start_method is not None:
+            flag.install()
         try:
             return fabric.launch(guarded, *args)
         except (ProcessRaisedException, ProcessExitedException) as error:
@@ -182,7 +197,7 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Guarded:
-    """`function` on one rank: one thread, dies with its parent, reports its exception before it raises it."""
+    """`function` on one rank: one thread, dies with its parent, reports its exception before it ends."""
 
     def __init__(self, function: Callable[..., Any], flag: StopFlag, errors: Any, parent: int) -> None:
         self.function, self.flag, self.errors, self.parent = function, flag, errors, parent
@@ -191,18 +206,17 @@ class _Guarded:
         is_child = os.getpid() != self.parent and multiprocessing.parent_process() is not None
         if is_child:
             _die_with(self.parent)
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # a terminal's Ctrl-C reaches everybody; the parent's flag is enough
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent's flag is enough
         torch.set_num_threads(1)
         try:
             return self.function(fabric, self.flag, *args)
         except BaseException as error:
-            if is_child:
-                if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
-                    self.errors.put((fabric.global_rank, _portable(error)))
-                self.flag.mark_lost()
-            raise
+            if not is_child:
+                raise
+            if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
+                self.errors.put((fabric.global_rank, _portable(error)))
+            self.flag.mark_lost()
+            sys.exit(1)  # of an exception torch would leave a file behind
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -29,7 +29,7 @@ class Ranks:
     Args:
         fabric: launched.
         run: carries out one task on this rank.
-        flag: this process's stop flag; the ranks' flags come together in `stop_signal`.
+        flag: this process's stop flag, installed here; the ranks' flags come together in `stop_signal`.
 
     Attributes:
         result: what the other ranks' `serve` returns; to be set by the server before it leaves.
@@ -49,6 +49,7 @@ class Ranks:
             near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
             peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
             self._links = [MemoryLink(peer, group) if near[peer] else NetworkLink(peer, group) for peer in peers]
+        flag.install()  # all ranks are there: from now on a signal is a wish to stop after the round
 
     def map(self, tasks: Sequence[Any], work: Sequence[float]) -> list[Any]:
         """Carries out the tasks on all ranks and returns the results in the tasks' order.

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lcfl import cli
+from lcfl.cli import FederatedCLI
 from lcfl.result import Run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -25,6 +26,34 @@ SMALL = (
     "--trainer.enable_progress_bar=false",
 )
 
+CLUSTERS = ("--method.clustering.init_args.num_clusters=4", "--method.clustering.init_args.dimension=10")
+FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, *CLUSTERS)
+
+PARTS = """
+import os, signal
+import torch
+from torch import nn
+from lcfl import Callback
+from lcfl.clustering import Clustering
+
+class Parity(Clustering):
+    def on_round_end(self, state):
+        state.assignment = torch.arange(state.num_clients) % 2
+        state.centres = state.initial.repeat(2, 1) if len(state.centres) != 2 else state.centres
+
+class Net(nn.Module):
+    def __init__(self, width: int = 5):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, width), nn.Linear(width, 8)
+    def forward(self, inputs):
+        return self.head(self.body(inputs).relu())
+
+class Stop(Callback):
+    def on_round_start(self, state):
+        if state.round == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -37,6 +66,30 @@ def here(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A module of one's own in the working directory."""
+    (tmp_path / "own_parts.py").write_text(PARTS)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """``built(*args)``: what ``lcfl fit`` would train, by name: trainer, model, datamodule, method, ckpt_path."""
+    found = {}
+
+    def fit(self, **arguments):
+        found.update(arguments, trainer=self.trainer)
+        self.result = {}
+
+    monkeypatch.setattr(FederatedCLI, "fit", fit)
+
+    def build(*args):
+        lcfl("fit", *SYNTHETIC, *LCFED, *args)
+        return dict(found)
+
+    return build
 
 
 def lcfl(*args: object) -> Run | dict[str, float]:

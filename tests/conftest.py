@@ -8,7 +8,10 @@ import pytest
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-SECONDS = 60  # a test that starts processes and takes longer hangs
+from tests.commandline import built, here, parts  # noqa: F401 - fixtures
+from tests.fits import reference  # noqa: F401 - a fixture
+
+SECONDS = 180  # a test that starts processes and takes longer hangs, also on a busy machine
 
 
 @pytest.fixture(autouse=True)

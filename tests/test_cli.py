@@ -1,4 +1,4 @@
-"""The command line: commands, layers of configuration, resume, parts by name, and what it says."""
+"""The command line: commands, layers of configuration, resume, and how a run ends."""
 
 import os
 import subprocess
@@ -10,62 +10,9 @@ import yaml
 
 import lcfl as package
 from lcfl import __main__, checkpoint
-from lcfl.cli import FederatedCLI
-from tests.commandline import FEDAVG, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, here, lcfl, printed  # noqa: F401
+from tests.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 
 pytestmark = pytest.mark.usefixtures("here")
-
-CLUSTERS = ("--method.clustering.init_args.num_clusters=4", "--method.clustering.init_args.dimension=10")
-FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, *CLUSTERS)
-
-PARTS = """
-import os, signal
-import torch
-from torch import nn
-from lcfl import Callback
-from lcfl.clustering import Clustering
-
-class Parity(Clustering):
-    def on_round_end(self, state):
-        state.assignment = torch.arange(state.num_clients) % 2
-        state.centres = state.initial.repeat(2, 1) if len(state.centres) != 2 else state.centres
-
-class Net(nn.Module):
-    def __init__(self, width: int = 5):
-        super().__init__()
-        self.body, self.head = nn.Linear(16, width), nn.Linear(width, 8)
-    def forward(self, inputs):
-        return self.head(self.body(inputs).relu())
-
-class Stop(Callback):
-    def on_round_start(self, state):
-        if state.round == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-@pytest.fixture
-def parts(tmp_path):
-    """A module of one's own in the working directory."""
-    (tmp_path / "own_parts.py").write_text(PARTS)
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """``built(*args)``: what ``lcfl fit`` would train, by name: trainer, model, datamodule, method, ckpt_path."""
-    found = {}
-
-    def fit(self, **arguments):
-        found.update(arguments, trainer=self.trainer)
-        self.result = {}
-
-    monkeypatch.setattr(FederatedCLI, "fit", fit)
-
-    def build(*args):
-        lcfl("fit", *SYNTHETIC, *LCFED, *args)
-        return dict(found)
-
-    return build
 
 
 def equal(run, other):
@@ -88,7 +35,7 @@ def equal(run, other):
 )
 def test_help_and_version_answer_without_importing_torch(words, answer):
     script = "import sys; from lcfl.__main__ import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert answer in done.stdout
 
@@ -107,7 +54,7 @@ def test_each_command_has_help_that_names_the_groups(capsys):
 def test_the_real_command_trains_quietly(tmp_path, parts):
     words = ["-m", "lcfl", *FIT, "--model.network=own_parts.Net", "--model.cut=head", "--trainer.devices=2"]
     words += ["--trainer.enable_progress_bar=true"]
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "majority" in done.stdout and "logs/lcfl/version_0" in done.stdout
@@ -229,149 +176,7 @@ def test_a_file_that_is_called_last_is_not_opened(tmp_path):
     assert lcfl("test", *FIT[1:], "--ckpt_path=last") == {k: v for k, v in run.metrics.items() if k.startswith("test/")}
 
 
-# Parts by name
-
-
-def test_callbacks_are_added_by_short_name_with_their_arguments(built):
-    arguments = ("--trainer.callbacks.monitor=val/own_split/personal/acc", "--trainer.callbacks.patience=9")
-    for path in ("EarlyStopping", "lcfl.callbacks.EarlyStopping"):
-        callbacks = built(f"--trainer.callbacks+={path}", *arguments, "--trainer.callbacks+=Monitor")[
-            "trainer"
-        ].callbacks
-        early = [callback for callback in callbacks if type(callback).__name__ == "EarlyStopping"]
-        assert [callback.patience for callback in early] == [9]
-        names = [type(callback).__name__ for callback in callbacks]
-        assert names.count("Monitor") == names.count("Checkpoint") == names.count("Progress") == 1
-
-
-def test_parts_are_named_without_their_modules(built):
-    layer = """
-    method: {local_update: {class_path: LocalTraining, init_args: {epochs: 2}}, clustering: [LowRankCosine]}
-    data: {dataset: CIFAR10, partition: {class_path: ClientDirichlet, init_args: {alpha: 0.5}}}
-    model: {network: LeNet5, optimizer: {class_path: Adam, init_args: {lr: 0.25}}}
-    """
-    found = built("-c", layer)
-    assert found["method"].local_update.epochs == 2 and found["method"].clustering[0].num_clusters == 10
-    data = found["datamodule"]
-    assert type(data.dataset).__name__ == "CIFAR10" and data.partition.alpha == 0.5 and data.num_clients == 20
-    optimizer = found["model"].configure_optimizers()
-    assert isinstance(optimizer, torch.optim.Adam) and optimizer.param_groups[0]["lr"] == 0.25
-    assert found["model"].configure_optimizers() is not optimizer
-
-
-def test_the_learning_rate_of_a_run_is_that_of_its_yaml():
-    run = lcfl(*FIT, "-c", "model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.3}}}")
-    assert run.summary()["identity"]["model"]["optimizer"]["lr"] == 0.3
-
-
-def test_one_line_swaps_the_clustering(parts):
-    run = lcfl("fit", *SYNTHETIC, *LCFED, *SMALL, "-c", "method: {clustering: [own_parts.Parity]}")
-    assert run.state.assignment.tolist() == [0, 1] * 10 and run.state.num_clusters == 2
-
-
-NETWORKS = {
-    "class": (
-        "{class_path: lcfl.networks.MLP, init_args: {in_features: 16, hidden: [32], num_classes: 8}}",
-        "decision",
-    ),
-    "own class": ("{class_path: own_parts.Net, init_args: {width: 7}}", "head"),
-    "own class by name": ("own_parts.Net", "head"),
-    "function": ("{class_path: torchvision.models.resnet18, init_args: {num_classes: 8}}", "fc"),
-    "function by name": ("torchvision.models.squeezenet1_1", "classifier"),
-    "split": (
-        "{class_path: lcfl.networks.split, init_args: {"
-        "embedding: {class_path: torch.nn.Linear, init_args: {in_features: 16, out_features: 4}}, "
-        "decision: {class_path: torch.nn.Linear, init_args: {in_features: 4, out_features: 8}}}}",
-        "decision",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_every_initial_model_is_a_new_network(built, parts, kind):
-    network, cut = NETWORKS[kind]
-    model = built("-c", f"model: {{network: {network}, cut: {cut}}}")["model"]
-    one, two = model.make_network(), model.make_network()
-    assert not {id(parameter) for parameter in one.parameters()} & {id(parameter) for parameter in two.parameters()}
-    zero = model.initial_model(0, number=0)
-    assert torch.equal(zero, model.initial_model(0, number=0)) and not torch.equal(
-        zero, model.initial_model(0, number=1)
-    )
-    assert 0 < model.layout.num_embedding < model.layout.num_parameters
-
-
-@pytest.mark.parametrize("kind", ["own class", "split"])
-def test_networks_of_ones_own_train(parts, kind):
-    network, cut = NETWORKS[kind]
-    run = lcfl(*FIT, "-c", f"model: {{network: {network}, cut: {cut}}}")
-    assert run.metrics["test/own_split/personal/acc"] > 0
-    saved = yaml.safe_load((run.path / "config.yaml").read_text())["model"]
-    assert saved["cut"] == cut and saved["network"]["class_path"] in network
-
-
-def test_torchvisions_resnet_cut_at_its_last_layer_runs():
-    network = "{class_path: torchvision.models.resnet18, init_args: {num_classes: 10}}"
-    layer = f"""
-    data: {{dataset: CIFAR10, partition: IID, num_clients: 2, batch_size: 5}}
-    model: {{network: {network}, cut: fc}}
-    method: {{clustering: [{{class_path: LowRankCosine, init_args: {{num_clusters: 2}}}}]}}
-    """
-    run = lcfl("fit", *SYNTHETIC, *LCFED, "-c", layer, "--trainer.fast_dev_run=true", "--trainer.devices=1")
-    fc = 512 * 10 + 10
-    assert run.state.round == 1 and run.model("global").fc.out_features == 10
-    assert run._module.layout.num_parameters - run._module.layout.num_embedding == fc
-
-
-# What it says
-
-
-@pytest.mark.parametrize("words", [["--trainer.roundz=2"], ["-c", "trainer: {roundz: 2}"]])
-def test_an_unknown_key_is_named_with_the_closest_one(capsys, words):
-    said = failure(capsys, *FIT, *words)
-    assert "trainer.roundz" in said and "Did you mean trainer.rounds?" in said
-    assert len(said.splitlines()) == 2 and "lcfl fit --help" in said
-
-
-@pytest.mark.parametrize(
-    ("layer", "key"),
-    [
-        ("nonsense: 3", "nonsense"),
-        ("data: {alpha: 3}", "data.alpha"),
-        ("data: {partition: {class_path: IID, init_args: {alpha: 3}}}", "alpha"),
-        ("method: {clusterings: []}", "method.clusterings"),
-        ("model: {network: {init_args: {widht: 3}}}", "widht"),
-    ],
-)
-def test_an_unknown_key_in_a_file_is_named(capsys, layer, key):
-    assert f"'{key}'" in failure(capsys, *FIT, "-c", layer)
-
-
-@pytest.mark.parametrize(
-    ("words", "wrong", "meant"),
-    [
-        (["--data.dataset=CIFAR11"], "CIFAR11", "CIFAR10"),
-        (["--trainer.callbacks+=EarlyStoping"], "EarlyStoping", "EarlyStopping"),
-        (["-c", "method: {clustering: [LowRankCosin]}"], "LowRankCosin", "LowRankCosine"),
-        (["-c", "method: {exchange: lcfl.exchange.FulModel}"], "FulModel", "FullModel"),
-        (["-c", "model: {optimizer: torch.optim.SDG}"], "SDG", "SGD"),
-        (["--model.network=LeNet"], "LeNet", "LeNet5"),
-    ],
-)
-def test_a_misspelt_class_is_answered_with_the_closest_ones(capsys, words, wrong, meant):
-    said = failure(capsys, *FIT, *words)
-    assert f"'{wrong}'" in said and f"Did you mean {meant}" in said
-    assert len(said.splitlines()) == 2
-
-
-def test_a_class_that_is_like_none_is_answered_with_all_of_that_kind(capsys):
-    said = failure(capsys, *FIT, "--data.partition=Xyz")
-    assert "data.partition" in said and "Pathological" in said and "IID" in said and "Did you mean" not in said
-    assert "CIFAR10" not in said and "Partition," not in said
-
-
-def test_a_callback_of_lightnings_trainer_is_refused(capsys):
-    words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
-    assert "lcfl.Callback" in failure(capsys, *FIT, *words)
+# How a run ends
 
 
 def test_a_users_error_is_one_line_and_status_1(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lcfl.federation import Federation
-from tests.commandline import CONFIGS, DATA, METHODS, QUICKSTART, files, here, lcfl, printed  # noqa: F401
+from tests.commandline import CONFIGS, DATA, METHODS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 PAIRS = list(itertools.product(DATA, METHODS))

@@ -6,7 +6,7 @@ from math import isnan
 
 import pytest
 
-from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, failure, files, here, lcfl  # noqa: F401
+from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, failure, files, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
 

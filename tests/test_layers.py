@@ -5,7 +5,7 @@ import yaml
 from jsonargparse import Namespace
 
 from lcfl.layers import forget
-from tests.commandline import FEDAVG, LCFED, SYNTHETIC, failure, here, lcfl, printed  # noqa: F401
+from tests.commandline import FEDAVG, LCFED, SYNTHETIC, failure, printed
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 import lcfl as package
-from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, here, lcfl  # noqa: F401
+from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
 

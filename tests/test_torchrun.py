@@ -1,14 +1,17 @@
 """Ranks that are started anew, by torchrun, as scripts or spawned: the bits and the files of one process."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from lcfl import checkpoint
-from tests.commandline import LCFED, SYNTHETIC, here, lcfl  # noqa: F401
+from tests.bits import assert_same_state
+from tests.commandline import LCFED, SYNTHETIC, lcfl
+from tests.fits import newest_state
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -23,30 +26,39 @@ OPTIONS = (
     "--method.clustering.init_args.dimension=10",
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+ENDLESS = ("--trainer.rounds=1000000", "--trainer.callbacks=Checkpoint", "--trainer.callbacks.every_n_rounds=1000000")
+SECONDS = 300  # whatever takes longer hangs, also on a busy machine
+KILLED = "forcefully exiting"  # torchrun's words for a rank that has not ended 30 s after it was told to
+
+
+def begun(*words):
+    """Starts Python with these words; torchrun leaves an empty folder where it may write logs."""
+    pipe, environ = subprocess.PIPE, os.environ | {"TMPDIR": os.getcwd()}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environ)
+
+
+def ended(process):
+    """Status, standard output and standard error; torchrun itself is told to end its ranks where they hang."""
+    try:
+        shown, said = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+    return process.returncode, shown, said
 
 
 def started(*words):
     """Runs Python with these words to its end; what it printed on standard output and on standard error."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, done.stderr
+    status, shown, said = ended(begun(*words))
+    assert status == 0, shown + said
+    return shown, said
 
 
-def tensors(root):
-    """The tensors of the last checkpoint of the only run below `root`, by name."""
+def state_of(root):
+    """The last state of the only run below `root`."""
     (run,) = (Path(root) / "lcfl").iterdir()
-    state = checkpoint.read(checkpoint.newest([run])).state
-    found = {f"client {client}": state.clients[client].model for client in state.clients}
-    names = ("initial", "centres", "global_model", "assignment", "participated", "projection", "codes")
-    return found | {name: getattr(state, name) for name in names}
-
-
-def assert_equal_bits(root, other):
-    ours, theirs = tensors(root), tensors(other)
-    assert list(ours) == list(theirs) and len(ours) > 10
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    return newest_state(run)
 
 
 @pytest.fixture
@@ -60,7 +72,7 @@ def test_two_processes_of_torchrun_give_the_bits_and_the_directory_of_one(single
     shown, said = started(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
     assert "2 x cpu" in shown and shown.count("majority class") == 1
     assert "Traceback" not in said
-    assert_equal_bits(single, "two")
+    assert_same_state(state_of(single), state_of("two"))
 
 
 @pytest.mark.slow
@@ -70,7 +82,7 @@ def test_scripts_and_spawned_ranks_give_the_bits_of_one(single, strategy):
     shown, said = started("-m", "lcfl", "fit", *OPTIONS, *words)
     assert "2 x cpu" in shown and shown.count("majority class") == 1
     assert "Traceback" not in said
-    assert_equal_bits(single, "two")
+    assert_same_state(state_of(single), state_of("two"))
 
 
 @pytest.mark.slow
@@ -79,6 +91,58 @@ def test_torchrun_evaluates_too(single):
     shown, said = started(*TORCHRUN, "-m", "lcfl", "test", *OPTIONS, *words)
     assert shown.count("majority class") == 1 and "Traceback" not in said
     assert len(list(Path("one/lcfl").iterdir())) == 1
+
+
+BROKEN = """
+import os
+from lcfl.data.datasets import Synthetic
+from lcfl.networks import MLP
+
+class OnlyThere(Synthetic):
+    def load(self):
+        if os.environ["RANK"] == "{rank}":
+            raise KeyError("on purpose")
+        return super().load()
+
+class Mortal(MLP):
+    steps = 0
+
+    def forward(self, inputs):
+        Mortal.steps += 1
+        if os.environ["RANK"] == "{rank}" and Mortal.steps == 200:
+            os._exit(9)
+        return super().forward(inputs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "words",
+    [("--data.dataset=broken.OnlyThere",), ("--model.network=broken.Mortal", "--model.network.in_features=16")],
+    ids=["while it sets up", "in a round"],
+)
+def test_a_rank_that_fails_ends_the_other_at_once(rank, words):
+    Path("broken.py").write_text(BROKEN.format(rank=rank))
+    status, shown, said = ended(begun(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS, *words))
+    assert status != 0, shown
+    assert ("on purpose" in said) == ("broken.OnlyThere" in words[0]), said
+    assert KILLED not in said
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_saves_the_last_complete_round():
+    process = begun(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS)
+    table, deadline = Path("logs/lcfl/version_0/metrics.csv"), time.monotonic() + SECONDS
+    while not table.is_file() or table.read_text().count("\n") < 4:
+        assert process.poll() is None and time.monotonic() < deadline, ended(process)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    status, _, said = ended(process)
+    assert status != 0 and KILLED not in said
+    saved = newest_state(table.parent).round
+    assert saved >= 2
+    assert len(table.read_text().splitlines()) == saved + 2  # a head, the opening round, and every complete round
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lcfl import transport
 from lcfl.transport import MemoryLink, NetworkLink, balance, pack, unpack
+from tests.bits import same
 
 KINDS = [MemoryLink, NetworkLink]
 
@@ -42,23 +43,6 @@ def tensors():
         "gradient": torch.ones(3, requires_grad=True) * 2,
         "parameter": torch.nn.Parameter(torch.ones(2)),
     }
-
-
-def same(one, other):
-    """Equal to the last bit, in type and in structure."""
-    if isinstance(one, torch.Tensor):
-        one, other = one.detach().contiguous(), other.detach().contiguous()
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and (
-            one.numel() == 0
-            or one.reshape(-1).view(torch.uint8).tolist() == other.reshape(-1).view(torch.uint8).tolist()
-        )
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, Message):
-        return one.name == other.name and same(one.content, other.content)
-    return type(one) is type(other) and one == other
 
 
 # balance

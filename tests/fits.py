@@ -1,0 +1,87 @@
+"""Small runs by ``lcfl fit`` with a checkpoint every round, and whether two of them came out the same."""
+
+import csv
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lcfl import checkpoint, cli
+from lcfl.callbacks import Monitor
+from tests.bits import assert_same_state
+from tests.commandline import CONFIGS
+
+ROUNDS = 8
+
+
+def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
+    words = ["fit", "-c", f"{CONFIGS}/data/synthetic.yaml", "-c", f"{CONFIGS}/methods/{method}.yaml"]
+    words += [f"--trainer.default_root_dir={root}", "--trainer.name=run", f"--trainer.rounds={rounds}"]
+    words += ["--trainer.clients_per_round=8", "--trainer.evaluate_every=2", f"--trainer.devices={devices}"]
+    words += ["--trainer.callbacks=Checkpoint", "--trainer.callbacks.every_n_rounds=1"]
+    return [*words, "--trainer.enable_progress_bar=false", *more]
+
+
+def main(words):
+    """``lcfl`` in this process; without pictures, which take longer than the runs and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lcfl"])  # LightningCLI warns of pytest's own arguments
+        for drawing in ("_draw", "_draw_partition", "_draw_accuracies"):
+            patch.setattr(Monitor, drawing, lambda self, *args: None)
+        return cli.main(words)
+
+
+def fit(root, *args, **options):
+    return main(arguments(root, *args, **options))
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """Of a method a run by one process that nobody disturbed, and the seconds that it took; made once."""
+    made = {}
+
+    def of(method):
+        if method not in made:
+            begin = time.perf_counter()
+            made[method] = fit(tmp_path_factory.mktemp(method), method).path, time.perf_counter() - begin
+        return made[method]
+
+    return of
+
+
+def newest_run(root):
+    return max((Path(root) / "run").glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
+
+
+def newest_state(run):
+    """Of the newest checkpoint in a run directory."""
+    return checkpoint.read(checkpoint.newest([run])).state
+
+
+def rows(run):
+    """metrics.csv without its times."""
+    with open(run / "metrics.csv", newline="") as file:
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+
+
+def scalars(run):
+    """TensorBoard's scalars without times, as a reader sees them: tag -> steps and values."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    reader.Reload()
+    tags = [tag for tag in reader.Tags()["scalars"] if not tag.startswith("time/")]
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
+
+
+def assert_same_run(left, right):
+    """Models and everything else in the state, table and curves."""
+    assert_same_state(newest_state(left), newest_state(right))
+    assert rows(left) == rows(right)
+    curves = scalars(right)
+    assert len(curves) > 10
+    for tag, events in curves.items():
+        steps = [step for step, _ in events]
+        assert len(steps) == len(set(steps)), f"{tag} has doubled steps: {steps}"
+    assert scalars(left) == curves

@@ -1,0 +1,71 @@
+"""Whole rounds in numpy: an independent derivation from the papers' equations."""
+
+import numpy as np
+import pytest
+
+from lcfl.local import LocalTraining
+from tests.builders import dealt, fedavg, fit, lcfed, linear_module, linear_step, two_sided
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(2, size=6)
+TRAIN = [TRAIN[0], TRAIN[1][:4]]
+
+
+def descend(w, client, lr, steps, mu=0.0, lam=0.0, omega=None, phi=None):
+    """LocalUpdate of LCFed's Algorithm 1 with all of the client's samples in every batch."""
+    losses = []
+    for _ in range(steps):
+        loss, slope = linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])
+        if omega is not None:
+            loss += mu / 2 * ((w - omega) ** 2).sum() + lam / 2 * ((w[:9] - phi) ** 2).sum()
+            slope = slope + mu * (w - omega)
+            slope[:9] += lam * (w[:9] - phi)
+        losses.append(loss)
+        w = w - lr * slope
+    return w, np.mean(losses)
+
+
+def test_one_round_of_fedavg_in_numpy(tmp_path):
+    module = linear_module(lr=0.5)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), fedavg(steps=2), tmp_path)
+    w0 = module.initial_model(0).double().numpy()
+    (w_0, loss_0), (w_1, loss_1) = (descend(w0, client, 0.5, 2) for client in (0, 1))
+    np.testing.assert_allclose(watch.state.global_model, (6 * w_0 + 4 * w_1) / 10, atol=1e-6)
+    assert watch.rows[0]["train/loss"] == pytest.approx((loss_0 + loss_1) / 2, rel=1e-5)
+    assert [watch.state.clients[i].consumed for i in (0, 1)] == [12, 8]
+    assert [watch.state.clients[i].model for i in (0, 1)] == [None, None]
+    assert np.abs(w_0 - w_1).max() > 0.1
+
+
+def test_two_rounds_of_lcfed_in_numpy(tmp_path):
+    lr, mu, lam = 0.5, 0.6, 0.4
+    module = linear_module(lr, cluster_weight=mu, global_weight=lam)
+    data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    with pytest.warns(UserWarning, match="going on with 1"):
+        watch = fit(module, data, lcfed(2, LocalTraining(steps=2), dimension=5), tmp_path, rounds=2)
+    w0 = module.initial_model(0).double().numpy()
+
+    # Algorithm 1 line 2: M from the models of one local run without pulls; two models span one direction.
+    offline = np.stack([descend(w0, client, lr, 2)[0] for client in (0, 1)])
+    m = offline[0] - offline[1]
+    m /= np.linalg.norm(m)
+    code = offline @ m
+    assert code[0] > 0 > code[1]  # opposite directions, hence two clusters
+    omega, r, phi, w = offline.copy(), np.array([0, 1]), w0[:9], np.stack([w0, w0])
+    opening = watch.history[0]
+    assert abs(watch.state.projection[:, 0].double().numpy() @ m) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(opening.centres[opening.assignment], omega[r], atol=1e-6)
+    np.testing.assert_array_equal(opening.global_model, module.initial_model(0))
+
+    for each in watch.history[1:]:
+        trained = [descend(w[i], i, lr, 2, mu, lam, omega[r[i]], phi) for i in (0, 1)]
+        w = np.stack([model for model, _ in trained])
+        similarity = np.sign(np.outer(w @ m, omega @ m))  # the cosine of numbers
+        r = similarity.argmax(axis=1)  # Eq. 3 with Omega of before
+        omega = np.stack([w[r == k].mean(axis=0) if (r == k).any() else omega[k] for k in (0, 1)])
+        phi = w.mean(axis=0)[:9]
+        np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
+        np.testing.assert_allclose(each.global_model[:9], phi, atol=2e-6)
+        assert each.row["train/loss"] == pytest.approx(np.mean([loss for _, loss in trained]), rel=1e-5)
+    for client in (0, 1):
+        np.testing.assert_allclose(watch.state.clients[client].model, w[client], atol=2e-6)
+    assert r.tolist() == [0, 1]

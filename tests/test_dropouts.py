@@ -1,0 +1,152 @@
+"""What is not finite is left out of its round, as if its client had never answered."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import lcfl.server
+import lcfl.session
+import lcfl.worker
+from lcfl.messages import Uplink
+from tests.bits import assert_same_clients, assert_same_state
+from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+
+
+def spoil(kind, value):
+    """A result whose upload, model or loss is not finite."""
+
+    def spoiled(result):
+        if kind == "loss":
+            return replace(result, trained=replace(result.trained, loss=value))
+        model = result.trained.model.clone()
+        model[3] = value
+        if kind == "model":
+            return replace(result, trained=replace(result.trained, model=model))
+        return replace(result, uplink=Uplink(result.uplink.client, {"model": model}, result.uplink.num_samples))
+
+    return spoiled
+
+
+def faulty(client, number, change):
+    """Workers that spoil what `client` sends in round `number`."""
+
+    class Faulty(lcfl.worker.Worker):
+        def train(self, task):
+            result = super().train(task)
+            return change(result) if (task.client, task.round) == (client, number) else result
+
+    return Faulty
+
+
+def dropping(client, number):
+    """Servers that `client` has left before its upload of round `number` came in."""
+
+    class Dropping(lcfl.server.Server):
+        def train(self, tasks):
+            results = super().train(tasks)
+            if self.state.round == number:
+                del results[client]
+            return results
+
+    return Dropping
+
+
+METHODS = {"fedavg": fedavg, "lcfed": lcfed, "alone": alone}
+SETUP = {"rounds": 4, "clients_per_round": 7}
+
+
+def watched(tmp_path, name, **options):
+    module = blobs_module(cluster_weight=0.5 * (name == "lcfed"))
+    return fit(module, blobs(12), METHODS[name](), tmp_path, **{**SETUP, **options})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """``whole(name)``: the run of a method in which nothing breaks; made once."""
+    return cache(lambda name: watched(tmp_path_factory.mktemp(name), name))
+
+
+def chosen(run):
+    """Two clients of round 1: one that took part in round 0 and will again, and one that is new."""
+    sampled = run.sampled
+    old = next(i for i in sampled[1] if i in sampled[0] and i in sampled[2] + sampled[3])
+    new = next(i for i in sampled[1] if i not in sampled[0])
+    return old, new
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value"),
+    [
+        ("fedavg", "upload", float("nan")),
+        ("lcfed", "upload", float("nan")),
+        ("lcfed", "upload", float("-inf")),
+        ("lcfed", "loss", float("nan")),
+        ("alone", "model", float("nan")),
+    ],
+)
+def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch, whole, name, kind, value):
+    for client in chosen(whole(name)):
+        with monkeypatch.context() as patch:
+            patch.setattr(lcfl.session, "Worker", faulty(client, 1, spoil(kind, value)))
+            with pytest.warns(UserWarning, match=rf"^client {client}, round 1: .* left out of this round"):
+                broken = watched(tmp_path, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(lcfl.session, "Server", dropping(client, 1))
+            dropped = watched(tmp_path, name)
+        assert_same_state(broken.state, dropped.state, but=["total_bytes"])
+        assert [row["train/failed_clients"] for row in broken.rows] == [0, 1, 0, 0]
+        assert [row["train/failed_clients"] for row in whole(name).rows] == [0, 0, 0, 0]
+        with pytest.raises(AssertionError):
+            assert_same_state(broken.state, whole(name).state, but=["total_bytes"])
+        assert broken.state.total_bytes == whole(name).state.total_bytes  # it did send
+
+
+def test_a_failing_client_keeps_its_model_and_its_place_in_its_data(tmp_path, monkeypatch, whole):
+    old, new = chosen(whole("lcfed"))
+    before = watched(tmp_path, "lcfed", rounds=1).state
+    for client in (old, new):
+        with monkeypatch.context() as patch, pytest.warns(UserWarning, match=f"client {client}, round 1"):
+            patch.setattr(lcfl.session, "Worker", faulty(client, 1, spoil("upload", float("nan"))))
+            after = watched(tmp_path, "lcfed", rounds=2).state
+        assert after.clients[client].consumed == before.clients[client].consumed
+        assert torch.equal(after.clients[client].model, before.clients[client].model)
+        assert bool(after.participated[client]) == (client == old)
+        assert torch.equal(after.codes[client], before.codes[client])
+
+
+def test_the_loss_of_a_round_is_that_of_the_others(tmp_path, monkeypatch, whole):
+    client, _ = chosen(whole("fedavg"))
+    monkeypatch.setattr(lcfl.session, "Worker", faulty(client, 1, spoil("loss", float("nan"))))
+    with pytest.warns(UserWarning, match="not finite"):
+        watch = watched(tmp_path, "fedavg")
+    assert np.isfinite([row["train/loss"] for row in watch.rows]).all()
+
+
+def test_a_client_that_fails_offline_only_leaves_the_fit(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="client 4, round -1"):
+        patch.setattr(lcfl.session, "Worker", faulty(4, -1, spoil("upload", float("nan"))))
+        broken = watched(tmp_path, "lcfed").state
+    with monkeypatch.context() as patch:
+        patch.setattr(lcfl.session, "Server", dropping(4, -1))
+        assert_same_state(broken, watched(tmp_path, "lcfed").state, but=["total_bytes"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_in_which_everybody_fails_changes_nothing(tmp_path, monkeypatch, name):
+    class Faulty(lcfl.worker.Worker):
+        def train(self, task):
+            result = super().train(task)
+            return spoil("loss", float("nan"))(result) if task.round == 1 else result
+
+    before = watched(tmp_path, name, rounds=1)
+    monkeypatch.setattr(lcfl.session, "Worker", Faulty)
+    with pytest.warns(UserWarning, match="not finite"):
+        after = watched(tmp_path, name, rounds=2)
+    assert_same_clients(before.state, after.state)
+    assert torch.equal(before.state.centres, after.state.centres)
+    assert torch.equal(before.state.global_model, after.state.global_model)
+    assert after.rows[1]["train/failed_clients"] == 7
+    assert "train/loss" not in after.rows[1]
