@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 from lcfl import rng
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.examples import Examples
-from lcfl.data.partition.base import Indices, Partition
+from lcfl.data.partition.base import Indices, Partition, Shares
 from lcfl.data.partition.uniform import IID
-from lcfl.data.population import Population, split_share
+from lcfl.data.population import Population
 from lcfl.data.protocols import PROTOCOLS, Split
+from lcfl.data.split import split_apart, split_together
 from lcfl.files import write_json
 
 __all__ = ["FederatedDataModule", "errors_of"]
@@ -98,11 +99,11 @@ class FederatedDataModule(LightningDataModule):
         pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split = self._split(shares.indices, examples)
-        label_counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
-        population = Population(
-            split.train, split.val, self._tests(split), shares.groups, np.stack(label_counts).astype(np.int64)
-        )
+        split = self._split(shares, examples)
+        counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
+        label_counts = np.stack(counts).astype(np.int64)
+        tests = self._tests(split)
+        population = Population(split.train, split.val, tests, shares.groups, label_counts, shares.overlapping)
         self._loaded = examples, population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
@@ -157,27 +158,19 @@ class FederatedDataModule(LightningDataModule):
         if "own_split" in self.protocols and self.test_fraction == 0:
             raise ValueError("data.test_fraction must be > 0 for the protocol own_split, got 0")
 
-    def _split(self, shares: list[Indices], examples: Examples) -> Split:
-        train, val, held_out = [], [], []
-        for client, share in enumerate(shares):
-            generator = rng.generator(self.seed, "split", client)
-            rest, test = share, share[:0]
-            if "own_split" in self.protocols:
-                # A client with two images or more is tested on at least one and keeps at least one.
-                number = min(max(round(self.test_fraction * len(share)), 1), len(share) - 1)
-                rest, test = split_share(share, examples.targets[share], number, generator)
-            number = round(self.val_fraction * len(rest))
-            rest, validation = split_share(rest, examples.targets[rest], number, generator)
-            if len(rest) == 0:
+    def _split(self, shares: Shares, examples: Examples) -> Split:
+        test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
+        split = split_together if shares.overlapping else split_apart
+        roles = split(shares.indices, examples.targets, test_fraction, self.val_fraction, self.seed)
+        for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
+            if lengths[0] == 0:
                 raise ValueError(
-                    f"client {client} is left without training samples: {len(share)} in its share, {len(test)} for "
-                    f"testing, {len(validation)} for validation; lower data.val_fraction or data.num_clients"
+                    f"client {client} is left without training samples: {sum(lengths)} in its share, {lengths[2]} for "
+                    f"testing, {lengths[1]} for validation; lower data.val_fraction or data.num_clients"
                 )
-            train.append(rest)
-            val.append(validation)
-            held_out.append(test)
-        official = np.setdiff1d(np.arange(examples.num_train, len(examples)), np.concatenate(shares))
-        return Split(train, val, held_out, official, examples.targets)
+        held = np.concatenate(shares.indices)
+        official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
+        return Split(*roles, official, examples.targets)
 
     def _tests(self, split: Split) -> dict[str, list[Indices]]:
         tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lcfl.data.partition.base import Indices
 
-__all__ = ["Population", "split_share"]
+__all__ = ["Population"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,7 @@ class Population:
         test: protocol -> per client the indices it is tested on.
         groups: [N] the true group of each client, None where it is not known.
         label_counts: [N, C] labels of each client's training images.
+        overlapping: whether an image may be at several clients; it then has the same role at all of them.
     """
 
     train: list[Indices]
@@ -30,6 +31,7 @@ class Population:
     test: dict[str, list[Indices]]
     groups: Indices | None
     label_counts: Indices
+    overlapping: bool = False
 
     @property
     def num_clients(self) -> int:
@@ -84,49 +86,19 @@ class Population:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists for JSON. ``indices`` and ``groups`` are each client's whole share, as ``FromFile`` reads it."""
+        """Plain lists for JSON. ``indices``, each client's whole share, and ``groups`` are what ``FromFile`` reads."""
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
         shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
         return {
             "fingerprint": self.fingerprint,
             "indices": _lists(shares),
             "groups": None if self.groups is None else self.groups.tolist(),
+            "overlapping": self.overlapping,
             "label_counts": self.label_counts.tolist(),
             "train": _lists(self.train),
             "val": _lists(self.val),
             "test": {name: _lists(lists) for name, lists in self.test.items()},
         }
-
-
-def split_share(
-    share: Indices, labels: Indices, number: int, generator: np.random.Generator
-) -> tuple[Indices, Indices]:
-    """Cuts ``number`` samples off a share: stratified where every label has two samples or more, else plainly.
-
-    Stratified: label l gives number * n_l / n samples, rounded so that the total is ``number`` (largest remainders
-    first, ties at random).
-
-    Args:
-        share: [n] indices.
-        labels: [n] their labels.
-        number: how many to cut off, 0 to n.
-        generator: source of every draw.
-
-    Returns:
-        What stays and what was cut off, each ascending.
-    """
-    order = generator.permutation(len(share))
-    present, positions, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    if number == 0 or counts.min() < 2:
-        chosen = order[:number]
-    else:
-        quota, remainder = np.divmod(number * counts, len(share))
-        shuffled = generator.permutation(len(present))
-        quota[shuffled[np.argsort(-remainder[shuffled], kind="stable")][: number - quota.sum()]] += 1
-        chosen = np.concatenate([order[positions == each][:count] for each, count in enumerate(quota)])
-    cut = np.zeros(len(share), dtype=bool)
-    cut[chosen] = True
-    return np.sort(share[~cut]), np.sort(share[cut])
 
 
 def _lengths(lists: list[Indices]) -> Indices:

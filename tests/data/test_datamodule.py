@@ -12,28 +12,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from lcfl.data.datasets import Synthetic, Tensors
-from lcfl.data.partition import (
-    IID,
-    ClassDirichlet,
-    ClientDirichlet,
-    FromFile,
-    Pathological,
-    Shares,
-    Subsampled,
-    write_partition,
-)
+from lcfl.data.partition import IID, CopyPerGroup, FromFile, Pathological, Shares, write_partition
 from lcfl.data.protocols import PROTOCOLS
 from tests.builders import blobs, loaded
+from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
 
 BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
-PARTITIONS = st.one_of(
-    st.builds(IID, st.sampled_from([None, 5, 12])),
-    st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)),
-    st.builds(ClientDirichlet, st.floats(0.05, 10), st.sampled_from([None, (3, 15)])),
-    st.builds(Pathological, st.integers(1, 3), st.sampled_from([None, (3, 15)])),
-    st.builds(Pathological, st.integers(1, 3), st.none(), st.just(False)),
-    st.builds(Subsampled, st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)), st.just((3, 15))),
-)
+PARTITIONS = st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS)
 SUBSETS = [list(each) for size in range(1, len(PROTOCOLS) + 1) for each in combinations(PROTOCOLS, size)]
 
 
@@ -72,10 +57,9 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     try:
         data.setup()
     except ValueError as error:
-        # The only refusals these arguments allow; in the first case every image is held by some client.
-        assert ("leaves no client a test image" in str(error) and pool == "all") or "without training samples" in str(
-            error
-        )
+        # The only refusals these arguments allow: of the partition, and of a pool that leaves nothing to test on.
+        nobody = "leaves no client a test image" in str(error)
+        assert nobody or "without training samples" in str(error) or str(error).startswith("data.partition: ")
         return
     people, examples = data.population, data.examples
     learnt = as_set(people.train) | as_set(people.val)
@@ -85,9 +69,10 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     for lists in people.test.values():
         assert not as_set(lists) & learnt
         assert len(lists) == num_clients
-    # No image has two holders or two roles.
+    # No image has two roles, nor two holders where the partition's name does not say so.
+    assert not as_set(people.train) & as_set(people.val)
     held = [index for part in (people.train, people.val, people.test.get("own_split", [])) for index in part]
-    assert len(np.concatenate(held)) == len(learnt | own)
+    assert people.overlapping or len(np.concatenate(held)) == len(learnt | own)
     if pool == "train":
         assert not (learnt | own) & official
     assert min(map(len, people.train)) > 0
@@ -96,6 +81,21 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
             labels = set(examples.targets[np.concatenate([people.train[client], people.val[client]])].tolist())
             expected = {each for each in official - learnt - own if examples.targets[each] in labels}
             assert set(tested.tolist()) == expected and len(tested) == len(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PARTITIONS, st.sampled_from(SUBSETS), st.sampled_from(["train", "all"]), st.integers(1, 8), st.integers(0, 99))
+def test_what_a_run_writes_is_read_back(tmp_path_factory, partition, protocols, pool, num_clients, seed):
+    options = {"protocols": protocols, "pool": pool, "num_clients": num_clients, "seed": seed}
+    try:
+        data = ready(partition, **options)
+    except ValueError:
+        return
+    path = tmp_path_factory.mktemp("run") / "partition.json"
+    data.write(path)
+    again = ready(FromFile(str(path)), **options)
+    assert again.population.fingerprint == data.population.fingerprint
+    assert again.population.to_dict() == data.population.to_dict()
 
 
 def test_fractions_are_kept():
@@ -128,6 +128,17 @@ def test_tiny_clients_are_tested_but_not_validated(tmp_path):
     assert [len(each) for part in _roles(people) for each in part] == [1, 1, 0, 0, 0, 1]
     with pytest.raises(ValueError, match=r"own_split leaves no client a test image .* two images or more"):
         ready(IID(1))
+
+
+def test_copies_of_an_image_have_one_role():
+    data = ready(CopyPerGroup(4), num_clients=8, val_fraction=0.2)
+    people = data.population
+    sets = [as_set(part) for part in _roles(people)]
+    # Every group holds the whole pool of 240: 60 to test, 36 of the others to validation.
+    assert [len(each) for each in sets] == [144, 36, 60] and len(set.union(*sets)) == 240
+    for role, part in enumerate(_roles(people)):
+        for group in range(4):
+            assert as_set([part[client] for client in np.flatnonzero(people.groups == group)]) == sets[role]
 
 
 def test_a_client_without_training_samples_is_named():
