@@ -24,6 +24,9 @@ from lcfl.files import write_json
 __all__ = ["FederatedDataModule", "errors_of"]
 
 
+Protocol = Literal["own_split", "label_view", "label_proportional", "global"]
+
+
 class FederatedDataModule(LightningDataModule):
     """A data set, dealt out to clients, each with its own training, validation and test images.
 
@@ -37,8 +40,9 @@ class FederatedDataModule(LightningDataModule):
         batch_size: images per training step of a client.
         drop_last: leave out the last batch of a pass over a client's images where it is shorter than `batch_size`; a
             client with fewer images keeps its one short batch.
-        protocols: test sets to make; ``own_split`` holds out a part of each client's share, ``label_view`` takes the
-            official test images of the client's labels. The first one is also ``test_dataloader``'s.
+        protocols: test sets to make. ``own_split`` holds out a part of each client's share; of the official test
+            images, ``label_view`` takes those of the client's labels, ``label_proportional`` a part with its label
+            proportions, ``global`` all. The first one is also ``test_dataloader``'s.
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
         test_fraction: part of each share held out for ``own_split``; unused without that protocol.
         val_fraction: part of the remaining share held out for validation; 0 for none.
@@ -55,7 +59,7 @@ class FederatedDataModule(LightningDataModule):
         num_clients: int = 100,
         batch_size: int = 32,
         drop_last: bool = False,
-        protocols: Sequence[Literal["own_split", "label_view"]] = ("own_split",),
+        protocols: Sequence[Protocol] = ("own_split",),
         pool: Literal["train", "all"] = "train",
         test_fraction: float = 0.25,
         val_fraction: float = 0.1,
@@ -91,9 +95,10 @@ class FederatedDataModule(LightningDataModule):
             return
         with errors_of("data.dataset"):
             examples = self.dataset.load()
-        if "label_view" in self.protocols and examples.num_train == len(examples):
+        official = [name for name in self.protocols if name != "own_split"]
+        if official and examples.num_train == len(examples):
             raise ValueError(
-                f"the protocol label_view tests on official test images, {type(self.dataset).__name__} has none; "
+                f"the protocol {official[0]} tests on official test images, {type(self.dataset).__name__} has none; "
                 "use data.protocols: [own_split]"
             )
         pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
@@ -170,7 +175,7 @@ class FederatedDataModule(LightningDataModule):
                 )
         held = np.concatenate(shares.indices)
         official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
-        return Split(*roles, official, examples.targets)
+        return Split(*roles, official, examples.targets, self.seed)
 
     def _tests(self, split: Split) -> dict[str, list[Indices]]:
         tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}
@@ -178,7 +183,7 @@ class FederatedDataModule(LightningDataModule):
             if not any(map(len, lists)):
                 raise ValueError(
                     f"the protocol {name} leaves no client a test image with data.pool {self.pool}: own_split needs "
-                    "shares of two images or more, label_view official test images that no client holds (data.pool: "
+                    "shares of two images or more, the others official test images that no client holds (data.pool: "
                     "train, or a partition that leaves images over)"
                 )
         return tests

@@ -86,7 +86,10 @@ class Population:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists for JSON. ``indices``, each client's whole share, and ``groups`` are what ``FromFile`` reads."""
+        """Plain lists for JSON. ``indices``, each client's whole share, and ``groups`` are what ``FromFile`` reads.
+
+        A test set that all clients share, as under the protocol ``global``, is written once.
+        """
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
         shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
         return {
@@ -97,7 +100,7 @@ class Population:
             "label_counts": self.label_counts.tolist(),
             "train": _lists(self.train),
             "val": _lists(self.val),
-            "test": {name: _lists(lists) for name, lists in self.test.items()},
+            "test": {name: _lists_or_one(lists) for name, lists in self.test.items()},
         }
 
 
@@ -107,3 +110,8 @@ def _lengths(lists: list[Indices]) -> Indices:
 
 def _lists(arrays: list[Indices]) -> list[list[int]]:
     return [each.tolist() for each in arrays]
+
+
+def _lists_or_one(arrays: list[Indices]) -> list[list[int]] | list[int]:
+    shared = len(arrays) > 1 and all(each is arrays[0] for each in arrays)
+    return arrays[0].tolist() if shared else _lists(arrays)

@@ -81,6 +81,10 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
             labels = set(examples.targets[np.concatenate([people.train[client], people.val[client]])].tolist())
             expected = {each for each in official - learnt - own if examples.targets[each] in labels}
             assert set(tested.tolist()) == expected and len(tested) == len(expected)
+    for tested in people.test.get("label_proportional", []):
+        assert set(tested.tolist()) <= official and len(set(tested.tolist())) == len(tested)
+    for tested in people.test.get("global", []):
+        assert tested.tolist() == sorted(official - learnt - own)
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,7 +165,7 @@ def test_population_depends_on_the_data_seed_alone():
     assert ready(batch_size=3).population.fingerprint == first
     assert ready(seed=1).population.fingerprint != first
     # Another protocol beside it changes nobody's split.
-    more = ready(protocols=["own_split", "label_view"]).population
+    more = ready(protocols=list(PROTOCOLS)).population
     assert all(map(np.array_equal, more.train, ready().population.train))
 
 
@@ -180,11 +184,14 @@ def test_every_client_has_a_stream_of_its_own(tmp_path):
     assert not np.array_equal(first, second - 20)
 
 
-def test_label_view_needs_official_test_images():
-    with pytest.raises(ValueError, match=r"Synthetic has none; use data.protocols: \[own_split\]"):
-        ready(dataset=Synthetic(test_per_class=0), protocols=["label_view"])
-    with pytest.raises(ValueError, match=r"label_view leaves no client a test image with data.pool all"):
-        ready(IID(), protocols=["label_view"], pool="all")
+@pytest.mark.parametrize("protocol", ["label_view", "label_proportional", "global"])
+def test_all_but_own_split_need_official_test_images(protocol):
+    with pytest.raises(
+        ValueError, match=rf"{protocol} tests on .* Synthetic has none; use data.protocols: \[own_split"
+    ):
+        ready(dataset=Synthetic(test_per_class=0), protocols=["own_split", protocol])
+    with pytest.raises(ValueError, match=rf"{protocol} leaves no client a test image with data.pool all"):
+        ready(IID(), protocols=[protocol], pool="all")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_dictionary_holds_whole_shares():
     assert content["train"] == [[0, 1, 2], [3, 4]] and content["test"] == {"own_split": [[6, 7], [8, 9, 10]]}
 
 
+def test_a_test_set_of_everybody_is_written_once():
+    everybody = np.array([8, 9, 10])
+    for sets, written in (([everybody] * 2, [8, 9, 10]), ([everybody, everybody.copy()], [[8, 9, 10]] * 2)):
+        people = Population(*[population().train, population().val], {"global": sets}, None, np.array([[2, 1], [0, 2]]))
+        assert people.to_dict()["test"] == {"global": written}
+
+
 def test_summary_tells_sizes_labels_and_majority():
     rows = {line[:22].strip(): line[22:].split() for line in population(groups=np.array([0, 0])).summary().splitlines()}
     text = population().summary()
