@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
 from lcfl import rng
 from lcfl.data.datasets import FederatedDataset, RandomLike
@@ -19,6 +19,8 @@ from lcfl.data.partition.uniform import IID
 from lcfl.data.population import Population
 from lcfl.data.protocols import PROTOCOLS, Split
 from lcfl.data.split import split_apart, split_together
+from lcfl.data.transforms import ClientTransform, true_groups
+from lcfl.data.views import SeenExamples, View
 from lcfl.files import write_json
 
 __all__ = ["FederatedDataModule", "errors_of"]
@@ -46,7 +48,9 @@ class FederatedDataModule(LightningDataModule):
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
         test_fraction: part of each share held out for ``own_split``; unused without that protocol.
         val_fraction: part of the remaining share held out for validation; 0 for none.
-        seed: of partition and split.
+        client_transforms: what each client's images and labels go through, in this order: training, validation and
+            test images alike.
+        seed: of partition, split and client transforms.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -63,6 +67,7 @@ class FederatedDataModule(LightningDataModule):
         pool: Literal["train", "all"] = "train",
         test_fraction: float = 0.25,
         val_fraction: float = 0.1,
+        client_transforms: Sequence[ClientTransform] = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -71,9 +76,11 @@ class FederatedDataModule(LightningDataModule):
         self.protocols = list(protocols)
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
+        self.client_transforms = list(client_transforms)
         self.seed = seed
         self._check_arguments()
         self._loaded: tuple[Examples, Population] | None = None
+        self._seen: dict[tuple[View, ...], Examples] = {}
 
     @property
     def examples(self) -> Examples:
@@ -85,6 +92,16 @@ class FederatedDataModule(LightningDataModule):
         """Every client's images; there after ``setup``."""
         return self._after_setup()[1]
 
+    def seen_by(self, client: int) -> Examples:
+        """All images as a client sees them; the same object for clients that see them alike."""
+        examples, population = self._after_setup()
+        if population.views is None:
+            return examples
+        views = population.views[client]
+        if views not in self._seen:
+            self._seen[views] = SeenExamples(examples, views)
+        return self._seen[views]
+
     def prepare_data(self) -> None:
         """Downloads or verifies the files; Lightning calls it on one process."""
         self.dataset.prepare()
@@ -93,6 +110,9 @@ class FederatedDataModule(LightningDataModule):
         """Reads the data, partitions and splits. The same for every stage, and done once."""
         if self._loaded is not None:
             return
+        with errors_of("data.client_transforms"):
+            for transform in self.client_transforms:
+                transform.check(self.dataset.shape)
         with errors_of("data.dataset"):
             examples = self.dataset.load()
         official = [name for name in self.protocols if name != "own_split"]
@@ -108,7 +128,11 @@ class FederatedDataModule(LightningDataModule):
         counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
         label_counts = np.stack(counts).astype(np.int64)
         tests = self._tests(split)
-        population = Population(split.train, split.val, tests, shares.groups, label_counts, shares.overlapping)
+        with errors_of("data.client_transforms"):
+            groups, views = self._views(shares.groups, examples.num_classes)
+        population = Population(
+            split.train, split.val, tests, groups, label_counts, shares.overlapping, views, shares.groups
+        )
         self._loaded = examples, population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
@@ -116,7 +140,7 @@ class FederatedDataModule(LightningDataModule):
         dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes))
         return FederatedDataModule(
             dataset,
-            IID(),
+            _OneGroup() if self.client_transforms else IID(),
             self.num_clients,
             self.batch_size,
             drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
@@ -124,6 +148,7 @@ class FederatedDataModule(LightningDataModule):
             pool=self.pool,
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
+            client_transforms=self.client_transforms,
             seed=self.seed,
         )
 
@@ -177,6 +202,16 @@ class FederatedDataModule(LightningDataModule):
         official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
         return Split(*roles, official, examples.targets, self.seed)
 
+    def _views(self, groups: Indices | None, num_classes: int) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
+        """The true groups of the clients, and what each sees its images through."""
+        if not self.client_transforms:
+            return groups, None
+        views = [
+            transform(self.num_clients, num_classes, groups, rng.generator(self.seed, "client transform", number))
+            for number, transform in enumerate(self.client_transforms)
+        ]
+        return true_groups(groups, self.client_transforms, views), list(zip(*views, strict=True))
+
     def _tests(self, split: Split) -> dict[str, list[Indices]]:
         tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}
         for name, lists in tests.items():
@@ -194,9 +229,14 @@ class FederatedDataModule(LightningDataModule):
         return self._loaded
 
     def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
-        pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)))
-        drop_last = is_train and self.drop_last and len(pooled) >= self.batch_size
-        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=_as_it_is, drop_last=drop_last)
+        by_view: dict[Examples, list[Indices]] = {}
+        for client, indices in enumerate(lists):
+            by_view.setdefault(self.seen_by(client), []).append(indices)
+        parts = [_Pooled(examples, np.unique(np.concatenate(each))) for examples, each in by_view.items()]
+        pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
+        collate = _as_it_is if len(parts) == 1 else default_collate
+        drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
+        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
 
 
 @contextmanager
@@ -208,6 +248,14 @@ def errors_of(option: str) -> Iterator[None]:
         if str(error).startswith(f"{option}: "):
             raise
         raise ValueError(f"{option}: {error}") from error
+
+
+class _OneGroup(Partition):
+    """IID, in a group that is known, for transforms that ask for groups."""
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """One permutation of the pool, cut into N pieces."""
+        return Shares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
 
 
 class _Pooled(Dataset[Any]):

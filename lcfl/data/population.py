@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.data.partition.base import Indices
+from lcfl.data.views import View
 
 __all__ = ["Population"]
 
@@ -22,8 +23,10 @@ class Population:
         val: per client the indices it validates on; a tiny client may have none.
         test: protocol -> per client the indices it is tested on.
         groups: [N] the true group of each client, None where it is not known.
-        label_counts: [N, C] labels of each client's training images.
+        label_counts: [N, C] labels of each client's training images, as they are in the data set.
         overlapping: whether an image may be at several clients; it then has the same role at all of them.
+        views: per client what it sees its images through; None: as they are.
+        partition_groups: with views, [N] the groups of the partition alone, which views may divide.
     """
 
     train: list[Indices]
@@ -32,6 +35,8 @@ class Population:
     groups: Indices | None
     label_counts: Indices
     overlapping: bool = False
+    views: list[tuple[View, ...]] | None = None
+    partition_groups: Indices | None = None
 
     @property
     def num_clients(self) -> int:
@@ -45,7 +50,7 @@ class Population:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all index lists: equal only if every client has the same images in every role."""
+        """SHA-256 (hex): equal only if every client has the same images in every role and sees them alike."""
         digest = hashlib.sha256()
         roles = {"train": self.train, "val": self.val}
         roles |= {f"test/{name}": self.test[name] for name in sorted(self.test)}
@@ -54,6 +59,8 @@ class Population:
             for indices in lists:
                 digest.update(f"{len(indices)};".encode())
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
+        if self.views is not None:
+            digest.update(repr(self.views).encode())
         return digest.hexdigest()
 
     def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
@@ -90,13 +97,16 @@ class Population:
 
         A test set that all clients share, as under the protocol ``global``, is written once.
         """
+        groups = self.groups if self.views is None else self.partition_groups
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
         shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
         return {
             "fingerprint": self.fingerprint,
             "indices": _lists(shares),
-            "groups": None if self.groups is None else self.groups.tolist(),
+            "groups": None if groups is None else groups.tolist(),
+            "true_groups": None if self.groups is None else self.groups.tolist(),
             "overlapping": self.overlapping,
+            "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": self.label_counts.tolist(),
             "train": _lists(self.train),
             "val": _lists(self.val),

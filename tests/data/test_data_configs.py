@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import lcfl.data.partition
+import lcfl.data.transforms
 from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike
@@ -90,3 +91,18 @@ def test_every_partition_is_documented_and_known_by_its_short_name():
         ).partition
         assert type(partition).__name__ == name
         assert set(inspect.signature(type(partition)).parameters) - set(init_args) <= {"sizes"}
+
+
+def test_every_client_transform_is_documented_and_known_by_its_short_name():
+    lines = documented("partitions.md", "Rotation:")
+    assert set(lines) == concrete(lcfl.data.transforms, lcfl.data.transforms.ClientTransform)
+    for name, init_args in lines.items():
+        transforms = [{"class_path": name, "init_args": init_args}]
+        (made,) = instantiated(
+            {
+                "dataset": {"class_path": "Digits"},
+                "partition": {"class_path": "IID"},
+                "client_transforms": transforms,
+            }
+        ).client_transforms
+        assert type(made).__name__ == name and set(inspect.signature(type(made)).parameters) == set(init_args)
