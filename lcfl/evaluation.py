@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
+from lcfl.data.protocols import PLAIN
 from lcfl.exchange import ModelKind
 from lcfl.method import Method
 from lcfl.metrics import Evaluation
@@ -110,7 +111,10 @@ class Evaluator:
             owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for _, members in part]
             tasks = [
                 EvaluationTask(
-                    model, tuple(sets[name][i] for i, name in owned), tuple(members), tuple(i for i, _ in owned)
+                    model,
+                    tuple(sets[name][i] for i, name in owned),
+                    tuple(members),
+                    tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
                 )
                 for (model, members), owned in zip(part, owners, strict=True)
             ]

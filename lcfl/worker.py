@@ -91,13 +91,13 @@ class EvaluationTask:
         model: ``[P + Q]``.
         sets: indices of the examples in each.
         clients: whose model it is.
-        owners: the client as which each set is seen; empty: all sets are seen as they are.
+        owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
     """
 
     model: Tensor
     sets: tuple[NDArray[np.int64], ...]
     clients: tuple[int, ...]
-    owners: tuple[int, ...] = ()
+    owners: tuple[int | None, ...] = ()
 
     def __str__(self) -> str:
         few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
@@ -159,8 +159,8 @@ class Worker:
         module = self.engine.load(task.model).eval()
         sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Examples, int]] = []
-        for number, indices in enumerate(task.sets):
-            seen = self.data.seen_by(task.owners[number]) if task.owners else self.data.examples
+        for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
+            seen = self.data.examples if owner is None else self.data.seen_by(owner)
             sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is measured once
             keys.append((seen, id(indices)))
         results: dict[tuple[Examples, int], dict[str, float]] = {}

@@ -177,6 +177,18 @@ def test_a_shared_model_scores_an_image_once_for_each_view():
             assert values[client] == pytest.approx(1 - acc if client % 2 else acc)
 
 
+def test_a_plain_protocol_shows_images_as_they_are():
+    population, s = data(), state()
+    examples, people = population._loaded
+    tests = {"global": VIEW, "global_plain": VIEW}
+    population._loaded = examples, replace(people, test=tests, views=[(Relabelling((1, 0)),)] * 4)
+    population.protocols = list(tests)
+    found = evaluator(lcfed(), population)(s, ["cluster"], stages=["test"])
+    seen, plain = (found.by_name[f"test/{name}/cluster/acc"].values for name in tests)
+    assert_measured(found, "test/global_plain/cluster", {i: (s.centres[i % 2], VIEW[i]) for i in range(4)})
+    np.testing.assert_allclose(seen, 1 - plain, atol=1e-6)
+
+
 def test_measuring_leaves_the_generators_alone():
     measure = evaluator(lcfed())
     before = torch.get_rng_state()

@@ -17,7 +17,7 @@ from lcfl.data.examples import Examples
 from lcfl.data.partition.base import Indices, Partition, Shares
 from lcfl.data.partition.uniform import IID
 from lcfl.data.population import Population
-from lcfl.data.protocols import PROTOCOLS, Split
+from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
 from lcfl.data.split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
 from lcfl.data.views import SeenExamples, View
@@ -26,7 +26,7 @@ from lcfl.files import write_json
 __all__ = ["FederatedDataModule", "errors_of"]
 
 
-Protocol = Literal["own_split", "label_view", "label_proportional", "global"]
+Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
 
 
 class FederatedDataModule(LightningDataModule):
@@ -44,7 +44,8 @@ class FederatedDataModule(LightningDataModule):
             client with fewer images keeps its one short batch.
         protocols: test sets to make. ``own_split`` holds out a part of each client's share; of the official test
             images, ``label_view`` takes those of the client's labels, ``label_proportional`` a part with its label
-            proportions, ``global`` all. The first one is also ``test_dataloader``'s.
+            proportions, ``global`` all, ``global_plain`` all and without client transforms. The first one is also
+            ``test_dataloader``'s.
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
         test_fraction: part of each share held out for ``own_split``; unused without that protocol.
         val_fraction: part of the remaining share held out for validation; 0 for none.
@@ -161,8 +162,9 @@ class FederatedDataModule(LightningDataModule):
         return self._loader(self.population.val)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test images of the first protocol pooled, each image once."""
-        return self._loader(self.population.test[self.protocols[0]])
+        """The test images of the first protocol pooled, each image once for every way in which clients see it."""
+        protocol = self.protocols[0]
+        return self._loader(self.population.test[protocol], plain=protocol in PLAIN)
 
     def write(self, path: str | Path) -> None:
         """Writes ``partition.json``: every index list, groups, label counts and the fingerprints of data and partition.
@@ -228,10 +230,10 @@ class FederatedDataModule(LightningDataModule):
             raise RuntimeError("the data is not there yet; call prepare_data() and setup() first")
         return self._loaded
 
-    def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
+    def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
         by_view: dict[Examples, list[Indices]] = {}
         for client, indices in enumerate(lists):
-            by_view.setdefault(self.seen_by(client), []).append(indices)
+            by_view.setdefault(self.examples if plain else self.seen_by(client), []).append(indices)
         parts = [_Pooled(examples, np.unique(np.concatenate(each))) for examples, each in by_view.items()]
         pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
         collate = _as_it_is if len(parts) == 1 else default_collate

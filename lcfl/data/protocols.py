@@ -11,7 +11,10 @@ import numpy as np
 from lcfl import rng
 from lcfl.data.partition.base import Indices
 
-__all__ = ["PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
+__all__ = ["PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
+
+# Protocols whose images everybody sees as they are in the data set, not through its own transforms.
+PLAIN = frozenset({"global_plain"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,10 @@ def label_proportional(split: Split) -> list[Indices]:
 
 
 def global_test(split: Split) -> list[Indices]:
-    """All official test images for everybody (AS-CFL, section 4.1); a client sees them through its own transforms."""
+    """All official test images for everybody (AS-CFL, section 4.1).
+
+    Under the protocol ``global`` a client sees them through its own transforms, under ``global_plain`` as they are.
+    """
     return [split.official] * len(split.train)
 
 
@@ -93,4 +99,5 @@ PROTOCOLS: dict[str, Callable[[Split], list[Indices]]] = {
     "label_view": label_view,
     "label_proportional": label_proportional,
     "global": global_test,
+    "global_plain": global_test,
 }

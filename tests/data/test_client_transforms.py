@@ -124,6 +124,12 @@ def test_loaders_show_every_image_as_its_clients_see_it():
     assert len(inputs) == 120
 
 
+def test_a_plain_test_set_is_shown_as_it_is():
+    data = ready(Pathological(3), Rotation((0, 180)), protocols=["global_plain", "global"])
+    inputs = torch.cat([batch[0] for batch in data.test_dataloader()])
+    assert torch.equal(inputs, data.examples.batch(np.arange(240, 300), CPU)[0])
+
+
 def seen_flat(data, client, indices):
     return data.seen_by(client).batch(indices, CPU)[0].flatten(1).tolist()
 

@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations, pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
+from lcfl.data.datamodule import Protocol
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, CopyPerGroup, FromFile, Pathological, Shares, write_partition
 from lcfl.data.protocols import PROTOCOLS
@@ -83,7 +85,7 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
             assert set(tested.tolist()) == expected and len(tested) == len(expected)
     for tested in people.test.get("label_proportional", []):
         assert set(tested.tolist()) <= official and len(set(tested.tolist())) == len(tested)
-    for tested in people.test.get("global", []):
+    for tested in people.test.get("global", []) + people.test.get("global_plain", []):
         assert tested.tolist() == sorted(official - learnt - own)
 
 
@@ -157,6 +159,10 @@ def test_groups_are_the_partitions():
     assert ready(IID()).population.groups is None
 
 
+def test_every_protocol_can_be_named():
+    assert set(get_args(Protocol)) == set(PROTOCOLS)
+
+
 def test_population_depends_on_the_data_seed_alone():
     torch.manual_seed(1)
     first = ready().population.fingerprint
@@ -184,7 +190,7 @@ def test_every_client_has_a_stream_of_its_own(tmp_path):
     assert not np.array_equal(first, second - 20)
 
 
-@pytest.mark.parametrize("protocol", ["label_view", "label_proportional", "global"])
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "own_split"])
 def test_all_but_own_split_need_official_test_images(protocol):
     with pytest.raises(
         ValueError, match=rf"{protocol} tests on .* Synthetic has none; use data.protocols: \[own_split"
