@@ -113,7 +113,7 @@ class FederatedDataModule(LightningDataModule):
             return
         with errors_of("data.client_transforms"):
             for transform in self.client_transforms:
-                transform.check(self.dataset.shape)
+                transform.check(self.dataset.shape, self.dataset.dtype)
         with errors_of("data.dataset"):
             examples = self.dataset.load()
         official = [name for name in self.protocols if name != "own_split"]

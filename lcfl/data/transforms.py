@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 
 from lcfl import rng
 from lcfl.data.partition.base import Indices
@@ -61,8 +62,8 @@ class ClientTransform(ABC):
     ) -> Sequence[View]:
         """The rule itself; its result is checked by the caller."""
 
-    def check(self, shape: tuple[int, ...]) -> None:  # noqa: B027 - most take inputs of any shape
-        """Raises a ValueError for inputs of a shape that it cannot take."""
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:  # noqa: B027 - some take any inputs
+        """Raises a ValueError for inputs of a shape or type that it cannot take."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Rotation(ClientTransform):
         numbers = _numbers("Rotation", self.by, len(self.angles), num_clients, groups, generator)
         return [QuarterTurns(self.angles[number] // 90 % 4) for number in numbers]
 
-    def check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Images (channels, height, width) only, and square ones unless all angles are multiples of 180."""
         square = len(shape) == 3 and shape[1] == shape[2]
         if len(shape) != 3 or (not square and any(angle % 180 for angle in self.angles)):
@@ -129,6 +130,11 @@ class GaussianNoise(ClientTransform):
         seed = int(generator.integers(2**63))
         keys = [rng.stream_seed(seed, "noise", client) % 2**63 for client in range(num_clients)]
         return [Noise(self.sigma * (client + 1) / num_clients, key) for client, key in enumerate(keys)]
+
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Floating-point inputs only."""
+        if not dtype.is_floating_point:
+            raise ValueError(f"GaussianNoise: needs floating-point inputs; the data set's are {dtype}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from lcfl.data.transforms import ClientTransform, GaussianNoise, LabelPermutation, Rotation, true_groups
 from lcfl.data.views import Noise, QuarterTurns, View
@@ -105,11 +106,17 @@ def test_a_users_views_are_checked(transform, words):
 )
 def test_rotations_know_the_shapes_they_can_take(angles, shape, fits):
     if fits:
-        Rotation(angles).check(shape)
+        Rotation(angles).check(shape, torch.float32)
     else:
         with pytest.raises(ValueError, match=rf"Rotation: angles \[{angles[0]}, {angles[1]}\] need images .* are \("):
-            Rotation(angles).check(shape)
-    GaussianNoise(1.0).check(shape)
+            Rotation(angles).check(shape, torch.float32)
+    GaussianNoise(1.0).check(shape, torch.float32)
+
+
+def test_noise_needs_floating_inputs():
+    with pytest.raises(ValueError, match=r"GaussianNoise: needs floating-point inputs; the data set's are torch.int64"):
+        GaussianNoise(1.0).check((3,), torch.int64)
+    LabelPermutation().check((3,), torch.int64)
 
 
 def test_true_groups_are_those_of_partition_and_views_together():
