@@ -24,6 +24,7 @@ import lcfl.callbacks
 import lcfl.clustering
 import lcfl.data.datasets
 import lcfl.data.partition
+import lcfl.data.transforms
 import lcfl.exchange
 import lcfl.local
 import lcfl.networks
@@ -48,6 +49,7 @@ PARTS = {
     "model.network": lcfl.networks,
     "data.dataset": lcfl.data.datasets,
     "data.partition": lcfl.data.partition,
+    "data.client_transforms": lcfl.data.transforms,
 }
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")

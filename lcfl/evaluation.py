@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
+from lcfl.data.protocols import PLAIN
 from lcfl.exchange import ModelKind
 from lcfl.method import Method
 from lcfl.metrics import Evaluation
@@ -33,7 +34,7 @@ TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
 class Evaluator:
     """Measures kinds of models on the clients' local data sets, on all ranks.
 
-    Clients that share a model share its forward pass, and an image is scored once per model.
+    Clients that share a model share its forward pass, and an image is scored once per model and view of it.
 
     Args:
         ranks: carry out the forward passes.
@@ -109,7 +110,12 @@ class Evaluator:
             part = groups[start : start + TASKS_AT_A_TIME]
             owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for _, members in part]
             tasks = [
-                EvaluationTask(model, tuple(sets[name][i] for i, name in owned), tuple(members))
+                EvaluationTask(
+                    model,
+                    tuple(sets[name][i] for i, name in owned),
+                    tuple(members),
+                    tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
+                )
                 for (model, members), owned in zip(part, owners, strict=True)
             ]
             results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])

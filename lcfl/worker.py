@@ -18,6 +18,7 @@ from torch import Tensor
 from lcfl import rng
 from lcfl.clients import ClientState
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.examples import Examples
 from lcfl.local.sequential import SequentialEngine
 from lcfl.local.update import LocalData, LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink
@@ -84,17 +85,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """One model ``[P + Q]`` and the sets of examples it is measured on; an image is scored once.
+    """One model ``[P + Q]`` and the sets of examples it is measured on; what clients see alike is scored once.
 
     Attributes:
         model: ``[P + Q]``.
         sets: indices of the examples in each.
         clients: whose model it is.
+        owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
     """
 
     model: Tensor
     sets: tuple[NDArray[np.int64], ...]
     clients: tuple[int, ...]
+    owners: tuple[int | None, ...] = ()
 
     def __str__(self) -> str:
         few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
@@ -142,6 +145,7 @@ class Worker:
         local_update = task.local_update or self.method.local_update
         indices = self.data.population.train[task.client]
         data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last)
+        self.engine.examples = self.data.seen_by(task.client)
         with rng.scope(self.seed, "local", task.round, task.client):
             trained: Trained = local_update(task.state, task.downlink, data, self.engine)
         exchange = self.method.exchange
@@ -153,21 +157,28 @@ class Worker:
     def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
         """The loss and the module's metrics of a model on each set; nan on an empty one."""
         module = self.engine.load(task.model).eval()
-        union = np.unique(np.concatenate(task.sets))
-        with rng.scope(self.seed, "evaluate"):
-            scores, targets = self._scores(union)
-        results = []
-        for indices in task.sets:
-            rows = torch.from_numpy(np.searchsorted(union, indices))
-            results.append(measure(module, scores[rows], targets[rows]))
-        return results
+        sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}
+        keys: list[tuple[Examples, int]] = []
+        for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
+            seen = self.data.examples if owner is None else self.data.seen_by(owner)
+            sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is measured once
+            keys.append((seen, id(indices)))
+        results: dict[tuple[Examples, int], dict[str, float]] = {}
+        for seen, distinct in sets.items():
+            union = np.unique(np.concatenate(list(distinct.values())))
+            with rng.scope(self.seed, "evaluate"):
+                scores, targets = self._scores(seen, union)
+            for key, indices in distinct.items():
+                rows = torch.from_numpy(np.searchsorted(union, indices))
+                results[seen, key] = measure(module, scores[rows], targets[rows])
+        return [results[key] for key in keys]
 
-    def _scores(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _scores(self, examples: Examples, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Class scores ``[n, classes]`` in float32 and labels ``[n]`` of the loaded model, on the device."""
         device = self.fabric.device
         scores, targets = [], []
         for start in range(0, len(indices), EVALUATION_BATCH):
-            inputs, labels = self.data.examples.batch(indices[start : start + EVALUATION_BATCH], device)
+            inputs, labels = examples.batch(indices[start : start + EVALUATION_BATCH], device)
             with self.fabric.autocast():
                 scores.append(self.engine.module(inputs).float())
             targets.append(labels)

@@ -8,6 +8,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lcfl.clients import ClientState
+from lcfl.data.views import Relabelling, View
 from lcfl.evaluation import Evaluator, reported_metrics
 from lcfl.launch import StopFlag
 from lcfl.local import LocalTraining
@@ -150,6 +151,42 @@ def test_a_shared_model_scores_an_image_once():
     module = Counting(template.make_network)
     evaluator(lcfed(), module=module)(state(), ["global"], stages=["test"])
     assert scored == [len(np.unique(np.concatenate([*TEST, *VIEW])))]
+
+
+def test_a_shared_model_scores_an_image_once_for_each_view():
+    scored = []
+
+    class Counting(FederatedModule):
+        def forward(self, inputs):
+            scored.append(len(inputs))
+            return super().forward(inputs)
+
+    population, s = data(), state()
+    examples, people = population._loaded
+    views = [(View(),), (Relabelling((1, 0)),), (View(),), (Relabelling((1, 0)),)]
+    population._loaded = examples, replace(people, views=views)
+    module = Counting(linear_module().make_network)
+    found = evaluator(lcfed(), population, module)(s, ["global"], stages=["test"])
+    assert sorted(scored) == sorted(
+        len(np.unique(np.concatenate([each for i in pair for each in (TEST[i], VIEW[i])]))) for pair in ((0, 2), (1, 3))
+    )
+    for name, sets in (("own_split", TEST), ("label_view", VIEW)):
+        values = found.by_name[f"test/{name}/global/acc"].values
+        for client in range(4):
+            acc = by_hand(s.global_model, sets[client])[1]
+            assert values[client] == pytest.approx(1 - acc if client % 2 else acc)
+
+
+def test_a_plain_protocol_shows_images_as_they_are():
+    population, s = data(), state()
+    examples, people = population._loaded
+    tests = {"global": VIEW, "global_plain": VIEW}
+    population._loaded = examples, replace(people, test=tests, views=[(Relabelling((1, 0)),)] * 4)
+    population.protocols = list(tests)
+    found = evaluator(lcfed(), population)(s, ["cluster"], stages=["test"])
+    seen, plain = (found.by_name[f"test/{name}/cluster/acc"].values for name in tests)
+    assert_measured(found, "test/global_plain/cluster", {i: (s.centres[i % 2], VIEW[i]) for i in range(4)})
+    np.testing.assert_allclose(seen, 1 - plain, atol=1e-6)
 
 
 def test_measuring_leaves_the_generators_alone():

@@ -1,5 +1,6 @@
 """A task is a function of its arguments: of nothing that happened in the process before."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lcfl.clients import ClientState
+from lcfl.data.views import Relabelling, View
 from lcfl.local import LocalTraining
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
@@ -84,3 +86,34 @@ def test_an_exception_becomes_words():
     assert "training_step" in failure.details
     failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],), (4, 7)))
     assert failure.message.startswith("evaluation of the model of clients 4, 7, rank 0: ")
+
+
+def seen_through(data, *views):
+    """The same data, each client with such a view."""
+    examples, people = data._loaded
+    data._loaded = examples, replace(people, views=[(view,) for view in views])
+    return data
+
+
+def test_a_client_trains_on_what_it_sees():
+    module = FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    swapped = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
+    both = Worker(fabric, module, swapped, alone(steps=2), seed=0)
+    expected = Worker(fabric, module, dealt(INPUTS, 1 - TARGETS, TRAIN, test=TEST), alone(steps=2), seed=0)
+    assert torch.equal(both.train(task(1)).trained.model, expected.train(task(1)).trained.model)
+    assert torch.equal(both.train(task(0)).trained.model, worker().train(task(0)).trained.model)
+
+
+def test_a_set_is_seen_as_by_its_owner():
+    module = FederatedModule(noisy)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    data = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
+    one = Worker(fabric, module, data, alone(steps=2), seed=0)
+    shared = TEST[0]
+    plain, swapped, again, other = one.evaluate(
+        EvaluationTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), (0, 1, 0, 0))
+    )
+    raw, raw_other = one.evaluate(EvaluationTask(START, (shared, TRAIN[1]), (0, 1)))
+    assert plain == again == raw and other == raw_other
+    assert swapped["acc"] == pytest.approx(1 - raw["acc"]) and swapped["loss"] != raw["loss"]

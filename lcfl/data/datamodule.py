@@ -9,18 +9,24 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
 from lcfl import rng
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.examples import Examples
-from lcfl.data.partition.base import Indices, Partition
+from lcfl.data.partition.base import Indices, Partition, Shares
 from lcfl.data.partition.uniform import IID
-from lcfl.data.population import Population, split_share
-from lcfl.data.protocols import PROTOCOLS, Split
+from lcfl.data.population import Population
+from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
+from lcfl.data.split import split_apart, split_together
+from lcfl.data.transforms import ClientTransform, true_groups
+from lcfl.data.views import SeenExamples, View
 from lcfl.files import write_json
 
 __all__ = ["FederatedDataModule", "errors_of"]
+
+
+Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
 
 
 class FederatedDataModule(LightningDataModule):
@@ -36,12 +42,16 @@ class FederatedDataModule(LightningDataModule):
         batch_size: images per training step of a client.
         drop_last: leave out the last batch of a pass over a client's images where it is shorter than `batch_size`; a
             client with fewer images keeps its one short batch.
-        protocols: test sets to make; ``own_split`` holds out a part of each client's share, ``label_view`` takes the
-            official test images of the client's labels. The first one is also ``test_dataloader``'s.
+        protocols: test sets to make. ``own_split`` holds out a part of each client's share; of the official test
+            images, ``label_view`` takes those of the client's labels, ``label_proportional`` a part with its label
+            proportions, ``global`` all, ``global_plain`` all and without client transforms. The first one is also
+            ``test_dataloader``'s.
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
         test_fraction: part of each share held out for ``own_split``; unused without that protocol.
         val_fraction: part of the remaining share held out for validation; 0 for none.
-        seed: of partition and split.
+        client_transforms: what each client's images and labels go through, in this order: training, validation and
+            test images alike.
+        seed: of partition, split and client transforms.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -54,10 +64,11 @@ class FederatedDataModule(LightningDataModule):
         num_clients: int = 100,
         batch_size: int = 32,
         drop_last: bool = False,
-        protocols: Sequence[Literal["own_split", "label_view"]] = ("own_split",),
+        protocols: Sequence[Protocol] = ("own_split",),
         pool: Literal["train", "all"] = "train",
         test_fraction: float = 0.25,
         val_fraction: float = 0.1,
+        client_transforms: Sequence[ClientTransform] = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -66,9 +77,11 @@ class FederatedDataModule(LightningDataModule):
         self.protocols = list(protocols)
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
+        self.client_transforms = list(client_transforms)
         self.seed = seed
         self._check_arguments()
         self._loaded: tuple[Examples, Population] | None = None
+        self._seen: dict[tuple[View, ...], Examples] = {}
 
     @property
     def examples(self) -> Examples:
@@ -80,6 +93,16 @@ class FederatedDataModule(LightningDataModule):
         """Every client's images; there after ``setup``."""
         return self._after_setup()[1]
 
+    def seen_by(self, client: int) -> Examples:
+        """All images as a client sees them; the same object for clients that see them alike."""
+        examples, population = self._after_setup()
+        if population.views is None:
+            return examples
+        views = population.views[client]
+        if views not in self._seen:
+            self._seen[views] = SeenExamples(examples, views)
+        return self._seen[views]
+
     def prepare_data(self) -> None:
         """Downloads or verifies the files; Lightning calls it on one process."""
         self.dataset.prepare()
@@ -88,20 +111,28 @@ class FederatedDataModule(LightningDataModule):
         """Reads the data, partitions and splits. The same for every stage, and done once."""
         if self._loaded is not None:
             return
+        with errors_of("data.client_transforms"):
+            for transform in self.client_transforms:
+                transform.check(self.dataset.shape, self.dataset.dtype)
         with errors_of("data.dataset"):
             examples = self.dataset.load()
-        if "label_view" in self.protocols and examples.num_train == len(examples):
+        official = [name for name in self.protocols if name != "own_split"]
+        if official and examples.num_train == len(examples):
             raise ValueError(
-                f"the protocol label_view tests on official test images, {type(self.dataset).__name__} has none; "
+                f"the protocol {official[0]} tests on official test images, {type(self.dataset).__name__} has none; "
                 "use data.protocols: [own_split]"
             )
         pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split = self._split(shares.indices, examples)
-        label_counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
+        split = self._split(shares, examples)
+        counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
+        label_counts = np.stack(counts).astype(np.int64)
+        tests = self._tests(split)
+        with errors_of("data.client_transforms"):
+            groups, views = self._views(shares.groups, examples.num_classes)
         population = Population(
-            split.train, split.val, self._tests(split), shares.groups, np.stack(label_counts).astype(np.int64)
+            split.train, split.val, tests, groups, label_counts, shares.overlapping, views, shares.groups
         )
         self._loaded = examples, population
 
@@ -110,7 +141,7 @@ class FederatedDataModule(LightningDataModule):
         dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes))
         return FederatedDataModule(
             dataset,
-            IID(),
+            _OneGroup() if self.client_transforms else IID(),
             self.num_clients,
             self.batch_size,
             drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
@@ -118,6 +149,7 @@ class FederatedDataModule(LightningDataModule):
             pool=self.pool,
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
+            client_transforms=self.client_transforms,
             seed=self.seed,
         )
 
@@ -130,8 +162,9 @@ class FederatedDataModule(LightningDataModule):
         return self._loader(self.population.val)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test images of the first protocol pooled, each image once."""
-        return self._loader(self.population.test[self.protocols[0]])
+        """The test images of the first protocol pooled, each image once for every way in which clients see it."""
+        protocol = self.protocols[0]
+        return self._loader(self.population.test[protocol], plain=protocol in PLAIN)
 
     def write(self, path: str | Path) -> None:
         """Writes ``partition.json``: every index list, groups, label counts and the fingerprints of data and partition.
@@ -157,27 +190,29 @@ class FederatedDataModule(LightningDataModule):
         if "own_split" in self.protocols and self.test_fraction == 0:
             raise ValueError("data.test_fraction must be > 0 for the protocol own_split, got 0")
 
-    def _split(self, shares: list[Indices], examples: Examples) -> Split:
-        train, val, held_out = [], [], []
-        for client, share in enumerate(shares):
-            generator = rng.generator(self.seed, "split", client)
-            rest, test = share, share[:0]
-            if "own_split" in self.protocols:
-                # A client with two images or more is tested on at least one and keeps at least one.
-                number = min(max(round(self.test_fraction * len(share)), 1), len(share) - 1)
-                rest, test = split_share(share, examples.targets[share], number, generator)
-            number = round(self.val_fraction * len(rest))
-            rest, validation = split_share(rest, examples.targets[rest], number, generator)
-            if len(rest) == 0:
+    def _split(self, shares: Shares, examples: Examples) -> Split:
+        test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
+        split = split_together if shares.overlapping else split_apart
+        roles = split(shares.indices, examples.targets, test_fraction, self.val_fraction, self.seed)
+        for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
+            if lengths[0] == 0:
                 raise ValueError(
-                    f"client {client} is left without training samples: {len(share)} in its share, {len(test)} for "
-                    f"testing, {len(validation)} for validation; lower data.val_fraction or data.num_clients"
+                    f"client {client} is left without training samples: {sum(lengths)} in its share, {lengths[2]} for "
+                    f"testing, {lengths[1]} for validation; lower data.val_fraction or data.num_clients"
                 )
-            train.append(rest)
-            val.append(validation)
-            held_out.append(test)
-        official = np.setdiff1d(np.arange(examples.num_train, len(examples)), np.concatenate(shares))
-        return Split(train, val, held_out, official, examples.targets)
+        held = np.concatenate(shares.indices)
+        official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
+        return Split(*roles, official, examples.targets, self.seed)
+
+    def _views(self, groups: Indices | None, num_classes: int) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
+        """The true groups of the clients, and what each sees its images through."""
+        if not self.client_transforms:
+            return groups, None
+        views = [
+            transform(self.num_clients, num_classes, groups, rng.generator(self.seed, "client transform", number))
+            for number, transform in enumerate(self.client_transforms)
+        ]
+        return true_groups(groups, self.client_transforms, views), list(zip(*views, strict=True))
 
     def _tests(self, split: Split) -> dict[str, list[Indices]]:
         tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}
@@ -185,7 +220,7 @@ class FederatedDataModule(LightningDataModule):
             if not any(map(len, lists)):
                 raise ValueError(
                     f"the protocol {name} leaves no client a test image with data.pool {self.pool}: own_split needs "
-                    "shares of two images or more, label_view official test images that no client holds (data.pool: "
+                    "shares of two images or more, the others official test images that no client holds (data.pool: "
                     "train, or a partition that leaves images over)"
                 )
         return tests
@@ -195,10 +230,15 @@ class FederatedDataModule(LightningDataModule):
             raise RuntimeError("the data is not there yet; call prepare_data() and setup() first")
         return self._loaded
 
-    def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
-        pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)))
-        drop_last = is_train and self.drop_last and len(pooled) >= self.batch_size
-        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=_as_it_is, drop_last=drop_last)
+    def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
+        by_view: dict[Examples, list[Indices]] = {}
+        for client, indices in enumerate(lists):
+            by_view.setdefault(self.examples if plain else self.seen_by(client), []).append(indices)
+        parts = [_Pooled(examples, np.unique(np.concatenate(each))) for examples, each in by_view.items()]
+        pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
+        collate = _as_it_is if len(parts) == 1 else default_collate
+        drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
+        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
 
 
 @contextmanager
@@ -210,6 +250,14 @@ def errors_of(option: str) -> Iterator[None]:
         if str(error).startswith(f"{option}: "):
             raise
         raise ValueError(f"{option}: {error}") from error
+
+
+class _OneGroup(Partition):
+    """IID, in a group that is known, for transforms that ask for groups."""
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """One permutation of the pool, cut into N pieces."""
+        return Shares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
 
 
 class _Pooled(Dataset[Any]):

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.data.partition.base import Indices
+from lcfl.data.views import View
 
-__all__ = ["Population", "split_share"]
+__all__ = ["Population"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,10 @@ class Population:
         val: per client the indices it validates on; a tiny client may have none.
         test: protocol -> per client the indices it is tested on.
         groups: [N] the true group of each client, None where it is not known.
-        label_counts: [N, C] labels of each client's training images.
+        label_counts: [N, C] labels of each client's training images, as they are in the data set.
+        overlapping: whether an image may be at several clients; it then has the same role at all of them.
+        views: per client what it sees its images through; None: as they are.
+        partition_groups: with views, [N] the groups of the partition alone, which views may divide.
     """
 
     train: list[Indices]
@@ -30,6 +34,9 @@ class Population:
     test: dict[str, list[Indices]]
     groups: Indices | None
     label_counts: Indices
+    overlapping: bool = False
+    views: list[tuple[View, ...]] | None = None
+    partition_groups: Indices | None = None
 
     @property
     def num_clients(self) -> int:
@@ -43,7 +50,7 @@ class Population:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all index lists: equal only if every client has the same images in every role."""
+        """SHA-256 (hex): equal only if every client has the same images in every role and sees them alike."""
         digest = hashlib.sha256()
         roles = {"train": self.train, "val": self.val}
         roles |= {f"test/{name}": self.test[name] for name in sorted(self.test)}
@@ -52,6 +59,8 @@ class Population:
             for indices in lists:
                 digest.update(f"{len(indices)};".encode())
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
+        if self.views is not None:
+            digest.update(repr(self.views).encode())
         return digest.hexdigest()
 
     def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
@@ -84,49 +93,25 @@ class Population:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists for JSON. ``indices`` and ``groups`` are each client's whole share, as ``FromFile`` reads it."""
+        """Plain lists for JSON. ``indices``, each client's whole share, and ``groups`` are what ``FromFile`` reads.
+
+        A test set that all clients share, as under the protocol ``global``, is written once.
+        """
+        groups = self.groups if self.views is None else self.partition_groups
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
         shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
         return {
             "fingerprint": self.fingerprint,
             "indices": _lists(shares),
-            "groups": None if self.groups is None else self.groups.tolist(),
+            "groups": None if groups is None else groups.tolist(),
+            "true_groups": None if self.groups is None else self.groups.tolist(),
+            "overlapping": self.overlapping,
+            "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": self.label_counts.tolist(),
             "train": _lists(self.train),
             "val": _lists(self.val),
-            "test": {name: _lists(lists) for name, lists in self.test.items()},
+            "test": {name: _lists_or_one(lists) for name, lists in self.test.items()},
         }
-
-
-def split_share(
-    share: Indices, labels: Indices, number: int, generator: np.random.Generator
-) -> tuple[Indices, Indices]:
-    """Cuts ``number`` samples off a share: stratified where every label has two samples or more, else plainly.
-
-    Stratified: label l gives number * n_l / n samples, rounded so that the total is ``number`` (largest remainders
-    first, ties at random).
-
-    Args:
-        share: [n] indices.
-        labels: [n] their labels.
-        number: how many to cut off, 0 to n.
-        generator: source of every draw.
-
-    Returns:
-        What stays and what was cut off, each ascending.
-    """
-    order = generator.permutation(len(share))
-    present, positions, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    if number == 0 or counts.min() < 2:
-        chosen = order[:number]
-    else:
-        quota, remainder = np.divmod(number * counts, len(share))
-        shuffled = generator.permutation(len(present))
-        quota[shuffled[np.argsort(-remainder[shuffled], kind="stable")][: number - quota.sum()]] += 1
-        chosen = np.concatenate([order[positions == each][:count] for each, count in enumerate(quota)])
-    cut = np.zeros(len(share), dtype=bool)
-    cut[chosen] = True
-    return np.sort(share[~cut]), np.sort(share[cut])
 
 
 def _lengths(lists: list[Indices]) -> Indices:
@@ -135,3 +120,8 @@ def _lengths(lists: list[Indices]) -> Indices:
 
 def _lists(arrays: list[Indices]) -> list[list[int]]:
     return [each.tolist() for each in arrays]
+
+
+def _lists_or_one(arrays: list[Indices]) -> list[list[int]] | list[int]:
+    shared = len(arrays) > 1 and all(each is arrays[0] for each in arrays)
+    return arrays[0].tolist() if shared else _lists(arrays)

@@ -26,7 +26,7 @@ class SequentialEngine:
     Args:
         fabric: gives device and precision.
         module: its `training_step` and `configure_optimizers` define the local work.
-        examples: the pool that batches are gathered from.
+        examples: the pool that batches are gathered from; the worker sets it to what the client sees.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
     """
 

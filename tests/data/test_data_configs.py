@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import jsonargparse
@@ -10,12 +11,15 @@ import pytest
 import torch
 import yaml
 
+import lcfl.data.partition
+import lcfl.data.transforms
 from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike
 from tests.builders import loaded
 
-FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs" / "data").glob("*.yaml"))
 
 
 def class_of(path):
@@ -23,11 +27,26 @@ def class_of(path):
     return getattr(importlib.import_module(module), name)
 
 
-def built(path):
-    content = yaml.safe_load(path.read_text())
+def instantiated(data):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data", fail_untyped=False)
-    return parser.instantiate(parser.parse_object({"data": content["data"]})).data, content["model"]["network"]
+    return parser.instantiate(parser.parse_object({"data": data})).data
+
+
+def built(path):
+    content = yaml.safe_load(path.read_text())
+    return instantiated(content["data"]), content["model"]["network"]
+
+
+def documented(page, first):
+    """Class name -> arguments, from the YAML block of a page whose first line begins so."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+    return yaml.safe_load(next(block for block in blocks if block.startswith(first)))
+
+
+def concrete(module, base):
+    made = {name: getattr(module, name) for name in module.__all__}
+    return {name for name, each in made.items() if isinstance(each, type) and issubclass(each, base) and each != base}
 
 
 def test_the_five_files_are_there():
@@ -61,3 +80,29 @@ def test_files_that_need_no_download_have_known_groups(name, groups):
     loaded(data)
     assert np.bincount(data.population.groups).tolist() == groups
     assert min(map(len, data.population.val)) >= 5 and data.population.sizes.min() >= 50
+
+
+def test_every_partition_is_documented_and_known_by_its_short_name():
+    lines = documented("partitions.md", "IID:")
+    assert set(lines) == concrete(lcfl.data.partition, lcfl.data.partition.Partition)
+    for name, init_args in lines.items():
+        partition = instantiated(
+            {"dataset": {"class_path": "Digits"}, "partition": {"class_path": name, "init_args": init_args}}
+        ).partition
+        assert type(partition).__name__ == name
+        assert set(inspect.signature(type(partition)).parameters) - set(init_args) <= {"sizes"}
+
+
+def test_every_client_transform_is_documented_and_known_by_its_short_name():
+    lines = documented("partitions.md", "Rotation:")
+    assert set(lines) == concrete(lcfl.data.transforms, lcfl.data.transforms.ClientTransform)
+    for name, init_args in lines.items():
+        transforms = [{"class_path": name, "init_args": init_args}]
+        (made,) = instantiated(
+            {
+                "dataset": {"class_path": "Digits"},
+                "partition": {"class_path": "IID"},
+                "client_transforms": transforms,
+            }
+        ).client_transforms
+        assert type(made).__name__ == name and set(inspect.signature(type(made)).parameters) == set(init_args)

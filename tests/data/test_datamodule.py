@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations, pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,29 +12,15 @@ from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
+from lcfl.data.datamodule import Protocol
 from lcfl.data.datasets import Synthetic, Tensors
-from lcfl.data.partition import (
-    IID,
-    ClassDirichlet,
-    ClientDirichlet,
-    FromFile,
-    Pathological,
-    Shares,
-    Subsampled,
-    write_partition,
-)
+from lcfl.data.partition import IID, CopyPerGroup, FromFile, Pathological, Shares, write_partition
 from lcfl.data.protocols import PROTOCOLS
 from tests.builders import blobs, loaded
+from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
 
 BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
-PARTITIONS = st.one_of(
-    st.builds(IID, st.sampled_from([None, 5, 12])),
-    st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)),
-    st.builds(ClientDirichlet, st.floats(0.05, 10), st.sampled_from([None, (3, 15)])),
-    st.builds(Pathological, st.integers(1, 3), st.sampled_from([None, (3, 15)])),
-    st.builds(Pathological, st.integers(1, 3), st.none(), st.just(False)),
-    st.builds(Subsampled, st.builds(ClassDirichlet, st.floats(0.3, 10), st.just(3)), st.just((3, 15))),
-)
+PARTITIONS = st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS)
 SUBSETS = [list(each) for size in range(1, len(PROTOCOLS) + 1) for each in combinations(PROTOCOLS, size)]
 
 
@@ -72,10 +59,9 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     try:
         data.setup()
     except ValueError as error:
-        # The only refusals these arguments allow; in the first case every image is held by some client.
-        assert ("leaves no client a test image" in str(error) and pool == "all") or "without training samples" in str(
-            error
-        )
+        # The only refusals these arguments allow: of the partition, and of a pool that leaves nothing to test on.
+        nobody = "leaves no client a test image" in str(error)
+        assert nobody or "without training samples" in str(error) or str(error).startswith("data.partition: ")
         return
     people, examples = data.population, data.examples
     learnt = as_set(people.train) | as_set(people.val)
@@ -85,9 +71,10 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     for lists in people.test.values():
         assert not as_set(lists) & learnt
         assert len(lists) == num_clients
-    # No image has two holders or two roles.
+    # No image has two roles, nor two holders where the partition's name does not say so.
+    assert not as_set(people.train) & as_set(people.val)
     held = [index for part in (people.train, people.val, people.test.get("own_split", [])) for index in part]
-    assert len(np.concatenate(held)) == len(learnt | own)
+    assert people.overlapping or len(np.concatenate(held)) == len(learnt | own)
     if pool == "train":
         assert not (learnt | own) & official
     assert min(map(len, people.train)) > 0
@@ -96,6 +83,25 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
             labels = set(examples.targets[np.concatenate([people.train[client], people.val[client]])].tolist())
             expected = {each for each in official - learnt - own if examples.targets[each] in labels}
             assert set(tested.tolist()) == expected and len(tested) == len(expected)
+    for tested in people.test.get("label_proportional", []):
+        assert set(tested.tolist()) <= official and len(set(tested.tolist())) == len(tested)
+    for tested in people.test.get("global", []) + people.test.get("global_plain", []):
+        assert tested.tolist() == sorted(official - learnt - own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PARTITIONS, st.sampled_from(SUBSETS), st.sampled_from(["train", "all"]), st.integers(1, 8), st.integers(0, 99))
+def test_what_a_run_writes_is_read_back(tmp_path_factory, partition, protocols, pool, num_clients, seed):
+    options = {"protocols": protocols, "pool": pool, "num_clients": num_clients, "seed": seed}
+    try:
+        data = ready(partition, **options)
+    except ValueError:
+        return
+    path = tmp_path_factory.mktemp("run") / "partition.json"
+    data.write(path)
+    again = ready(FromFile(str(path)), **options)
+    assert again.population.fingerprint == data.population.fingerprint
+    assert again.population.to_dict() == data.population.to_dict()
 
 
 def test_fractions_are_kept():
@@ -130,6 +136,17 @@ def test_tiny_clients_are_tested_but_not_validated(tmp_path):
         ready(IID(1))
 
 
+def test_copies_of_an_image_have_one_role():
+    data = ready(CopyPerGroup(4), num_clients=8, val_fraction=0.2)
+    people = data.population
+    sets = [as_set(part) for part in _roles(people)]
+    # Every group holds the whole pool of 240: 60 to test, 36 of the others to validation.
+    assert [len(each) for each in sets] == [144, 36, 60] and len(set.union(*sets)) == 240
+    for role, part in enumerate(_roles(people)):
+        for group in range(4):
+            assert as_set([part[client] for client in np.flatnonzero(people.groups == group)]) == sets[role]
+
+
 def test_a_client_without_training_samples_is_named():
     with pytest.raises(
         ValueError, match=r"client 0 is left without training samples: 1 in its share, 0 .* 1 for validation"
@@ -142,6 +159,10 @@ def test_groups_are_the_partitions():
     assert ready(IID()).population.groups is None
 
 
+def test_every_protocol_can_be_named():
+    assert set(get_args(Protocol)) == set(PROTOCOLS)
+
+
 def test_population_depends_on_the_data_seed_alone():
     torch.manual_seed(1)
     first = ready().population.fingerprint
@@ -150,7 +171,7 @@ def test_population_depends_on_the_data_seed_alone():
     assert ready(batch_size=3).population.fingerprint == first
     assert ready(seed=1).population.fingerprint != first
     # Another protocol beside it changes nobody's split.
-    more = ready(protocols=["own_split", "label_view"]).population
+    more = ready(protocols=list(PROTOCOLS)).population
     assert all(map(np.array_equal, more.train, ready().population.train))
 
 
@@ -169,11 +190,14 @@ def test_every_client_has_a_stream_of_its_own(tmp_path):
     assert not np.array_equal(first, second - 20)
 
 
-def test_label_view_needs_official_test_images():
-    with pytest.raises(ValueError, match=r"Synthetic has none; use data.protocols: \[own_split\]"):
-        ready(dataset=Synthetic(test_per_class=0), protocols=["label_view"])
-    with pytest.raises(ValueError, match=r"label_view leaves no client a test image with data.pool all"):
-        ready(IID(), protocols=["label_view"], pool="all")
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "own_split"])
+def test_all_but_own_split_need_official_test_images(protocol):
+    with pytest.raises(
+        ValueError, match=rf"{protocol} tests on .* Synthetic has none; use data.protocols: \[own_split"
+    ):
+        ready(dataset=Synthetic(test_per_class=0), protocols=["own_split", protocol])
+    with pytest.raises(ValueError, match=rf"{protocol} leaves no client a test image with data.pool all"):
+        ready(IID(), protocols=[protocol], pool="all")
 
 
 @pytest.mark.parametrize(

@@ -10,47 +10,81 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lcfl.data.partition
 from lcfl.data.partition import (
     IID,
     ClassDirichlet,
     ClientDirichlet,
+    CopyPerGroup,
     FromFile,
+    LabelRing,
+    LabelSkew,
+    OverlappingFractions,
     Partition,
+    PartOfPool,
     Pathological,
+    Quantity,
+    Shards,
     Shares,
     Subsampled,
     write_partition,
 )
+from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING, OVERLAPPING_PARTITIONS, RULES
 
-RULES = st.one_of(
-    st.builds(IID, st.one_of(st.none(), st.integers(1, 8))),
-    st.builds(ClassDirichlet, st.floats(0.05, 100), st.integers(1, 3)),
-    st.builds(ClientDirichlet, st.floats(0.01, 100), st.one_of(st.none(), st.just((1, 9)))),
-    st.builds(Pathological, st.integers(1, 4), st.one_of(st.none(), st.just((4, 9)))),
-    st.builds(Pathological, st.integers(1, 4), st.none(), st.just(False)),
-)
-PARTITIONS = st.one_of(RULES, st.builds(Subsampled, RULES, st.just((2, 5))))
 LABELS = st.lists(st.integers(0, 6), min_size=20, max_size=120).map(np.array)
+PUBLIC = {getattr(lcfl.data.partition, name) for name in lcfl.data.partition.__all__}
+CLASSES = {each for each in PUBLIC if isinstance(each, type) and issubclass(each, Partition)} - {Partition}
 
 
-@settings(max_examples=300, deadline=None)
-@given(PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
-def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, seed):
+def test_the_properties_are_tested_of_every_partition():
+    assert {FromFile, Subsampled, PartOfPool, *RULES, *OVERLAPPING} == CLASSES
+
+
+def checked(partition, labels, num_clients, seed):
+    """What every partition must give, or None where it refuses in words of its own, not of numpy."""
     try:
         shares = partition(labels, num_clients, np.random.default_rng(seed))
     except ValueError as error:
-        # What these small pools cannot give must be refused in words, not by numpy.
-        assert str(error).startswith(tuple(f"{rule.__name__}: " for rule in Partition.__subclasses__()))
-        return
+        assert str(error).startswith(tuple(f"{rule.__name__}: " for rule in CLASSES))
+        return None
     assert len(shares.indices) == num_clients
-    everything = np.concatenate(shares.indices)
-    assert len(set(everything.tolist())) == len(everything)
-    assert everything.min() >= 0 and everything.max() < len(labels)
+    assert shares.groups is None or (shares.groups.shape == (num_clients,) and shares.groups.dtype == np.int64)
     for share in shares.indices:
         assert share.dtype == np.int64 and len(share) > 0
-        assert (np.diff(share) > 0).all()
+        assert share[0] >= 0 and share[-1] < len(labels) and (np.diff(share) > 0).all()
     again = partition(labels, num_clients, np.random.default_rng(seed))
     assert all(map(np.array_equal, shares.indices, again.indices))
+    return shares
+
+
+@settings(max_examples=200, deadline=None)
+@given(DISJOINT_PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
+def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, seed):
+    shares = checked(partition, labels, num_clients, seed)
+    if shares is not None:
+        everything = np.concatenate(shares.indices)
+        assert len(set(everything.tolist())) == len(everything) and not shares.overlapping
+
+
+@settings(max_examples=100, deadline=None)
+@given(OVERLAPPING_PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
+def test_an_index_belongs_to_several_clients_only_by_name(partition, labels, num_clients, seed):
+    shares = checked(partition, labels, num_clients, seed)
+    assert shares is None or shares.overlapping
+
+
+@settings(max_examples=100, deadline=None)
+@given(OVERLAPPING[CopyPerGroup], LABELS, st.integers(1, 12), st.integers(0, 2**32))
+def test_an_index_belongs_to_at_most_one_client_of_a_group(partition, labels, num_clients, seed):
+    shares = checked(partition, labels, num_clients, seed)
+    if shares is None:
+        return
+    for group in range(partition.num_groups):
+        members = np.flatnonzero(shares.groups == group)
+        everything = np.concatenate([shares.indices[client] for client in members])
+        assert len(set(everything.tolist())) == len(everything)
+        if partition.samples_per_client is None:
+            assert len(everything) == len(labels)
 
 
 @given(LABELS, st.integers(1, 12), st.integers(0, 1000))
@@ -62,7 +96,21 @@ def test_whole_pool_is_dealt_out(labels, num_clients, seed):
 
 def test_another_seed_deals_differently():
     labels = np.arange(200) % 5
-    for partition in (IID(), ClassDirichlet(1.0), ClientDirichlet(1.0), Pathological(2), Subsampled(IID(), (5, 5))):
+    for partition in (
+        IID(),
+        Quantity(1.0),
+        ClassDirichlet(1.0),
+        ClientDirichlet(1.0),
+        Pathological(2),
+        LabelSkew(2),
+        LabelRing(2),
+        Shards(2),
+        Shards(2, by_class=True),
+        CopyPerGroup(2),
+        OverlappingFractions((0.1, 0.6)),
+        Subsampled(IID(), (5, 5)),
+        PartOfPool(IID(), 50),
+    ):
         first, second = (partition(labels, 4, np.random.default_rng(seed)) for seed in (0, 1))
         assert not all(map(np.array_equal, first.indices, second.indices))
 
@@ -81,7 +129,30 @@ def test_another_seed_deals_differently():
         (lambda: Pathological(0), "classes_per_client"),
         (lambda: Pathological(3, (2, 5)), "3 <= low"),
         (lambda: Pathological(3, (3, 5), balanced=False), "balanced"),
+        (lambda: ClassDirichlet(0.1, balance=False, fractions=(0.0, 0.5)), "0 < low <= high <= 1"),
+        (lambda: ClassDirichlet(0.1, fractions=(0.1, 0.5)), "balance: false"),
+        (lambda: Quantity(0.0), "alpha"),
+        (lambda: Quantity(1.0, 0), "min_samples"),
+        (lambda: Quantity(1.0, max_tries=0), "max_tries"),
+        (lambda: LabelSkew(0), "num_labels"),
+        (lambda: LabelSkew(2, "ring"), "'cyclic' or 'random', got 'ring'"),
+        (lambda: LabelSkew(3, sizes=(2, 5)), "3 <= low"),
+        (lambda: LabelRing(0), "num_labels"),
+        (lambda: LabelRing(2, min_per_label=0), "min_per_label"),
+        (lambda: LabelRing(2, log_std=float("inf")), "log_std"),
+        (lambda: LabelRing(3, (2, 5)), "3 <= low"),
+        (lambda: Shards(0), "shards_per_client"),
+        (lambda: Shards(2, sizes=(5, 9)), "by_class: true"),
+        (lambda: Shards(3, by_class=True, sizes=(2, 9)), "3 <= low"),
+        (lambda: CopyPerGroup(0), "num_groups"),
+        (lambda: CopyPerGroup(2, 0), "samples_per_client"),
+        (lambda: OverlappingFractions((0.6, 0.1)), "low <= high"),
+        (lambda: OverlappingFractions((0.1, 0.6), -1.0), "alpha"),
         (lambda: Subsampled(IID(), (3, 2)), "low <= high"),
+        (lambda: Subsampled(IID(), fractions=(0.5, 1.1)), "high <= 1"),
+        (lambda: Subsampled(IID()), "either sizes or fractions, got None and None"),
+        (lambda: Subsampled(IID(), (2, 3), (0.1, 0.2)), "either sizes or fractions"),
+        (lambda: PartOfPool(IID(), 0), "num_samples"),
     ],
 )
 def test_bad_parameters_are_refused_at_once(make, words):
@@ -108,8 +179,8 @@ def test_bad_arguments_are_named(labels, num_clients, words):
 class Broken(Partition):
     """Returns what it is told to."""
 
-    def __init__(self, *indices, groups=None):
-        self.shares = Shares([np.array(each, dtype=np.int64) for each in indices], groups)
+    def __init__(self, *indices, groups=None, overlapping=False):
+        self.shares = Shares([np.array(each, dtype=np.int64) for each in indices], groups, overlapping)
 
     def split(self, labels, num_clients, generator):
         return self.shares
@@ -120,6 +191,7 @@ class Broken(Partition):
     [
         (Broken([0, 1], [1, 2]), r"index 1 at client\(s\) 0, 1"),
         (Broken([0, 0], [1, 2]), r"index 0 at client\(s\) 0\)"),
+        (Broken([0, 1, 0], [1, 2], overlapping=True), r"1 indices .* at client\(s\) 0\); .* to a client once only"),
         (Broken([0], [4]), "index 4 lies outside the pool, whose indices are 0 to 3"),
         (Broken([0], [-1]), "index -1"),
         (Broken([0], []), "1 of 2 clients got no sample .the first is client 1"),
@@ -132,19 +204,27 @@ def test_a_users_partition_is_checked_like_ours(partition, words):
         partition(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
 
 
+def test_a_users_partition_may_overlap_if_it_says_so():
+    shares = Broken([0, 1], [1, 2], overlapping=True)(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+    assert [share.tolist() for share in shares.indices] == [[0, 1], [1, 2]] and shares.overlapping
+
+
 def test_a_users_partition_need_not_sort():
     shares = Broken([3, 0], [2])(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
     assert shares.indices[0].tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("groups", [None, np.array([0, 0, 1])])
-def test_written_partition_is_read_back(tmp_path: Path, groups):
+@pytest.mark.parametrize("partition", [IID(), CopyPerGroup(3)])
+def test_written_partition_is_read_back(tmp_path: Path, groups, partition):
     labels = np.arange(30) % 3
-    written = Shares(IID()(labels, 3, np.random.default_rng(0)).indices, groups)
+    drawn = partition(labels, 3, np.random.default_rng(0))
+    written = Shares(drawn.indices, groups, drawn.overlapping)
     write_partition(tmp_path / "folder" / "p.json", written)
     read = FromFile(str(tmp_path / "folder" / "p.json"))(labels, 3, np.random.default_rng(1))
     assert all(map(np.array_equal, written.indices, read.indices))
     assert read.groups is None if groups is None else np.array_equal(read.groups, groups)
+    assert read.overlapping == drawn.overlapping
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["p.json"]
 
 
@@ -158,6 +238,7 @@ def test_written_partition_is_read_back(tmp_path: Path, groups):
         (json.dumps({"indices": [[0], [True]]}), r"indices\[1\] .* integers"),
         (json.dumps({"indices": [[0], [2**70]]}), "64 bits"),
         (json.dumps({"indices": [[0], [0]]}), "more than once"),
+        (json.dumps({"indices": [[0], [0]], "overlapping": 1}), "overlapping .* must be true or false, got 1"),
         (json.dumps({"indices": [[0], [7]]}), "index 7 lies outside"),
         (json.dumps({"indices": [[0], []]}), "got no sample"),
         (json.dumps({"indices": [[0]]}), "num_clients is 2"),

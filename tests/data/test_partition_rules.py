@@ -1,4 +1,4 @@
-"""Each partition's own rule, against numbers worked by hand and the literature's code."""
+"""Each partition's own rule, against numbers worked by hand: Dirichlet draws, sizes, copies."""
 
 import numpy as np
 import pytest
@@ -6,28 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lcfl.data.partition import IID, ClassDirichlet, ClientDirichlet, Pathological, Subsampled
+from lcfl.data.partition import (
+    IID,
+    ClassDirichlet,
+    ClientDirichlet,
+    CopyPerGroup,
+    OverlappingFractions,
+    PartOfPool,
+    Pathological,
+    Quantity,
+    Subsampled,
+)
 from lcfl.data.partition.dirichlet import fill
-from lcfl.data.partition.pathological import class_blocks
-
-CIFAR10 = np.repeat(np.arange(10), 5000)
-
-
-def counts_of(labels, shares):
-    return np.stack([np.bincount(labels[share], minlength=labels.max() + 1) for share in shares.indices])
-
-
-class Scripted:
-    """A generator whose Dirichlet draws are given and whose permutations change nothing."""
-
-    def __init__(self, *draws):
-        self.draws = list(draws)
-
-    def dirichlet(self, alpha):
-        return np.array(self.draws.pop(0))
-
-    def permutation(self, values):
-        return values
+from tests.data.partitions import CIFAR10, Scripted, counts_of
 
 
 def test_class_dirichlet_closes_full_clients():
@@ -69,6 +60,36 @@ def test_class_dirichlet_gives_up_on_impossible_draws():
         ClassDirichlet(1.0, min_samples=1000)(CIFAR10, 51, np.random.default_rng(0))
 
 
+def test_without_balance_full_clients_get_more():
+    # As in the first test, but client 0 goes on: 4 + 3 + floor(4 * 0.9).
+    labels = np.repeat([0, 1, 2], 4)
+    rule = ClassDirichlet(1.0, min_samples=2, balance=False)
+    shares = rule(labels, 2, Scripted((1.0, 0.0), (0.75, 0.25), (0.9, 0.1)))
+    assert counts_of(labels, shares).tolist() == [[4, 3, 3], [0, 1, 1]]
+
+
+def test_fractions_are_the_expected_parts_of_the_pool():
+    class Fixed(Scripted):
+        """Fractions 0.1 and 0.3; keeps what the Dirichlet draws were asked for."""
+
+        def uniform(self, low, high, size):
+            self.asked = []
+            return np.array([0.1, 0.3])
+
+        def dirichlet(self, alpha):
+            self.asked.append(alpha.tolist())
+            return super().dirichlet(alpha)
+
+    script = Fixed((0.5, 0.5), (0.5, 0.5))
+    ClassDirichlet(2.0, min_samples=1, balance=False, fractions=(0.1, 0.6))(np.arange(8) % 2, 2, script)
+    np.testing.assert_allclose(script.asked, [[1.0, 3.0]] * 2)
+    # And with a real generator: large alpha, so the parts themselves.
+    rule = ClassDirichlet(1e6, balance=False, fractions=(0.1, 0.6))
+    sizes = np.array([len(each) for each in rule(CIFAR10, 20, np.random.default_rng(0)).indices])
+    fractions = np.random.default_rng(0).uniform(0.1, 0.6, size=20)
+    np.testing.assert_allclose(sizes / 50_000, fractions / fractions.sum(), atol=2e-3)
+
+
 def test_class_dirichlet_has_the_statistics_of_niid_bench():
     # NIID-Bench: m 100, beta 0.1 on CIFAR-10, simulated there independently.
     rows = []
@@ -83,6 +104,26 @@ def test_class_dirichlet_has_the_statistics_of_niid_bench():
     assert largest == pytest.approx(2100, abs=300)
     assert labels == pytest.approx(4.2, abs=0.2)
     assert majority == pytest.approx(0.72, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("labels", "min_samples", "rate", "draws"),
+    [
+        (CIFAR10, 10, 0.24, 100),
+        (np.repeat(np.arange(10), 6000), 10, 0.30, 100),
+        (np.repeat(np.arange(10), 6000), 40, 0.01, 100),
+        (np.repeat(np.arange(100), 500), 10, 1.0, 5),
+    ],
+)
+def test_class_dirichlet_accepts_as_many_draws_as_niid_bench(labels, min_samples, rate, draws):
+    rule, accepted = ClassDirichlet(0.1, min_samples, max_tries=1), 0
+    for seed in range(draws):
+        try:
+            rule(labels, 100, np.random.default_rng(seed))
+            accepted += 1
+        except ValueError as error:
+            assert "none of 1 draws" in str(error)
+    assert accepted / draws == pytest.approx(rate, abs=3.5 * np.sqrt(rate * (1 - rate) / draws))
 
 
 @pytest.mark.parametrize(
@@ -137,69 +178,6 @@ def test_client_dirichlet_refuses_more_than_there_is():
         ClientDirichlet(0.1, (10, 10))(np.arange(100) % 4, 20, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("num_classes", "per_client", "expected"),
-    [
-        (10, 3, [(30, (0, 1, 2)), (30, (3, 4, 5)), (30, (6, 7, 8)), (10, (9,))]),
-        (10, 4, [(40, (0, 1, 2, 3)), (40, (4, 5, 6, 7)), (20, (8, 9))]),
-        (10, 2, [(20, (k, k + 1)) for k in range(0, 10, 2)]),
-        (100, 8, [(8, tuple(range(k, k + 8))) for k in range(0, 96, 8)] + [(4, (96, 97, 98, 99))]),
-        (100, 10, [(10, tuple(range(k, k + 10))) for k in range(0, 100, 10)]),
-    ],
-)
-@pytest.mark.parametrize("sizes", [None, (50, 350)])
-def test_pathological_blocks_are_those_of_pfllib(num_classes, per_client, expected, sizes):
-    # 100 clients.
-    labels = np.repeat(np.arange(num_classes), 50_000 // num_classes)
-    shares = Pathological(per_client, sizes)(labels, 100, np.random.default_rng(0))
-    owned = [tuple(np.unique(labels[share]).tolist()) for share in shares.indices]
-    assert owned == [classes for size, classes in expected for _ in range(size)]
-    assert shares.groups.tolist() == [group for group, (size, _) in enumerate(expected) for _ in range(size)]
-
-
-@given(st.integers(1, 60), st.integers(1, 30), st.data())
-def test_class_blocks_leave_nobody_out(num_clients, num_classes, data):
-    per_client = data.draw(st.integers(1, num_classes))
-    owned = class_blocks(num_clients, num_classes, per_client).sum(axis=1)
-    assert owned.min() >= 1 and owned.max() <= per_client
-
-
-def test_pathological_spreads_a_clients_size_evenly():
-    labels = np.repeat(np.arange(6), 100)
-    counts = counts_of(labels, Pathological(3, (20, 20))(labels, 4, np.random.default_rng(0)))
-    for row in counts:
-        assert sorted(row[row > 0].tolist()) == [6, 7, 7]
-
-
-def test_pathological_deals_whole_classes():
-    labels = np.repeat(np.arange(4), [10, 11, 12, 13])
-    counts = counts_of(labels, Pathological(2)(labels, 6, np.random.default_rng(0)))
-    assert counts.tolist() == [[4, 4, 0, 0], [3, 4, 0, 0], [3, 3, 0, 0], [0, 0, 4, 5], [0, 0, 4, 4], [0, 0, 4, 4]]
-
-
-def test_unbalanced_pathological_is_pfllibs():
-    labels = np.repeat(np.arange(4), 1000)
-    counts = counts_of(labels, Pathological(2, balanced=False)(labels, 20, np.random.default_rng(0)))
-    assert counts.sum(axis=0).tolist() == [1000] * 4
-    # 10 owners a class: all but the last hold 10 to 99 samples, the last the rest.
-    first = counts[:9, :2]
-    assert first.min() >= 10 and first.max() <= 99 and len(np.unique(first)) > 5
-    assert (counts[9, :2] == 1000 - first.sum(axis=0)).all()
-
-
-@pytest.mark.parametrize(
-    ("partition", "words"),
-    [
-        (Pathological(5), "classes_per_client is 5, the pool has 4 classes"),
-        (Pathological(4), "class number 0 has 5 samples for 8 owners"),
-        (Pathological(2, (5, 5)), "class number 0 need .* samples of it, the pool has 5"),
-    ],
-)
-def test_pathological_says_which_class_runs_short(partition, words):
-    with pytest.raises(ValueError, match=words):
-        partition(np.repeat(np.arange(4), 5), 8, np.random.default_rng(0))
-
-
 def test_iid_takes_the_number_asked_for():
     shares = IID(7)(np.arange(100) % 4, 10, np.random.default_rng(0))
     assert [len(share) for share in shares.indices] == [7] * 10
@@ -223,3 +201,75 @@ def test_subsampled_cuts_the_base_and_keeps_its_groups():
 def test_subsampled_keeps_a_share_that_is_smaller_whole():
     cut = Subsampled(IID(3), (5, 30))(np.zeros(30, dtype=np.int64), 10, np.random.default_rng(3))
     assert [len(share) for share in cut.indices] == [3] * 10
+
+
+def test_subsampled_keeps_a_fraction_of_each_share():
+    # Clients 0 and 1 hold 150 samples, the others 100.
+    labels = np.repeat(np.arange(3), [300, 200, 200])
+    base = Pathological(1)
+    whole = base(labels, 6, np.random.default_rng(3))
+    cut = Subsampled(base, fractions=(0.1, 0.6))(labels, 6, np.random.default_rng(3))
+    kept = np.array([len(small) / len(large) for small, large in zip(cut.indices, whole.indices, strict=True)])
+    assert kept.min() >= 0.095 and kept.max() <= 0.605 and len(set(kept.tolist())) == 6
+    assert all(set(small) <= set(large) for small, large in zip(cut.indices, whole.indices, strict=True))
+    assert cut.groups.tolist() == whole.groups.tolist()
+    # A tenth of three is nothing, but a client keeps one sample.
+    tiny = Subsampled(IID(3), fractions=(0.1, 0.1))(labels, 5, np.random.default_rng(0))
+    assert [len(each) for each in tiny.indices] == [1] * 5
+
+
+def test_part_of_the_pool_is_partitioned_like_a_pool():
+    labels = np.repeat(np.arange(4), 50)
+    shares = PartOfPool(Pathological(2), 60)(labels, 4, np.random.default_rng(0))
+    everything = np.concatenate(shares.indices)
+    assert len(everything) == 60 and everything.max() > 150
+    assert shares.groups.tolist() == [0, 0, 1, 1]
+    assert set(labels[np.concatenate(shares.indices[:2])].tolist()) == {0, 1}
+    with pytest.raises(ValueError, match="num_samples is 201, the pool has 200 samples"):
+        PartOfPool(IID(), 201)(labels, 4, np.random.default_rng(0))
+
+
+def test_quantity_skews_sizes_and_not_labels():
+    shares = Quantity(0.5, min_samples=20)(CIFAR10, 20, np.random.default_rng(0))
+    sizes = np.array([len(each) for each in shares.indices])
+    assert sizes.sum() == 50_000 and sizes.min() >= 20 and sizes.max() > 4 * np.median(sizes)
+    largest = counts_of(CIFAR10, shares)[sizes.argmax()]
+    assert largest.min() > 0.08 * sizes.max() and largest.max() < 0.12 * sizes.max()
+    with pytest.raises(ValueError, match=r"none of 3 draws with alpha 0.01 .* min_samples 10 of 100 samples"):
+        Quantity(0.01, max_tries=3)(np.zeros(100, dtype=np.int64), 8, np.random.default_rng(0))
+
+
+def test_quantity_cuts_at_the_rounded_down_sums():
+    shares = Quantity(1.0, min_samples=2, max_tries=2)(
+        np.zeros(10, dtype=np.int64), 3, Scripted((0.1, 0.1, 0.8), (0.26, 0.26, 0.48))
+    )
+    # The first draw gives a client one sample only; the second cuts at floor(2.6) and floor(5.2).
+    assert [each.tolist() for each in shares.indices] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_every_group_has_a_copy_of_the_pool():
+    labels = np.arange(60) % 5
+    shares = CopyPerGroup(3)(labels, 7, np.random.default_rng(0))
+    assert shares.groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    for group in range(3):
+        held = [share for share, each in zip(shares.indices, shares.groups, strict=True) if each == group]
+        assert sorted(np.concatenate(held).tolist()) == list(range(60))
+        assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert not np.array_equal(shares.indices[3], shares.indices[5])
+
+
+def test_copies_have_the_size_of_ifcas():
+    # CIFAR-10, 2 angles: 200 clients of 500 images, 100 in each group.
+    shares = CopyPerGroup(2, 500)(CIFAR10, 200, np.random.default_rng(0))
+    assert {len(each) for each in shares.indices} == {500} and np.bincount(shares.groups).tolist() == [100, 100]
+
+
+def test_overlapping_fractions_are_fractions_of_the_pool():
+    labels = np.arange(1000) % 10
+    for rule in (OverlappingFractions((0.1, 0.6)), OverlappingFractions((0.1, 0.6), alpha=0.5)):
+        shares = rule(labels, 20, np.random.default_rng(0))
+        fractions = np.random.default_rng(0).uniform(0.1, 0.6, size=20)
+        assert [len(each) for each in shares.indices] == np.rint(1000 * fractions).astype(int).tolist()
+    # 100 images of each class there are; a client that wants more of one takes what it has and goes on.
+    counts = counts_of(labels, shares)
+    assert counts.max() == 100 and (counts == 100).sum() > 3 and (counts < 5).sum() > 3

@@ -1,6 +1,7 @@
-"""Partitions: labels in, one list of sample indices per client out. An index belongs to at most one client.
+"""Partitions: labels in, one list of sample indices per client out.
 
-A class of one's own needs only ``split``; in YAML it is named by its class path::
+An index belongs to at most one client, except where a partition's name says otherwise. A class of one's own needs
+only ``split``; in YAML it is named by its class path::
 
     partition:
       class_path: lcfl.data.partition.ClientDirichlet
@@ -10,16 +11,26 @@ A class of one's own needs only ``split``; in YAML it is named by its class path
 from lcfl.data.partition.base import Partition, Shares
 from lcfl.data.partition.dirichlet import ClassDirichlet, ClientDirichlet
 from lcfl.data.partition.fixed import FromFile, write_partition
+from lcfl.data.partition.label_skew import LabelRing, LabelSkew
+from lcfl.data.partition.overlapping import CopyPerGroup, OverlappingFractions
 from lcfl.data.partition.pathological import Pathological
-from lcfl.data.partition.uniform import IID, Subsampled
+from lcfl.data.partition.shards import Shards
+from lcfl.data.partition.uniform import IID, PartOfPool, Quantity, Subsampled
 
 __all__ = [
     "IID",
     "ClassDirichlet",
     "ClientDirichlet",
+    "CopyPerGroup",
     "FromFile",
+    "LabelRing",
+    "LabelSkew",
+    "OverlappingFractions",
+    "PartOfPool",
     "Partition",
     "Pathological",
+    "Quantity",
+    "Shards",
     "Shares",
     "Subsampled",
     "write_partition",

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Indices", "Partition", "Shares", "check_sizes", "draw_sizes", "shuffled_classes"]
+__all__ = [
+    "Indices",
+    "Partition",
+    "Shares",
+    "check_fractions",
+    "check_sizes",
+    "draw_fractions",
+    "draw_sizes",
+    "shuffled_classes",
+]
 
 Indices = NDArray[np.int64]
 
@@ -19,12 +28,14 @@ class Shares:
     """Which samples of the pool each client holds.
 
     Args:
-        indices: per client its sample indices, int64, ascending; no index occurs twice.
+        indices: per client its sample indices, int64, ascending; no index occurs twice in a client.
         groups: [N] the true group of each client, only where the partition knows it, else None.
+        overlapping: whether an index may belong to several clients; only for partitions whose name says so.
     """
 
     indices: list[Indices]
     groups: Indices | None = None
+    overlapping: bool = False
 
 
 class Partition(ABC):
@@ -39,7 +50,7 @@ class Partition(ABC):
             generator: source of every draw; equal generators give equal shares.
 
         Returns:
-            N shares, each sorted, none empty, no index twice.
+            N shares, each sorted, none empty, no index twice, or twice within a client where shares overlap.
 
         Raises:
             ValueError: the arguments are unusable, or the partition cannot be made from these labels.
@@ -49,7 +60,8 @@ class Partition(ABC):
         shares = self.split(labels, num_clients, generator)
         _check_shares(name, shares, len(labels), num_clients)
         groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
-        return Shares([np.sort(share).astype(np.int64, copy=False) for share in shares.indices], groups)
+        indices = [np.sort(share).astype(np.int64, copy=False) for share in shares.indices]
+        return Shares(indices, groups, shares.overlapping)
 
     @abstractmethod
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
@@ -72,6 +84,19 @@ def check_sizes(name: str, sizes: tuple[int, int] | None, minimum: int = 1) -> N
 def draw_sizes(sizes: tuple[int, int], num_clients: int, generator: np.random.Generator) -> Indices:
     """[N] client sizes n_i ~ Uniform{low, ..., high}, both ends included."""
     return generator.integers(sizes[0], sizes[1], size=num_clients, endpoint=True)
+
+
+def check_fractions(name: str, fractions: tuple[float, float] | None) -> None:
+    """Raises a ValueError unless ``fractions`` is None or a range ``(low, high)`` with 0 < low <= high <= 1."""
+    if fractions is not None and not (len(fractions) == 2 and 0 < fractions[0] <= fractions[1] <= 1):
+        raise ValueError(f"{name}: fractions must be (low, high) with 0 < low <= high <= 1, got {tuple(fractions)}")
+
+
+def draw_fractions(
+    fractions: tuple[float, float], num_clients: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """[N] fractions r_i ~ Uniform(low, high)."""
+    return generator.uniform(fractions[0], fractions[1], size=num_clients)
 
 
 def _checked_labels(name: str, labels: Indices, num_clients: int) -> Indices:
@@ -108,10 +133,18 @@ def _check_shares(name: str, shares: Shares, num_samples: int, num_clients: int)
     outside = everything[(everything < 0) | (everything >= num_samples)]
     if outside.size:
         raise ValueError(f"{name}: index {outside[0]} lies outside the pool, whose indices are 0 to {num_samples - 1}")
-    twice = np.flatnonzero(np.bincount(everything, minlength=num_samples) > 1)
+    twice = _repeated(everything)
+    if shares.overlapping:
+        twice = np.concatenate([_repeated(share) for share in shares.indices])
     if twice.size:
         owners = [client for client, share in enumerate(shares.indices) if twice[0] in share]
         raise ValueError(
             f"{name}: {twice.size} indices occur more than once (index {twice[0]} at client(s) "
-            f"{', '.join(map(str, owners))}); an index may belong to one client only"
+            f"{', '.join(map(str, owners))}); an index may belong "
+            f"{'to a client once' if shares.overlapping else 'to one client'} only"
         )
+
+
+def _repeated(indices: Indices) -> Indices:
+    values, counts = np.unique(indices, return_counts=True)
+    return values[counts > 1]

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, draw_sizes, shuffled_classes
+from lcfl.data.partition.base import (
+    Indices,
+    Partition,
+    Shares,
+    check_fractions,
+    check_sizes,
+    draw_fractions,
+    draw_sizes,
+    shuffled_classes,
+)
 
-__all__ = ["ClassDirichlet", "ClientDirichlet"]
+__all__ = ["ClassDirichlet", "ClientDirichlet", "check_alpha", "fill"]
 
 
 @dataclass(frozen=True)
@@ -20,26 +29,36 @@ class ClassDirichlet(Partition):
 
     For each class k: p ~ Dirichlet(alpha 1_N) over clients; p_j = 0 for clients that already hold S / N samples or
     more; what is left is renormalised and the shuffled class cut at floor(cumsum(p) n_k), the rest going to the last
-    client. The whole draw is repeated until the smallest client has ``min_samples``. Every sample is used.
+    client. The whole draw is repeated until the smallest client has ``min_samples``. Every sample is used. The
+    documentation has a table of the options that give the forms of other sources.
 
     Args:
         alpha: concentration (beta in NIID-Bench), > 0; small values give few labels per client.
         min_samples: least samples of a client, at least 1.
         max_tries: how often the whole draw is made at most, and how often one class is redrawn when every
             proportion became 0.
+        balance: whether clients that hold a fair share already get no more.
+        fractions: (low, high): without balance, the expected parts of the pool are in proportion to
+            r_i ~ Uniform(low, high): p ~ Dirichlet(alpha N r / sum r). One reading of AS-CFL's client sizes of 10 %
+            to 60 % (section 4.1), normalised to sum 1. None: equal parts are expected.
     """
 
     alpha: float
     min_samples: int = 10
     max_tries: int = 100
+    balance: bool = True
+    fractions: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        _check_alpha("ClassDirichlet", self.alpha)
+        check_alpha("ClassDirichlet", self.alpha)
         if self.min_samples < 1 or self.max_tries < 1:
             raise ValueError(
                 "ClassDirichlet: min_samples and max_tries must be at least 1, "
                 f"got min_samples {self.min_samples} and max_tries {self.max_tries}"
             )
+        check_fractions("ClassDirichlet", self.fractions)
+        if self.fractions is not None and self.balance:
+            raise ValueError("ClassDirichlet: fractions need balance: false, which lets clients be of different size")
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
         """Draws until every client has ``min_samples``, at most ``max_tries`` times."""
@@ -48,27 +67,37 @@ class ClassDirichlet(Partition):
                 f"ClassDirichlet: {num_clients} clients with min_samples {self.min_samples} need more than the "
                 f"{len(labels)} samples of the pool; lower num_clients or min_samples"
             )
+        concentration = np.full(num_clients, self.alpha)
+        if self.fractions is not None:
+            weights = draw_fractions(self.fractions, num_clients, generator)
+            concentration *= weights / weights.mean()
         for _ in range(self.max_tries):
-            indices = self._draw(labels, num_clients, generator)
+            indices = self._draw(labels, concentration, generator)
             if min(map(len, indices)) >= self.min_samples:
                 return Shares(indices)
         raise self._given_up(num_clients)
 
-    def _draw(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> list[Indices]:
+    def _draw(
+        self, labels: Indices, concentration: NDArray[np.float64], generator: np.random.Generator
+    ) -> list[Indices]:
+        num_clients = len(concentration)
         held = np.zeros(num_clients, dtype=np.int64)
         parts: list[list[Indices]] = [[] for _ in range(num_clients)]
         for members in shuffled_classes(labels, generator):
-            proportions = self._proportions(held < len(labels) / num_clients, generator)
+            has_room = held < (len(labels) / num_clients if self.balance else np.inf)
+            proportions = self._proportions(concentration, has_room, generator)
             cuts = np.floor(np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
             for part, piece in zip(parts, np.split(members, cuts), strict=True):
                 part.append(piece)
             held += np.diff(cuts, prepend=0, append=len(members))
         return [np.concatenate(part) for part in parts]
 
-    def _proportions(self, has_room: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.float64]:
+    def _proportions(
+        self, concentration: NDArray[np.float64], has_room: NDArray[np.bool_], generator: np.random.Generator
+    ) -> NDArray[np.float64]:
         """[N] proportions of one class; small alphas can put all their mass on clients that are full, hence redraws."""
         for _ in range(self.max_tries):
-            proportions = generator.dirichlet(np.full(len(has_room), self.alpha)) * has_room
+            proportions = generator.dirichlet(concentration) * has_room
             total = proportions.sum()
             if total > 0:
                 return np.asarray(proportions / total, dtype=np.float64)
@@ -98,7 +127,7 @@ class ClientDirichlet(Partition):
     sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        _check_alpha("ClientDirichlet", self.alpha)
+        check_alpha("ClientDirichlet", self.alpha)
         check_sizes("ClientDirichlet", self.sizes)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
@@ -148,6 +177,7 @@ def fill(wanted: Indices, available: Indices, proportions: NDArray[np.float64]) 
     return counts
 
 
-def _check_alpha(name: str, alpha: float) -> None:
+def check_alpha(name: str, alpha: float) -> None:
+    """Raises a ValueError unless ``alpha`` is a finite number > 0."""
     if not (alpha > 0 and math.isfinite(alpha)):
         raise ValueError(f"{name}: alpha must be a finite number > 0, got {alpha}")

@@ -20,7 +20,7 @@ class FromFile(Partition):
     Args:
         path: JSON file ``{"indices": [[...], ...], "groups": [...] or null}`` with one list of sample indices per
             client. Indices count the training images first and the official test images (``pool: all``) after them.
-            Further keys are ignored.
+            With ``"overlapping": true`` an index may belong to several clients. Further keys are ignored.
     """
 
     path: str
@@ -36,8 +36,10 @@ class FromFile(Partition):
         if not isinstance(content, dict) or not isinstance(content.get("indices"), list):
             raise ValueError(f"FromFile: {self.path!r} must hold an object with a list 'indices', one entry per client")
         indices = [self._integers(f"indices[{client}]", share) for client, share in enumerate(content["indices"])]
-        groups = content.get("groups")
-        return Shares(indices, None if groups is None else self._integers("groups", groups))
+        groups, overlapping = content.get("groups"), content.get("overlapping", False)
+        if not isinstance(overlapping, bool):
+            raise ValueError(f"FromFile: overlapping in {self.path!r} must be true or false, got {overlapping!r}")
+        return Shares(indices, None if groups is None else self._integers("groups", groups), overlapping)
 
     def _integers(self, key: str, values: Any) -> Indices:
         # bool is an int to Python, but true is no index.
@@ -52,4 +54,5 @@ class FromFile(Partition):
 def write_partition(path: str | Path, shares: Shares) -> None:
     """Writes ``shares`` as a file that ``FromFile`` reads; the file is replaced as a whole."""
     groups = None if shares.groups is None else shares.groups.tolist()
-    write_json(path, {"indices": [share.tolist() for share in shares.indices], "groups": groups})
+    indices = [share.tolist() for share in shares.indices]
+    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping})

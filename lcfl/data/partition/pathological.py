@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, draw_sizes, shuffled_classes
+from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
+from lcfl.data.partition.owners import check_demand, check_num_classes, share_out, take
 
 __all__ = ["Pathological", "class_blocks"]
 
@@ -40,45 +41,13 @@ class Pathological(Partition):
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
         """Blocks of classes, then a count for each owned class, then the samples."""
         members = shuffled_classes(labels, generator)
-        available = np.array([len(each) for each in members], dtype=np.int64)
-        if self.classes_per_client > len(members):
-            raise ValueError(
-                f"Pathological: classes_per_client is {self.classes_per_client}, the pool has {len(members)} classes; "
-                "use at most that"
-            )
+        check_num_classes("Pathological", "classes_per_client", self.classes_per_client, len(members))
         owns = class_blocks(num_clients, len(members), self.classes_per_client)
-        if self.sizes is None:
-            counts = self._dealt(owns, available, generator)
+        if self.balanced:
+            indices = share_out("Pathological", owns, members, self.sizes, generator)
         else:
-            counts = _spread(owns, draw_sizes(self.sizes, num_clients, generator), generator)
-            _check_demand(counts.sum(axis=0), available)
-        stops = np.cumsum(counts, axis=0)
-        indices = [
-            np.concatenate([each[stop - count : stop] for each, stop, count in zip(members, *row, strict=True)])
-            for row in zip(stops, counts, strict=True)
-        ]
+            indices = take(members, _uneven(owns, members, generator))
         return Shares(indices, _groups(owns))
-
-    def _dealt(self, owns: Indices, available: Indices, generator: np.random.Generator) -> Indices:
-        """[N, C] counts when every class is dealt out whole among its owners."""
-        counts = np.zeros_like(owns)
-        for label, total in enumerate(available):
-            owners = np.flatnonzero(owns[:, label])
-            if len(owners) == 0:
-                continue
-            if total < len(owners):
-                raise ValueError(
-                    f"Pathological: class number {label} has {total} samples for {len(owners)} owners; "
-                    "use fewer clients or fewer classes_per_client"
-                )
-            parts = np.full(len(owners), total // len(owners))
-            if self.balanced:
-                parts[: total % len(owners)] += 1
-            else:
-                parts[:-1] = generator.integers(max(1, parts[0] // 10), max(2, parts[0]), size=len(owners) - 1)
-                parts[-1] = total - parts[:-1].sum()
-            counts[owners, label] = parts
-        return counts
 
 
 def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) -> Indices:
@@ -92,24 +61,17 @@ def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) ->
     return owns
 
 
-def _spread(owns: Indices, sizes: Indices, generator: np.random.Generator) -> Indices:
-    """[N, C] counts with row sums ``sizes``, even over each client's classes; the remainder goes to random ones."""
+def _uneven(owns: Indices, members: list[Indices], generator: np.random.Generator) -> Indices:
+    """[N, C] counts: all owners of a class but the last draw between a tenth of an equal part and an equal part."""
+    available = np.array([len(each) for each in members], dtype=np.int64)
+    check_demand("Pathological", owns.sum(axis=0), available)
     counts = np.zeros_like(owns)
-    for client, size in enumerate(sizes):
-        owned = generator.permutation(np.flatnonzero(owns[client]))
-        counts[client, owned] = size // len(owned)
-        counts[client, owned[: size % len(owned)]] += 1
+    for label in np.flatnonzero(owns.any(axis=0)):
+        owners = np.flatnonzero(owns[:, label])
+        equal = available[label] // len(owners)
+        parts = generator.integers(max(1, equal // 10), max(2, equal), size=len(owners) - 1)
+        counts[owners, label] = np.append(parts, available[label] - parts.sum())
     return counts
-
-
-def _check_demand(demand: Indices, available: Indices) -> None:
-    short = np.flatnonzero(demand > available)
-    if short.size:
-        label = int(short[0])
-        raise ValueError(
-            f"Pathological: the owners of class number {label} need {demand[label]} samples of it, the pool has "
-            f"{available[label]}; lower sizes or num_clients"
-        )
 
 
 def _groups(owns: Indices) -> Indices:

@@ -1,12 +1,21 @@
-"""Partitions without a rule of their own about labels: IID, and a cut of another partition to given sizes."""
+"""Partitions without a rule of their own about labels: IID, unequal sizes, and parts of another partition."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, draw_sizes
+from lcfl.data.partition.base import (
+    Indices,
+    Partition,
+    Shares,
+    check_fractions,
+    check_sizes,
+    draw_fractions,
+    draw_sizes,
+)
+from lcfl.data.partition.dirichlet import check_alpha
 
-__all__ = ["IID", "Subsampled"]
+__all__ = ["IID", "PartOfPool", "Quantity", "Subsampled"]
 
 
 @dataclass(frozen=True)
@@ -39,27 +48,107 @@ class IID(Partition):
 
 
 @dataclass(frozen=True)
-class Subsampled(Partition):
-    """Another partition with each client cut to a size of its own: the other reading of FedAC's 50..350 samples.
+class Quantity(Partition):
+    """Sizes differ, labels do not: one permutation, cut by a Dirichlet draw over clients (NIID-Bench, quantity skew).
 
-    FedAC (section 5.1) fixes client sizes and names a class-wise Dirichlet, which cannot both be met exactly.
-    ``ClientDirichlet(alpha, sizes)`` meets the sizes; this keeps the labels' rule and cuts.
+    p ~ Dirichlet(alpha 1_N); the permuted pool is cut at floor(cumsum(p) S). Drawn anew until the smallest client has
+    ``min_samples``. Every sample is used.
+
+    Args:
+        alpha: concentration, > 0; small values give few large clients and many small ones.
+        min_samples: least samples of a client, at least 1.
+        max_tries: how often sizes are drawn at most.
+    """
+
+    alpha: float
+    min_samples: int = 10
+    max_tries: int = 100
+
+    def __post_init__(self) -> None:
+        check_alpha("Quantity", self.alpha)
+        if self.min_samples < 1 or self.max_tries < 1:
+            raise ValueError(
+                "Quantity: min_samples and max_tries must be at least 1, "
+                f"got min_samples {self.min_samples} and max_tries {self.max_tries}"
+            )
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Draws sizes until every client has ``min_samples``, at most ``max_tries`` times."""
+        order = generator.permutation(len(labels))
+        for _ in range(self.max_tries):
+            proportions = generator.dirichlet(np.full(num_clients, self.alpha))
+            indices = np.split(order, np.floor(np.cumsum(proportions)[:-1] * len(labels)).astype(np.int64))
+            if min(map(len, indices)) >= self.min_samples:
+                return Shares(indices)
+        raise ValueError(
+            f"Quantity: none of {self.max_tries} draws with alpha {self.alpha} gave each of num_clients {num_clients} "
+            f"at least min_samples {self.min_samples} of {len(labels)} samples; lower min_samples or num_clients, or "
+            "raise alpha or max_tries"
+        )
+
+
+@dataclass(frozen=True)
+class Subsampled(Partition):
+    """Another partition with each client cut to a size of its own.
+
+    ``sizes`` is the other reading of FedAC's 50..350 samples (section 5.1), which fixes client sizes and names a
+    class-wise Dirichlet: both cannot be met exactly. ``ClientDirichlet(alpha, sizes)`` meets the sizes; this keeps
+    the labels' rule and cuts. ``fractions`` of (0.1, 0.6) are the reading of AS-CFL's client sizes of 10 % to 60 %
+    (section 4.1) by which a client keeps that part of its own share.
 
     Args:
         base: the partition to cut.
         sizes: (low, high); client i keeps n_i ~ Uniform{low, ..., high} random samples of its share, or the
             whole share where that is smaller.
+        fractions: (low, high); client i keeps the part r_i ~ Uniform(low, high) of its share, rounded, at least one
+            sample. Give either this or ``sizes``.
     """
 
     base: Partition
-    sizes: tuple[int, int]
+    sizes: tuple[int, int] | None = None
+    fractions: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        if (self.sizes is None) == (self.fractions is None):
+            raise ValueError(f"Subsampled: give either sizes or fractions, got {self.sizes} and {self.fractions}")
         check_sizes("Subsampled", self.sizes)
+        check_fractions("Subsampled", self.fractions)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
         """Runs ``base``, then draws the sizes and the samples that stay."""
         whole = self.base(labels, num_clients, generator)
-        sizes = draw_sizes(self.sizes, num_clients, generator)
+        sizes = self._sizes(np.array([len(share) for share in whole.indices]), generator)
         kept = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
-        return Shares(kept, whole.groups)
+        return Shares(kept, whole.groups, whole.overlapping)
+
+    def _sizes(self, whole: Indices, generator: np.random.Generator) -> Indices:
+        if self.sizes is not None:
+            return draw_sizes(self.sizes, len(whole), generator)
+        assert self.fractions is not None
+        fractions = draw_fractions(self.fractions, len(whole), generator)
+        return np.maximum(np.rint(fractions * whole).astype(np.int64), 1)
+
+
+@dataclass(frozen=True)
+class PartOfPool(Partition):
+    """Another partition of a random part of the pool, such as the 10,000 images of the official CFL notebook.
+
+    Args:
+        base: the partition of that part.
+        num_samples: its size, at least 1 and at most that of the pool.
+    """
+
+    base: Partition
+    num_samples: int
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(f"PartOfPool: num_samples must be at least 1, got {self.num_samples}")
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Draws the part, then runs ``base`` on it."""
+        if self.num_samples > len(labels):
+            raise ValueError(f"PartOfPool: num_samples is {self.num_samples}, the pool has {len(labels)} samples")
+        part = np.sort(generator.permutation(len(labels))[: self.num_samples])
+        shares = self.base(labels[part], num_clients, generator)
+        return Shares([part[share] for share in shares.indices], shares.groups, shares.overlapping)

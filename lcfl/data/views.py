@@ -1,0 +1,128 @@
+"""How one client sees images: pure functions of a batch. Shapes: B images in a batch, S images in all."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.data.examples import Examples
+
+__all__ = ["Noise", "QuarterTurns", "Relabelling", "SeenExamples", "View", "standard_normal"]
+
+
+@dataclass(frozen=True)
+class View:
+    """How one client sees a batch: by itself, as it is.
+
+    A view of one's own is a frozen dataclass, too, because clients with equal views share what is computed, and a
+    view's text is part of a run's fingerprint.
+    """
+
+    def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
+        """New inputs [B, ...] from those [B, ...] of the images number ``indices`` [B]; on the inputs' device."""
+        return inputs
+
+    def targets(self, targets: Tensor) -> Tensor:
+        """New labels [B] from labels [B]."""
+        return targets
+
+
+@dataclass(frozen=True)
+class QuarterTurns(View):
+    """Images [B, C, H, W] turned counter-clockwise by ``number`` times 90 degrees."""
+
+    number: int
+
+    def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
+        """Moves pixels only."""
+        return inputs if self.number == 0 else torch.rot90(inputs, self.number, dims=(-2, -1)).contiguous()
+
+
+@dataclass(frozen=True)
+class Noise(View):
+    """Added Gaussian noise of standard deviation ``sigma``, from the stream of ``key``."""
+
+    sigma: float
+    key: int
+
+    def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
+        """The noise of an image depends on key and index alone."""
+        if self.sigma == 0:
+            return inputs
+        noise = standard_normal(self.key, indices, inputs[0].numel())
+        return inputs + self.sigma * noise.to(inputs.dtype).reshape(inputs.shape)
+
+
+@dataclass(frozen=True)
+class Relabelling(View):
+    """Label l becomes ``labels[l]``."""
+
+    labels: tuple[int, ...]
+
+    def targets(self, targets: Tensor) -> Tensor:
+        """A look-up on the labels' device."""
+        return torch.tensor(self.labels, device=targets.device)[targets]
+
+
+class SeenExamples(Examples):
+    """All images of a data set as some clients see them.
+
+    Args:
+        examples: the images as they are.
+        views: what their batches go through, in this order.
+    """
+
+    def __init__(self, examples: Examples, views: tuple[View, ...]) -> None:
+        targets = torch.from_numpy(examples.targets)
+        for view in views:
+            targets = view.targets(targets)
+        super().__init__(targets, examples.num_train, examples.num_classes)
+        self.examples, self.views = examples, views
+
+    def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The batch as it is, then every view of it."""
+        inputs, targets = self.examples.batch(indices, device)
+        numbers = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
+        for view in self.views:
+            inputs, targets = view.inputs(inputs, numbers), view.targets(targets)
+        return inputs, targets
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the images and the views."""
+        return hashlib.sha256(f"{self.examples.fingerprint()}/{self.views}".encode()).hexdigest()
+
+
+def standard_normal(key: int, indices: Tensor, num_values: int) -> Tensor:
+    """[B, num_values] standard normal numbers, each a function of key, index and position alone, in float32.
+
+    A counter-based generator, because a generator for each image could not fill a batch on a GPU at once: the
+    counters, mixed by the function of SplitMix64 (Steele et al., 2014), give two uniform numbers of 24 bits, and
+    these two normal ones (Box and Muller).
+
+    Args:
+        key: of the stream, 0 to 2**63 - 1.
+        indices: [B] int64, >= 0.
+        num_values: per index.
+    """
+    half = (num_values + 1) // 2
+    position = torch.arange(2 * half, device=indices.device).reshape(2, 1, half)
+    bits = _mixed((indices.reshape(1, -1, 1) * (2 * half) + position) * _GAMMA + key)
+    first, second = (bits >> 40) & (2**24 - 1)
+    radius = (-2 * ((first + 1).float() / 2**24).log()).sqrt()
+    angle = second.float() * (2 * math.pi / 2**24)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :num_values]
+
+
+# Of SplitMix64, as signed numbers; products and sums are modulo 2**64.
+_GAMMA, _FIRST, _SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """64 bits in which every bit of the state has a part."""
+    state = (state ^ ((state >> 30) & (2**34 - 1))) * _FIRST
+    state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND
+    return state ^ ((state >> 31) & (2**33 - 1))

@@ -1,0 +1,136 @@
+"""Which view each client gets, and which true groups that makes."""
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.data.transforms import ClientTransform, GaussianNoise, LabelPermutation, Rotation, true_groups
+from lcfl.data.views import Noise, QuarterTurns, View
+
+GROUPS = np.array([0, 0, 1, 1, 2])
+
+
+def views(transform, num_clients=5, groups=GROUPS, seed=0, num_classes=4):
+    return transform(num_clients, num_classes, groups, np.random.default_rng(seed))
+
+
+def turns(*args, **options):
+    return [view.number for view in views(*args, **options)]
+
+
+def test_rotations_go_by_client_or_group():
+    assert turns(Rotation(), 6, None) == [0, 1, 2, 3, 0, 1]
+    assert turns(Rotation((0, 180), by="group")) == [0, 0, 2, 2, 0]
+    assert turns(Rotation((-90, 450), by="client"), 2) == [3, 1]
+
+
+def test_rotations_may_be_drawn():
+    drawn = turns(Rotation(by="random"), 4000, None)
+    assert np.bincount(drawn).tolist() == pytest.approx([1000] * 4, abs=130)
+    assert drawn == turns(Rotation(by="random"), 4000, None) != turns(Rotation(by="random"), 4000, None, seed=1)
+
+
+def test_noise_grows_with_the_clients_number():
+    found = views(GaussianNoise(0.5))
+    assert [view.sigma for view in found] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert len({view.key for view in found}) == 5 and min(view.key for view in found) >= 0
+    assert found == views(GaussianNoise(0.5)) != views(GaussianNoise(0.5), seed=1)
+
+
+def test_every_group_has_a_permutation_of_its_own():
+    found = views(LabelPermutation())
+    assert found[0] == found[1] and found[2] == found[3]
+    assert found[0].labels == (0, 1, 2, 3)
+    assert len({found[0], found[2], found[4]}) == 3
+    assert all(sorted(view.labels) == [0, 1, 2, 3] for view in found)
+    assert found != views(LabelPermutation(), seed=1)
+    assert len(set(views(LabelPermutation(6, by="client"), 6, num_classes=3))) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Rotation((0, 45)), r"multiples of 90, at least one; got \[0, 45\]"),
+        (lambda: Rotation(()), "at least one"),
+        (lambda: Rotation(by="image"), "'client', 'random' or 'group', got 'image'"),
+        (lambda: GaussianNoise(-1.0), "sigma must be a finite number >= 0, got -1.0"),
+        (lambda: GaussianNoise(float("nan")), "sigma"),
+        (lambda: LabelPermutation(by="client"), "by 'client' needs num_groups"),
+        (lambda: LabelPermutation(0), "num_groups must be at least 1, got 0"),
+        (lambda: LabelPermutation(2, by="image"), "got 'image'"),
+        (lambda: views(Rotation(by="group"), groups=None), "Rotation: by 'group' needs a partition that knows"),
+        (lambda: views(LabelPermutation(), groups=None), "LabelPermutation: by 'group' needs a partition"),
+        (lambda: views(LabelPermutation(7, by="client"), num_classes=3), "3 classes have no 7 different permutations"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+class Plain(View):
+    """Forgot the decorator: two of these would be equal whatever they do."""
+
+
+class Given(ClientTransform):
+    """Gives what it is told to."""
+
+    def __init__(self, *given):
+        self.given = given
+
+    def views(self, num_clients, num_classes, groups, generator):
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (Given(View()), "Given: gives 1 views for 2 clients"),
+        (Given(View(), Plain()), r"Given: the view Plain is no dataclass.*@dataclass\(frozen=True\)"),
+    ],
+)
+def test_a_users_views_are_checked(transform, words):
+    with pytest.raises(ValueError, match=words):
+        views(transform, 2)
+
+
+@pytest.mark.parametrize(
+    ("angles", "shape", "fits"),
+    [
+        ((0, 90), (3, 32, 32), True),
+        ((0, 90), (1, 28, 20), False),
+        ((0, 180), (1, 28, 20), True),
+        ((0, 180), (16,), False),
+        ((0, 180), (28, 28), False),
+    ],
+)
+def test_rotations_know_the_shapes_they_can_take(angles, shape, fits):
+    if fits:
+        Rotation(angles).check(shape, torch.float32)
+    else:
+        with pytest.raises(ValueError, match=rf"Rotation: angles \[{angles[0]}, {angles[1]}\] need images .* are \("):
+            Rotation(angles).check(shape, torch.float32)
+    GaussianNoise(1.0).check(shape, torch.float32)
+
+
+def test_noise_needs_floating_inputs():
+    with pytest.raises(ValueError, match=r"GaussianNoise: needs floating-point inputs; the data set's are torch.int64"):
+        GaussianNoise(1.0).check((3,), torch.int64)
+    LabelPermutation().check((3,), torch.int64)
+
+
+def test_true_groups_are_those_of_partition_and_views_together():
+    half = Rotation((0, 180), by="client")
+    seen = [QuarterTurns(0), QuarterTurns(2), QuarterTurns(0), QuarterTurns(2), QuarterTurns(0)]
+    assert true_groups(GROUPS, [half], [seen]).tolist() == [0, 1, 2, 3, 4]
+    assert true_groups(None, [half], [seen]).tolist() == [0, 1, 0, 1, 0]
+    by_group = [QuarterTurns(0), QuarterTurns(0), QuarterTurns(2), QuarterTurns(2), QuarterTurns(0)]
+    assert true_groups(GROUPS, [half], [by_group]).tolist() == GROUPS.tolist()
+    assert true_groups(None, [half, half], [seen, by_group]).tolist() == [0, 1, 2, 3, 0]
+
+
+def test_what_all_share_and_noise_make_no_groups():
+    noise = [Noise(0.1, 1), Noise(0.2, 2)]
+    assert true_groups(None, [GaussianNoise(0.2)], [noise]) is None
+    assert true_groups(None, [Rotation((90,))], [[QuarterTurns(1)] * 2]) is None
+    assert true_groups(GROUPS[:2], [GaussianNoise(0.2)], [noise]).tolist() == [0, 0]

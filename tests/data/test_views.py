@@ -1,0 +1,99 @@
+"""Views against numpy, and that nothing they do depends on when or beside what an image is read."""
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.data.examples import DatasetExamples, TensorExamples
+from lcfl.data.views import Noise, QuarterTurns, Relabelling, SeenExamples, View, standard_normal
+
+CPU = torch.device("cpu")
+IMAGES = torch.arange(5 * 2 * 3 * 3, dtype=torch.float32).reshape(5, 2, 3, 3)
+LABELS = torch.tensor([0, 1, 2, 1, 0])
+NUMBERS = torch.arange(5)
+
+
+def test_a_view_changes_nothing_by_itself():
+    assert View() == View() != QuarterTurns(0)
+    assert View().inputs(IMAGES, NUMBERS) is IMAGES and View().targets(LABELS) is LABELS
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_quarter_turns_are_numpys(number):
+    turned = QuarterTurns(number).inputs(IMAGES, NUMBERS)
+    assert np.array_equal(turned, np.rot90(IMAGES.numpy(), number, axes=(2, 3))) and turned.is_contiguous()
+    assert torch.equal(QuarterTurns(number).targets(LABELS), LABELS)
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    image = torch.tensor([[[[1, 2], [3, 4]]]])
+    assert QuarterTurns(1).inputs(image, NUMBERS[:1]).tolist() == [[[[2, 4], [1, 3]]]]
+
+
+def test_labels_are_looked_up():
+    assert Relabelling((2, 0, 1)).targets(LABELS).tolist() == [2, 0, 1, 0, 2]
+    assert Relabelling((2, 0, 1)).inputs(IMAGES, NUMBERS) is IMAGES
+
+
+def test_noise_is_added_in_its_proportion():
+    small, large = (Noise(sigma, key=5).inputs(IMAGES, NUMBERS) - IMAGES for sigma in (0.5, 1.0))
+    torch.testing.assert_close(2 * small, large, atol=1e-4, rtol=0)
+    assert Noise(0.0, key=5).inputs(IMAGES, NUMBERS) is IMAGES
+    assert IMAGES[0, 0, 0, 1] == 1, "the data set's own pixels stay"
+    assert Noise(1.0, 5).inputs(IMAGES.double(), NUMBERS).dtype == torch.float64
+
+
+@pytest.mark.parametrize("num_values", [1, 7, 64, 3072])
+def test_an_images_noise_is_the_same_in_every_batch(num_values):
+    numbers = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:19]
+    together = standard_normal(7, numbers, num_values)
+    assert together.shape == (19, num_values)
+    for place, number in enumerate(numbers):
+        assert torch.equal(standard_normal(7, number.reshape(1), num_values)[0], together[place])
+    assert torch.equal(standard_normal(7, numbers.flip(0), num_values), together.flip(0))
+
+
+@pytest.mark.parametrize("key", [0, 12345, 2**63 - 1])
+def test_numbers_are_normal(key):
+    values = standard_normal(key, torch.arange(500), 401).double()
+    count = values.numel()
+    # Mean, variance, third and fourth moment in units of their standard errors.
+    for power, moment, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(values.pow(power).mean() - moment) < 4.5 * (spread / count) ** 0.5
+    below = (values.flatten().sort().values[:, None] <= torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])).double().mean(0)
+    assert below.tolist() == pytest.approx([0.02275, 0.15866, 0.5, 0.84134, 0.97725], abs=4e-3)
+
+
+def test_numbers_of_images_pixels_and_keys_are_independent():
+    values = standard_normal(3, torch.arange(400), 50).double()
+    other = standard_normal(4, torch.arange(400), 50).double()
+    flat = values.flatten()
+    limit = 4.5 / flat.numel() ** 0.5
+    assert abs((values * other).mean()) < limit
+    for lag in (1, 2, 25, 49, 50, 51, 100):
+        assert abs((flat[lag:] * flat[:-lag]).mean()) < 1.1 * limit
+    assert len(flat.unique()) > 0.99 * flat.numel()
+
+
+def seen(*views):
+    return SeenExamples(TensorExamples(IMAGES, LABELS, 4, 3), views)
+
+
+def test_seen_examples_apply_views_in_order_and_by_index():
+    first, second = Noise(1.0, 9), QuarterTurns(1)
+    inputs, targets = seen(first, second, Relabelling((1, 2, 0))).batch(np.array([4, 1]), CPU)
+    noise = standard_normal(9, torch.tensor([4, 1]), 18).reshape(2, 2, 3, 3)
+    assert torch.equal(inputs, torch.rot90(IMAGES[[4, 1]] + noise, dims=(2, 3)))
+    assert targets.tolist() == [1, 2]
+    assert not torch.equal(inputs, seen(second, first).batch(np.array([4, 1]), CPU)[0])
+
+
+def test_seen_examples_are_examples():
+    examples = seen(Relabelling((1, 2, 0)))
+    assert examples.targets.tolist() == [1, 2, 0, 2, 1]
+    assert (len(examples), examples.num_train, examples.num_classes) == (5, 4, 3)
+    prints = {each.fingerprint() for each in (examples, seen(), seen(QuarterTurns(1)), seen(QuarterTurns(2)))}
+    assert len(prints) == 4
+    items = DatasetExamples(list(zip(IMAGES, LABELS.tolist(), strict=True)), None, 3)
+    turned = SeenExamples(items, (QuarterTurns(1),)).batch(np.array([4, 1]), CPU)
+    assert all(map(torch.equal, turned, seen(QuarterTurns(1)).batch(np.array([4, 1]), CPU)))
