@@ -300,6 +300,20 @@ def test_every_initial_model_is_a_new_network(built, parts, kind):
     assert 0 < model.layout.num_embedding < model.layout.num_parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("CNN", "{channels: [2], hidden: []}"),
+        ("LeNet5", "{}"),
+        ("ResNet9", "{}"),
+        ("VGG16", "{}"),
+    ],
+)
+def test_networks_of_lcfl_go_by_their_short_names(built, name, arguments):
+    model = built("-c", f"model: {{network: {{class_path: {name}, init_args: {arguments}}}}}")["model"]
+    assert type(model.network).__module__.startswith("lcfl.networks.") and type(model.network).__name__ == name
+
+
 @pytest.mark.parametrize("kind", ["own class", "split"])
 def test_networks_of_ones_own_train(parts, kind):
     network, cut = NETWORKS[kind]
