@@ -158,6 +158,7 @@ class Session:
         return {
             "seed": self.settings.seed,
             "data": self.data.examples.fingerprint(),
+            "augmentation": describe(self.data.examples.augmentation),
             "partition": self.data.population.fingerprint,
             "batch_size": self.data.batch_size,
             "drop_last": self.data.drop_last,

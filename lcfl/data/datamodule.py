@@ -196,7 +196,7 @@ class FederatedDataModule(LightningDataModule):
         return self._loaded
 
     def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
-        pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)))
+        pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)), is_train)
         drop_last = is_train and self.drop_last and len(pooled) >= self.batch_size
         return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=_as_it_is, drop_last=drop_last)
 
@@ -215,8 +215,9 @@ def errors_of(option: str) -> Iterator[None]:
 class _Pooled(Dataset[Any]):
     """Some images as a data set that fetches whole batches, which torch's loader asks for by ``__getitems__``."""
 
-    def __init__(self, examples: Examples, indices: Indices) -> None:
-        self.examples, self.indices = examples, indices
+    def __init__(self, examples: Examples, indices: Indices, is_train: bool) -> None:
+        self.gather = examples.training_batch if is_train else examples.batch
+        self.indices = indices
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -226,7 +227,7 @@ class _Pooled(Dataset[Any]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.examples.batch(self.indices[indices], torch.device("cpu"))
+        return self.gather(self.indices[indices], torch.device("cpu"))
 
 
 def _as_it_is(batch: Any) -> Any:
