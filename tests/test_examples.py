@@ -35,9 +35,13 @@ def parts():
     return {"model": model, "data": data, "method": method}
 
 
-def test_python_api(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "accuracy"),
+    [("python_api", "personal accuracy"), ("tabular", "global accuracy"), ("text", "personal accuracy")],
+)
+def test_script(tmp_path, script, accuracy):
     done = subprocess.run(
-        [sys.executable, ROOT / "examples/python_api.py"],
+        [sys.executable, ROOT / f"examples/{script}.py"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -46,8 +50,9 @@ def test_python_api(tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert float(re.search(r"personal accuracy: (\S+)", done.stdout)[1]) > 0.8
-    assert "test images right" in done.stdout
+    assert float(re.search(rf"{accuracy}: (\S+)", done.stdout)[1]) > 0.8
+    if script == "python_api":
+        assert "test images right" in done.stdout
 
 
 @pytest.mark.parametrize("method", METHODS, ids=[path.stem for path in METHODS])
@@ -58,5 +63,6 @@ def test_own_data_under_every_method(method, monkeypatch):
     assert cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
 
 
-def test_every_yaml_here_is_tested():
-    assert [path.name for path in (ROOT / "examples").glob("*.yaml")] == ["own.yaml"]
+def test_everything_here_is_tested():
+    names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
+    assert names == {"own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"}
