@@ -173,6 +173,7 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
         content = yaml.safe_load(config.read_text())
         if "described" not in content:
             parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
+            parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
     if "described" in content:

@@ -165,6 +165,7 @@ class Session:
             "clients_per_round": self.settings.schedule.clients_per_round,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
+            "init_from": self.module.initial_fingerprint,
             "method": describe(self.method),
             "callbacks": describe([each for each in self.settings.callbacks if each.shapes_result]),
         }

@@ -323,6 +323,24 @@ def test_networks_of_ones_own_train(parts, kind):
     assert saved["cut"] == cut and saved["network"]["class_path"] in network
 
 
+def test_a_run_starts_from_weights_in_a_file_and_goes_on_without_it():
+    torch.save(lcfl(*FIT).model("global").state_dict(), "start.pt")
+    more = ("--model.init_from=start.pt", "--trainer.name=tuned")
+    run = lcfl(*FIT, *more)
+    start = run._module.layout.pack(run.model("global"))
+    begun = lcfl(*FIT, *more, "--trainer.rounds=0").state.initial
+    os.rename("start.pt", "moved.pt")
+    assert torch.equal(begun, torch.cat([each.flatten() for each in torch.load("moved.pt").values()]))
+    assert torch.equal(run._module.layout.pack(package.load(run.path).model("global")), start)
+    resume = ("--trainer.name=tuned", f"--ckpt_path={run.path}", "--trainer.rounds=3")
+    assert lcfl(*FIT, *resume, "--model.init_from=moved.pt").state.round == 3
+    with pytest.raises(ValueError, match=r"model.init_from: there is no file 'start.pt'"):
+        lcfl(*FIT, *resume, "--model.init_from=start.pt")
+    with pytest.raises(checkpoint.CheckpointError, match=r"init_from: the checkpoint has '\w{64}', this run None"):
+        lcfl(*FIT, *resume)
+    assert lcfl("test", *FIT[1:], f"--ckpt_path={run.path}")
+
+
 def test_torchvisions_resnet_cut_at_its_last_layer_runs():
     network = "{class_path: torchvision.models.resnet18, init_args: {num_classes: 10}}"
     layer = f"""
