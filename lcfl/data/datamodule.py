@@ -198,7 +198,9 @@ class FederatedDataModule(LightningDataModule):
     def _loader(self, lists: list[Indices], is_train: bool = False) -> DataLoader[Any]:
         pooled = _Pooled(self.examples, np.unique(np.concatenate(lists)), is_train)
         drop_last = is_train and self.drop_last and len(pooled) >= self.batch_size
-        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=_as_it_is, drop_last=drop_last)
+        return DataLoader(
+            pooled, batch_size=self.batch_size, shuffle=is_train, drop_last=drop_last, collate_fn=_as_it_is
+        )
 
 
 @contextmanager
