@@ -22,6 +22,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import lcfl.aggregation
 import lcfl.callbacks
 import lcfl.clustering
+import lcfl.data.augmentation
 import lcfl.data.datasets
 import lcfl.data.partition
 import lcfl.data.transforms
@@ -48,6 +49,7 @@ PARTS = {
     "method.clustering": lcfl.clustering,
     "model.network": lcfl.networks,
     "data.dataset": lcfl.data.datasets,
+    "data.dataset.init_args.augmentation": lcfl.data.augmentation,
     "data.partition": lcfl.data.partition,
     "data.client_transforms": lcfl.data.transforms,
 }
@@ -173,6 +175,7 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
         content = yaml.safe_load(config.read_text())
         if "described" not in content:
             parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
+            parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
     if "described" in content:
@@ -233,8 +236,7 @@ def _class_paths(config: Any) -> Iterator[str]:
 
 def _explained(message: str, parser: LightningArgumentParser) -> str:
     """A parser's message, in better words where it is about a misspelt name."""
-    key = re.search(r'Parser key "([\w.]+)"', message)
-    option = key[1] if key else ""
+    option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
     if found := re.search(r"Expected a dot import path string: (\w+)", message):
         known = _classes(option)
         return (
@@ -288,7 +290,8 @@ def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
 
 
 def _classes(key: str) -> list[str]:
-    """The classes that lcfl has for an option, all of them for an option of another kind."""
-    modules = [PARTS[key]] if key in PARTS else list(PARTS.values())
+    """The classes that lcfl has for an option or one below it, all of them for an option of another kind."""
+    groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
+    modules = [PARTS[groups[-1]]] if groups else list(PARTS.values())
     found = {name: getattr(module, name) for module in modules for name in module.__all__}
     return [name for name, made in found.items() if isinstance(made, type) and not inspect.isabstract(made)]

@@ -3,8 +3,10 @@
 Legend: P parameters, P_phi of them in the embedding, B batch.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl import rng
 from lcfl.networks.split import Layout, MakesNetwork
+from lcfl.networks.weights import load_weights
 
 __all__ = ["FederatedModule"]
 
@@ -48,10 +51,13 @@ class FederatedModule(pl.LightningModule):
         global_weight: lambda, the pull of the embedding towards the global embedding.
         loss: L_sup of scores ``[B, classes]`` and labels ``[B]``, a mean over the batch.
         metrics: what evaluation reports beside the loss, by name; accuracy under the name ``acc`` if not given.
+        init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``) that every
+            initial model is read from instead of being drawn.
 
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, or one
-            without the layer `cut`, or a factory whose networks share parameters.
+            without the layer `cut`, a factory whose networks share parameters, or a file `init_from` that
+            does not fit the network.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class FederatedModule(pl.LightningModule):
         global_weight: float = 0.0,
         loss: nn.Module | None = None,
         metrics: dict[str, Metric] | None = None,
+        init_from: str | Path | None = None,
     ) -> None:
         super().__init__()
         if isinstance(network, nn.Module):
@@ -82,6 +89,9 @@ class FederatedModule(pl.LightningModule):
                 "YAML name lcfl.networks.split instead of SplitNetwork: it takes factories of embedding and decision."
             )
         self.layout = Layout.of(self.network, cut)
+        if init_from is not None:
+            load_weights(self.network, init_from)
+        self._initial = None if init_from is None else self.layout.pack(self.network)
         self.optimizer = optimizer
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
@@ -149,9 +159,16 @@ class FederatedModule(pl.LightningModule):
         return self.optimizer(self.network.parameters())
 
     def initial_model(self, seed: int, number: int = 0) -> Tensor:
-        """The flat vector ``[P + Q]`` of initial model `number`, drawn in a stream of its own."""
+        """The flat vector ``[P + Q]`` of initial model `number`: `init_from`'s, else drawn in a stream of its own."""
+        if self._initial is not None:
+            return self._initial.clone()
         with rng.scope(seed, "init", number):
             return self.layout.pack(self.make_network())
+
+    @property
+    def initial_fingerprint(self) -> str | None:
+        """SHA-256 (hex) of the weights that `init_from` gave, whatever the file's name; None without one."""
+        return None if self._initial is None else hashlib.sha256(self._initial.numpy().data).hexdigest()
 
     def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
         """Logs ``val/loss`` and the metrics; called by ``lightning.Trainer`` only."""

@@ -158,12 +158,14 @@ class Session:
         return {
             "seed": self.settings.seed,
             "data": self.data.examples.fingerprint(),
+            "augmentation": describe(self.data.examples.augmentation),
             "partition": self.data.population.fingerprint,
             "batch_size": self.data.batch_size,
             "drop_last": self.data.drop_last,
             "clients_per_round": self.settings.schedule.clients_per_round,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
+            "init_from": self.module.initial_fingerprint,
             "method": describe(self.method),
             "callbacks": describe([each for each in self.settings.callbacks if each.shapes_result]),
         }

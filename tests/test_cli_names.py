@@ -1,9 +1,13 @@
 """Parts by name on the command line and in YAML, and what is said of a name that is none."""
 
+import os
+
 import pytest
 import torch
 import yaml
 
+import lcfl as package
+from lcfl import checkpoint
 from tests.commandline import FIT, LCFED, SMALL, SYNTHETIC, failure, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -75,6 +79,20 @@ def test_every_initial_model_is_a_new_network(built, parts, kind):
         zero, model.initial_model(0, number=1)
     )
     assert 0 < model.layout.num_embedding < model.layout.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("CNN", "{channels: [2], hidden: []}"),
+        ("LeNet5", "{}"),
+        ("ResNet9", "{}"),
+        ("VGG16", "{}"),
+    ],
+)
+def test_networks_of_lcfl_go_by_their_short_names(built, name, arguments):
+    model = built("-c", f"model: {{network: {{class_path: {name}, init_args: {arguments}}}}}")["model"]
+    assert type(model.network).__module__.startswith("lcfl.networks.") and type(model.network).__name__ == name
 
 
 @pytest.mark.parametrize("kind", ["own class", "split"])
@@ -151,3 +169,21 @@ def test_a_class_that_is_like_none_is_answered_with_all_of_that_kind(capsys):
 def test_a_callback_of_lightnings_trainer_is_refused(capsys):
     words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
     assert "lcfl.Callback" in failure(capsys, *FIT, *words)
+
+
+def test_a_run_starts_from_weights_in_a_file_and_goes_on_without_it():
+    torch.save(lcfl(*FIT).model("global").state_dict(), "start.pt")
+    more = ("--model.init_from=start.pt", "--trainer.name=tuned")
+    run = lcfl(*FIT, *more)
+    start = run._module.layout.pack(run.model("global"))
+    begun = lcfl(*FIT, *more, "--trainer.rounds=0").state.initial
+    os.rename("start.pt", "moved.pt")
+    assert torch.equal(begun, torch.cat([each.flatten() for each in torch.load("moved.pt").values()]))
+    assert torch.equal(run._module.layout.pack(package.load(run.path).model("global")), start)
+    resume = ("--trainer.name=tuned", f"--ckpt_path={run.path}", "--trainer.rounds=3")
+    assert lcfl(*FIT, *resume, "--model.init_from=moved.pt").state.round == 3
+    with pytest.raises(ValueError, match=r"model.init_from: there is no file 'start.pt'"):
+        lcfl(*FIT, *resume, "--model.init_from=start.pt")
+    with pytest.raises(checkpoint.CheckpointError, match=r"init_from: the checkpoint has '\w{64}', this run None"):
+        lcfl(*FIT, *resume)
+    assert lcfl("test", *FIT[1:], f"--ckpt_path={run.path}")

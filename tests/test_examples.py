@@ -33,12 +33,17 @@ def parts():
     return {"model": model, "data": data, "method": method}
 
 
-def test_python_api(here, capsys):
-    runpy.run_path(str(ROOT / "examples/python_api.py"), run_name="__main__")
+@pytest.mark.parametrize(
+    ("script", "accuracy"),
+    [("python_api", "personal accuracy"), ("tabular", "global accuracy"), ("text", "personal accuracy")],
+)
+def test_script(here, capsys, script, accuracy):
+    runpy.run_path(str(ROOT / f"examples/{script}.py"), run_name="__main__")
     shown = capsys.readouterr().out
-    assert float(re.search(r"personal accuracy: (\S+)", shown)[1]) > 0.8
-    assert "test images right" in shown
-    assert (here / "logs/python_api/version_0/summary.json").is_file()
+    assert float(re.search(rf"{accuracy}: (\S+)", shown)[1]) > 0.8
+    if script == "python_api":
+        assert "test images right" in shown
+        assert (here / "logs/python_api/version_0/summary.json").is_file()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=[path.stem for path in METHODS])
@@ -48,5 +53,6 @@ def test_own_data_under_every_method(here, method):
     assert cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
 
 
-def test_every_yaml_here_is_tested():
-    assert [path.name for path in (ROOT / "examples").glob("*.yaml")] == ["own.yaml"]
+def test_everything_here_is_tested():
+    names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
+    assert names == {"own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"}

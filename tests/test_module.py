@@ -191,6 +191,29 @@ def test_an_initial_model_has_its_buffers():
     assert FederatedModule(Normed).initial_model(0)[23:].tolist() == [0, 0, 0, 1, 1, 1, 0]
 
 
+def test_initial_models_can_come_from_a_file(tmp_path):
+    trained = Normed()
+    trained(torch.randn(8, 2))
+    torch.save(trained.state_dict(), tmp_path / "start.pt")
+    module = FederatedModule(Normed, init_from=tmp_path / "start.pt")
+    weights = module.layout.pack(trained)
+    for seed, number in ((0, 0), (0, 1), (1, 0)):
+        assert torch.equal(module.initial_model(seed, number), weights)
+    assert torch.equal(module.layout.pack(module.network), weights)  # where lightning.Trainer begins
+    module.initial_model(0).zero_()
+    assert torch.equal(module.initial_model(0), weights)
+
+
+def test_the_fingerprint_of_initial_weights_sees_their_values_only(tmp_path):
+    state = linear_module().network.state_dict()
+    prints = []
+    for name, change in (("a.pt", 0.0), ("b.pt", 0.0), ("c.pt", 1e-3)):
+        torch.save({key: value + change for key, value in state.items()}, tmp_path / name)
+        prints.append(linear_module(init_from=str(tmp_path / name)).initial_fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+    assert linear_module().initial_fingerprint is None
+
+
 def test_a_finished_network_is_refused():
     with pytest.raises(ValueError, match=r"model.network: got a finished MLP; needed is what makes a new one.*lambda"):
         FederatedModule(MLP(4, [5], 3))

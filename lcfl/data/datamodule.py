@@ -234,11 +234,11 @@ class FederatedDataModule(LightningDataModule):
         by_view: dict[Examples, list[Indices]] = {}
         for client, indices in enumerate(lists):
             by_view.setdefault(self.examples if plain else self.seen_by(client), []).append(indices)
-        parts = [_Pooled(examples, np.unique(np.concatenate(each))) for examples, each in by_view.items()]
+        parts = [_Pooled(examples, np.unique(np.concatenate(each)), is_train) for examples, each in by_view.items()]
         pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
         collate = _as_it_is if len(parts) == 1 else default_collate
         drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
-        return DataLoader(pooled, self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
+        return DataLoader(pooled, batch_size=self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
 
 
 @contextmanager
@@ -263,8 +263,9 @@ class _OneGroup(Partition):
 class _Pooled(Dataset[Any]):
     """Some images as a data set that fetches whole batches, which torch's loader asks for by ``__getitems__``."""
 
-    def __init__(self, examples: Examples, indices: Indices) -> None:
-        self.examples, self.indices = examples, indices
+    def __init__(self, examples: Examples, indices: Indices, is_train: bool) -> None:
+        self.gather = examples.training_batch if is_train else examples.batch
+        self.indices = indices
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -274,7 +275,7 @@ class _Pooled(Dataset[Any]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.examples.batch(self.indices[indices], torch.device("cpu"))
+        return self.gather(self.indices[indices], torch.device("cpu"))
 
 
 def _as_it_is(batch: Any) -> Any:

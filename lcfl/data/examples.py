@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from lcfl import rng
+from lcfl.data.augmentation import Augmentation
 
 __all__ = [
     "DatasetExamples",
@@ -48,7 +49,12 @@ class Examples(ABC):
 
     Raises:
         ValueError: labels that are no integers or lie outside 0, ..., C - 1.
+
+    Attributes:
+        augmentation: changes the inputs of training batches; None for none.
     """
+
+    augmentation: Augmentation | None = None
 
     def __init__(self, targets: NDArray[Any] | Tensor | Sequence[int], num_train: int, num_classes: int) -> None:
         self.targets = _checked_targets(targets, num_classes)
@@ -70,6 +76,10 @@ class Examples(ABC):
         It may draw from global generators: the caller wraps it in ``rng.scope``.
         """
 
+    def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``batch`` for a training step: changed by ``augmentation``, which draws from global generators."""
+        return self.batch(indices, device)
+
     @abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the content: equal for the same images, labels and split, on every machine."""
@@ -88,6 +98,7 @@ class TensorExamples(Examples):
         num_classes: number of labels.
         mean: per channel (axis 1), subtracted from the (0..1) inputs; needs ``std``.
         std: per channel, what the centred inputs are divided by.
+        augmentation: changes the raw inputs of training batches.
     """
 
     def __init__(
@@ -98,21 +109,34 @@ class TensorExamples(Examples):
         num_classes: int,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         super().__init__(targets, num_train, num_classes)
         if len(inputs) != len(self.targets):
             raise ValueError(f"inputs and targets must be of equal length, got {len(inputs)} and {len(self.targets)}")
         self.inputs = as_input(inputs, "inputs").contiguous()
+        self.augmentation = augmentation
         self._affine = _affine(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, _Affine]] = {}
         self._fingerprint: str | None = None
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """One gather, then conversion and normalisation in place."""
+        return self._batch(indices, device, None)
+
+    def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same with the augmentation between gather and normalisation."""
+        return self._batch(indices, device, self.augmentation)
+
+    def _batch(
+        self, indices: NDArray[np.int64] | Tensor, device: torch.device, augmentation: Augmentation | None
+    ) -> tuple[Tensor, Tensor]:
         inputs, targets, affine = self._place(device)
         index = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
         images = inputs.index_select(0, index).to(device)
         labels = targets.index_select(0, index).to(device)
+        if augmentation is not None:
+            images = augmentation(images)
         return _normalised(images, affine), labels
 
     def fingerprint(self) -> str:

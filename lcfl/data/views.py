@@ -85,7 +85,14 @@ class SeenExamples(Examples):
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The batch as it is, then every view of it."""
-        inputs, targets = self.examples.batch(indices, device)
+        return self._seen(self.examples.batch(indices, device), indices)
+
+    def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The training batch, augmented where that is so, then every view of it."""
+        return self._seen(self.examples.training_batch(indices, device), indices)
+
+    def _seen(self, batch: tuple[Tensor, Tensor], indices: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
         numbers = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
         for view in self.views:
             inputs, targets = view.inputs(inputs, numbers), view.targets(targets)

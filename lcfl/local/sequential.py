@@ -67,7 +67,7 @@ class SequentialEngine:
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):
-                batch = self.examples.batch(indices, device)
+                batch = self.examples.training_batch(indices, device)
                 with self.fabric.autocast():
                     loss = module.training_step(batch, number)
                 optimizer.zero_grad()

@@ -4,9 +4,11 @@ import pickle
 import struct
 import urllib.error
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 import torchvision
 from PIL import Image
@@ -15,7 +17,9 @@ from torch.utils.data import TensorDataset
 from lcfl.data.datasets import (
     CIFAR10,
     CIFAR100,
+    EMNIST,
     MNIST,
+    SVHN,
     Datasets,
     Digits,
     FashionMNIST,
@@ -92,6 +96,89 @@ def test_cifar_files_become_channel_first_images(
     assert examples.targets.tolist() == labels and examples.num_train == 2 * len(train_files)
 
 
+@pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "letters", "digits", "mnist"])
+def test_emnist_stands_upright_and_counts_from_0(tmp_path, split):
+    dataset = EMNIST(split, root=str(tmp_path))
+    first = 1 if split == "letters" else 0
+    images = DRAWS.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    labels = np.array([first, dataset.num_classes - 1 + first, 3, 4, 5], dtype=np.uint8)
+    for name, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
+        write_idx(tmp_path / f"EMNIST/raw/emnist-{split}-{name}-images-idx3-ubyte", images[part])
+        write_idx(tmp_path / f"EMNIST/raw/emnist-{split}-{name}-labels-idx1-ubyte", labels[part])
+    dataset.prepare()
+    examples = dataset.load()
+    # The files hold columns where an image has rows.
+    assert np.array_equal(examples.inputs[:, 0], images.transpose(0, 2, 1))
+    assert examples.targets.tolist() == (labels.astype(int) - first).tolist() and examples.num_train == 3
+    assert examples.num_classes == dataset.num_classes
+
+
+def test_emnist_has_six_splits():
+    classes = {split: EMNIST(split).num_classes for split in EMNIST.NUM_CLASSES}
+    assert classes == {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+    with pytest.raises(ValueError, match=r"EMNIST: got split 'byclas'; .*may be byclass, bymerge, balanced"):
+        EMNIST("byclas")
+
+
+def test_svhn_files_become_channel_first_images(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.svhn.check_integrity", lambda path, md5=None: Path(path).exists())
+    images = DRAWS.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    labels = np.array([10, 1, 9, 10, 2], dtype=np.uint8)  # the files call the digit 0 ten
+    for name, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
+        content = {"X": images[part].transpose(2, 3, 1, 0), "y": labels[part, None]}
+        scipy.io.savemat(tmp_path / f"{name}_32x32.mat", content)
+    dataset = SVHN(root=str(tmp_path))
+    dataset.prepare()
+    examples = dataset.load()
+    assert np.array_equal(examples.inputs, images)
+    assert examples.inputs.is_contiguous() and examples.inputs.dtype == torch.uint8
+    assert examples.targets.tolist() == [0, 1, 9, 0, 2] and examples.num_train == 3
+
+
+class Part(SimpleNamespace):
+    def __len__(self):
+        return len(self.data)
+
+
+@pytest.mark.parametrize(
+    ("normalisation", "mean", "std"),
+    [
+        ("standard", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("half", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("none", (0, 0, 0), (1, 1, 1)),
+    ],
+)
+def test_images_are_normalised_as_named(monkeypatch, normalisation, mean, std):
+    images = DRAWS.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    dataset = CIFAR10(normalisation=normalisation)
+    monkeypatch.setattr(dataset, "_parts", lambda download: [Part(data=images, targets=[1, 0])] * 2)
+    inputs, _ = dataset.load().batch(np.arange(2), CPU)
+    expected = ((images / 255 - mean) / std).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(inputs, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST])
+@pytest.mark.parametrize(("normalisation", "mean", "std"), [("standard", 0.1307, 0.3081), ("half", 0.5, 0.5)])
+def test_grey_images_can_be_made_like_cifars(monkeypatch, dataset_class, normalisation, mean, std):
+    images = torch.from_numpy(DRAWS.integers(0, 256, (2, 28, 28), dtype=np.uint8))
+    dataset = dataset_class(normalisation=normalisation, like_cifar=True)
+    monkeypatch.setattr(dataset, "_parts", lambda download: [Part(data=images, targets=[1, 0])] * 2)
+    assert dataset.shape == (3, 32, 32)
+    inputs, _ = dataset.load().batch(np.arange(2), CPU)
+    expected = (np.pad(images / 255, ((0, 0), (2, 2), (2, 2))) - mean) / std
+    for channel in range(3):
+        np.testing.assert_allclose(inputs[:, channel], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_normalisation_is_refused():
+    with pytest.raises(ValueError, match=r"CIFAR10: got normalisation 'own'.*standard, half, imagenet, none"):
+        CIFAR10(normalisation="own")
+    with pytest.raises(ValueError, match=r"MNIST: got normalisation 'imagenet' .* 1 channel.*standard, half, none"):
+        MNIST(normalisation="imagenet")
+    assert MNIST(normalisation="imagenet", like_cifar=True).normalisation == "imagenet"
+
+
 @pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST, CIFAR10, CIFAR100])
 def test_missing_files_are_explained(tmp_path, dataset_class):
     root = tmp_path / "nowhere"
@@ -101,6 +188,14 @@ def test_missing_files_are_explained(tmp_path, dataset_class):
     for words in (str(root), "data.dataset.init_args.root", "--data.dataset.init_args.download=true"):
         assert words in message
     assert f"torchvision.datasets.{dataset_class.__name__}({str(root)!r}, download=True)" in message
+
+
+def test_the_command_that_fetches_names_the_split():
+    with pytest.raises(FileNotFoundError, match=r"datasets.EMNIST\('none', split='letters', download=True\)\""):
+        EMNIST("letters", root="none").prepare()
+    parts = r"SVHN\('none', split='train', download=True\); .*SVHN\('none', split='test', download=True\)\""
+    with pytest.raises(FileNotFoundError, match=parts):
+        SVHN(root="none").prepare()
 
 
 def test_a_failed_download_is_explained(monkeypatch):
@@ -146,7 +241,7 @@ def test_synthetic_is_a_function_of_its_seed():
         Synthetic(num_classes=0)
 
 
-@pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_classes=3), CIFAR100(), MNIST()])
+@pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_classes=3), CIFAR100(), MNIST(), EMNIST("letters")])
 def test_random_like_has_shape_and_classes_and_needs_no_file(dataset):
     stand_in = RandomLike(dataset, num_samples=400, seed=1)
     stand_in.prepare()

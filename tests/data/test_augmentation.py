@@ -1,0 +1,182 @@
+"""Crops and flips, image by image, and who sees them: training steps, in the client's own stream, and nobody else."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torchvision.transforms import v2
+
+from lcfl.checkpoint import CheckpointError
+from lcfl.clients import ClientState
+from lcfl.data.augmentation import Augmentation, CropAndFlip
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import RandomLike, Tensors
+from lcfl.data.examples import TensorExamples
+from lcfl.data.partition import IID
+from lcfl.federation import Federation
+from lcfl.messages import Downlink
+from lcfl.module import FederatedModule
+from lcfl.networks import CNN
+from lcfl.worker import EvaluationTask, LocalTask, Worker
+from tests.builders import alone, fedavg
+from tests.test_resume import assert_same_run
+
+CPU = torch.device("cpu")
+IMAGES = torch.randint(0, 256, (64, 3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(64) % 2
+
+
+def candidates(image, padding, fill):
+    """Every crop of the padded image and its mirror image."""
+    padded = v2.functional.pad(image, [padding], padding_mode={"zeros": "constant", "reflect": "reflect"}[fill])
+    height, width = image.shape[1:]
+    crops = [
+        padded[:, top : top + height, left : left + width]
+        for top in range(2 * padding + 1)
+        for left in range(2 * padding + 1)
+    ]
+    return torch.stack([*crops, *(crop.flip(2) for crop in crops)])
+
+
+@pytest.mark.parametrize(
+    ("padding", "fill", "dtype"),
+    [(0, "zeros", torch.uint8), (4, "zeros", torch.float32), (4, "zeros", torch.uint8), (4, "reflect", torch.uint8)],
+)
+def test_each_image_becomes_one_of_its_crops_or_their_mirror_images(padding, fill, dtype):
+    torch.manual_seed(0)
+    images = IMAGES[:16].to(dtype)
+    before = images.clone()
+    changed = CropAndFlip(padding, fill)(images)
+    assert torch.equal(images, before)
+    assert changed.shape == images.shape and changed.dtype == dtype
+    for image, result in zip(images, changed, strict=True):
+        assert (candidates(image, padding, fill) == result).flatten(1).all(dim=1).any()
+
+
+def test_all_places_and_both_sides_are_equally_frequent():
+    torch.manual_seed(0)
+    image = torch.arange(1, 10, dtype=torch.float32).reshape(1, 1, 3, 3)
+    changed = CropAndFlip(1)(image.expand(9000, -1, -1, -1))
+    _, counts = changed.flatten(1).unique(dim=0, return_counts=True)
+    assert len(counts) == 18 and counts.min() > 400 and counts.max() < 600  # 500 each, deviation 22
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images", "words"),
+    [
+        ({"padding": -1}, None, "padding must be >= 0"),
+        ({"fill": "white"}, None, "'white'"),
+        ({}, torch.zeros(4, 7), r"shape \(4, 7\)"),
+        ({"padding": 6, "fill": "reflect"}, IMAGES, "padding 6"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, images, words):
+    with pytest.raises(ValueError, match=f"CropAndFlip: .*{words}"):
+        CropAndFlip(**arguments)(images)
+
+
+def test_images_are_changed_before_they_are_normalised():
+    examples = TensorExamples(IMAGES, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), CropAndFlip(2))
+    torch.manual_seed(3)
+    inputs, targets = examples.training_batch(np.arange(64), CPU)
+    torch.manual_seed(3)
+    raw = CropAndFlip(2)(IMAGES)
+    plain = TensorExamples(raw, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    assert torch.equal(inputs, plain.batch(np.arange(64), CPU)[0]) and torch.equal(targets, LABELS)
+
+
+def test_without_augmentation_nothing_is_drawn():
+    examples = TensorExamples(IMAGES, LABELS, 64, 2)
+    state = torch.get_rng_state()
+    inputs, _ = examples.training_batch(np.arange(9), CPU)
+    assert torch.equal(inputs, examples.batch(np.arange(9), CPU)[0])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# In a federation
+
+SAME = IMAGES[:1].expand(64, -1, -1, -1)  # one image over and over: the order of batches does not count
+
+
+class Forbidden(Augmentation):
+    def __call__(self, images):
+        raise ZeroDivisionError("augmented")
+
+
+def parts(augmentation=None, images=SAME, num_clients=4):
+    network = partial(CNN, 3, 6, 2, [2], 3, 1, [])
+    module = FederatedModule(network, partial(torch.optim.SGD, lr=0.5))
+    dataset = Tensors((images, torch.zeros(64, dtype=torch.int64)), num_classes=2, augmentation=augmentation)
+    return module, FederatedDataModule(dataset, IID(), num_clients, batch_size=4, seed=0)
+
+
+def worker(augmentation, seed=0):
+    module, data = parts(augmentation)
+    data.setup()
+    return Worker(Fabric(accelerator="cpu", devices=1), module, data, alone(steps=2), seed)
+
+
+START = parts()[0].initial_model(0)
+
+
+def task(client=0, number=0):
+    return LocalTask(client, number, ClientState(START), Downlink({}))
+
+
+def test_what_is_drawn_depends_on_seed_round_and_client_alone():
+    one = worker(CropAndFlip(2))
+    first = one.train(task()).trained.model
+    torch.manual_seed(99)
+    one.train(task(1, 5))
+    before = torch.get_rng_state()
+    assert torch.equal(one.train(task()).trained.model, first)
+    assert torch.equal(torch.get_rng_state(), before)
+    others = [one.train(task(client=1)), one.train(task(number=1)), worker(CropAndFlip(2), seed=1).train(task())]
+    assert torch.pdist(torch.stack([first, *(other.trained.model for other in others)])).min() > 0
+    plain = worker(None)
+    assert torch.equal(*(plain.train(each).trained.model for each in (task(), task(client=1, number=1))))
+
+
+def test_evaluation_sees_the_images_as_they_are():
+    augmented, plain = worker(Forbidden()), worker(None)
+    sets = EvaluationTask(START, tuple(plain.data.population.val), tuple(range(4)))
+    assert augmented.evaluate(sets) == plain.evaluate(sets)
+    with pytest.raises(ZeroDivisionError):
+        augmented.train(task())
+
+
+def test_of_lightnings_loaders_only_that_of_training_augments():
+    _, data = parts(Forbidden())
+    data.setup()
+    assert [len(list(loader)) > 0 for loader in (data.val_dataloader(), data.test_dataloader())] == [True, True]
+    with pytest.raises(ZeroDivisionError):
+        next(iter(data.train_dataloader()))
+
+
+def fitted(root, augmentation, devices=1, rounds=3, ckpt_path=None):
+    module, data = parts(augmentation, IMAGES[:, :, :, :6])
+    options = {"logger": True, "enable_progress_bar": False, "devices": devices, "accelerator": "cpu"}
+    federation = Federation(rounds, 3, evaluate_every=1, default_root_dir=root, **options)
+    return federation.fit(module, data, fedavg(steps=3), ckpt_path=ckpt_path)
+
+
+@pytest.mark.usefixtures("deadline")
+def test_ranks_do_not_change_bits(tmp_path):
+    one, two = (fitted(tmp_path / str(ranks), CropAndFlip(2), ranks).path for ranks in (1, 2))
+    assert_same_run(one, two)
+    with pytest.raises(AssertionError):
+        assert_same_run(one, fitted(tmp_path / "plain", None).path)
+
+
+def test_a_run_goes_on_with_its_own_augmentation_only(tmp_path):
+    fitted(tmp_path, CropAndFlip(2))
+    with pytest.raises(CheckpointError, match=re.escape("augmentation.padding: the checkpoint has 2, this run 1")):
+        fitted(tmp_path, CropAndFlip(1), rounds=4, ckpt_path="last")
+    assert fitted(tmp_path, CropAndFlip(2), rounds=4, ckpt_path="last").state.round == 4
+
+
+def test_a_trial_augments_too():
+    assert RandomLike(parts(CropAndFlip(2))[1].dataset, 8).load().augmentation == CropAndFlip(2)
