@@ -28,7 +28,7 @@ class RefreshedLowRankCosine(Clustering):
     """``R_i = arg max_k cos(M w_i, M Omega_k)`` with M refreshed from the stored models (FedAC Algorithm 1, 10-11).
 
     Training starts with a random balanced assignment: with the equal centres of a literal start all
-    cosines tie and everybody lands in one cluster. Once max(2 K, N / 2) clients have taken part, M is
+    cosines tie and everybody lands in one cluster. Once max(2 K, N / 2) clients, at most N, have taken part, M is
     fitted to their models and k-means on the directions of their codes gives R (reading A26); from then
     on every round ends with the E-step, against the centres of before the round's aggregation.
 
@@ -69,11 +69,12 @@ class RefreshedLowRankCosine(Clustering):
         self._fitted: int | None = None
 
     def check(self, num_clients: int) -> None:
-        """2 K is at most N: no sooner could the first assignment be made."""
-        if num_clients < max(2, 2 * self.num_clusters):
+        """K is at most N, and N is at least 2."""
+        if num_clients < max(2, self.num_clusters):
             raise ValueError(
                 f"method.clustering: RefreshedLowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per two clients: lower num_clusters or raise data.num_clients."
+                f"{num_clients}; at least 2 clients and one per cluster are needed: lower num_clusters or raise "
+                "data.num_clients."
             )
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
@@ -88,7 +89,7 @@ class RefreshedLowRankCosine(Clustering):
         """M if it is due, codes, then the E-step."""
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
-            if len(known) >= max(2 * self.num_clusters, state.num_clients / 2):
+            if len(known) >= min(max(2 * self.num_clusters, state.num_clients / 2), state.num_clients):
                 self._refresh(server, state, known)
                 assert state.codes is not None
                 state.assignment = state.assignment.clone()

@@ -145,10 +145,21 @@ def test_settings_that_cannot_be(options, text):
         RefreshedLowRankCosine(**options)
 
 
-def test_two_clients_per_cluster():
-    with pytest.raises(ValueError, match=r"num_clusters=4 for data.num_clients=7; at most one cluster per two clients"):
-        RefreshedLowRankCosine(4).check(7)
-    RefreshedLowRankCosine(4).check(8)
+def test_a_client_per_cluster():
+    for num_clusters, num_clients in ((4, 3), (1, 1)):
+        with pytest.raises(ValueError, match=rf"num_clusters={num_clusters} for data.num_clients={num_clients}; at le"):
+            RefreshedLowRankCosine(num_clusters).check(num_clients)
+    RefreshedLowRankCosine(4).check(4)
+
+
+def test_where_there_are_fewer_than_two_clients_per_cluster_all_are_waited_for():
+    models, _ = grouped(num_clients=6)
+    clustering = RefreshedLowRankCosine(4, dimension=3)
+    state = begun(clustering, 6)
+    take_part(clustering, state, models, range(5))
+    assert state.projection is None
+    take_part(clustering, state, models, [5])
+    assert state.projection is not None
 
 
 @pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2"])
