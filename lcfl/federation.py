@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint, Monitor, Progress
-from lcfl.checks import check_callbacks, check_method, check_network, clients_per_round
+from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.hooks import Callback
 from lcfl.launch import STRATEGIES, launch, one_thread, place
@@ -203,6 +203,7 @@ class Federation:
         if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here
             datamodule.prepare_data()
             datamodule.setup(stage)
+            check_batches(model, datamodule)  # other ranks do it when they have set up
         trial = 2 if self.fast_dev_run else None
         schedule = Schedule(self.rounds, sampled, self.evaluate_every, most_clients=trial)
         max_steps = 1 if self.fast_dev_run else None

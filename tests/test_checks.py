@@ -326,7 +326,8 @@ def test_batch_normalisation_trains_or_is_refused_before_it_starts(tmp_path, mon
     for cure in ({"drop_last": True}, {"batch_size": 9}):
         watch = fit(module, digits(**cure), fedavg(epochs=1), tmp_path, rounds=2)
         assert watch.metrics["test/own_split/global/acc"] > 0.1 and watch.rows[-1]["train/failed_clients"] == 0
-    monkeypatch.setattr("lcfl.session.check_batches", lambda *_: None)
+    for module_name in ("federation", "session"):
+        monkeypatch.setattr(f"lcfl.{module_name}.check_batches", lambda *_: None)
     with pytest.raises(ClientError, match="Expected more than 1 value per channel"):
         fit(module, digits(), fedavg(epochs=1), tmp_path)
 

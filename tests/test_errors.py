@@ -96,7 +96,7 @@ REFUSED = {
     ),
     "a class with too few samples": (
         ["--data.num_clients=900", "--trainer.clients_per_round=4"],
-        ["data.partition: Pathological: ", "200 samples", "225 owners", "use fewer clients"],
+        ["data.partition: Pathological: ", "need 225 samples", "the pool has 200", "lower num_clients"],
     ),
     "more classes a client than classes": (
         partition("Pathological", classes_per_client=9),

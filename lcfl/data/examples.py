@@ -192,7 +192,7 @@ class DatasetExamples(Examples):
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The items' inputs, stacked, and their labels."""
         index = np.asarray(indices)
-        images = torch.stack([self._read(*self._place(int(each)))[0] for each in index]).to(device)
+        images = torch.stack([self._read(*self._position(int(each)))[0] for each in index]).to(device)
         return _normalised(images, self._affine), torch.from_numpy(self.targets[index]).to(device)
 
     def fingerprint(self) -> str:
@@ -224,8 +224,8 @@ class DatasetExamples(Examples):
             return once.digest()
         warnings.warn(
             f"data.dataset: Datasets: items of {name} differ from one reading to the next, so a resumed run will not "
-            "have the same bits, and its data are compared by their labels only. Draw what is random in them from "
-            "torch's, numpy's or Python's global generator, which lcfl seeds for every client and round.",
+            "have the same bits and does not compare them. Draw what is random in them from torch's, numpy's or "
+            "Python's global generator, which lcfl seeds for every client and round.",
             stacklevel=2,
         )
         return b""
@@ -252,7 +252,7 @@ class DatasetExamples(Examples):
             )
         return image, label
 
-    def _place(self, index: int) -> tuple[str, int]:
+    def _position(self, index: int) -> tuple[str, int]:
         """Part and position in it of an index."""
         return ("train", index) if index < self.num_train else ("test", index - self.num_train)
 
@@ -287,7 +287,9 @@ def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
         raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")
     label = _integers(pair[1])
     if label is None or label.ndim != 0:
-        raise ValueError(f"{where} has the label {pair[1]!r}; a label must be one integer: return input, int(label)")
+        raise ValueError(
+            f"{where} has the label {pair[1]!r:.80}; a label must be one integer: return input, int(label)"
+        )
     return as_input(pair[0], where), int(label)
 
 
