@@ -11,7 +11,7 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that are no LightningCLI: each module has a main(args).
-COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "sweep")}
+COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "partition", "sweep")}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -21,6 +21,7 @@ commands:
   fit         train a federation
   validate    evaluate a checkpoint on the clients' validation data
   test        evaluate a checkpoint on the clients' test data
+  partition   who would hold what, before any training
   sweep       methods x options x seeds, tuned on validation data
   compare     finished runs side by side
   configs     the configurations that come with lcfl

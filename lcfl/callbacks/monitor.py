@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor"]
 
-MOST_CLIENTS = 256  # in a picture and in the history: more rows than that cannot be told apart
 ACCURACY_BINS = np.linspace(0, 1, 21)
 
 
@@ -73,7 +72,7 @@ class Monitor(Callback):
         """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""
         if server.method.is_clustered:
             self._rounds.append(state.round)
-            self._assignments.append(state.assignment[shown(state.num_clients)].to(torch.int16))
+            self._assignments.append(state.assignment[figures.shown(state.num_clients)].to(torch.int16))
 
     def on_evaluated(self, server: Server, state: FederationState, evaluation: Evaluation) -> None:
         """Histograms of the round just finished, and its pictures if they are due."""
@@ -118,19 +117,19 @@ class Monitor(Callback):
         self._is_drawn = True
         if self._rounds:
             assignment_Tn, rounds_T = torch.stack(self._assignments), torch.tensor(self._rounds)
-            clients_n, groups = shown(state.num_clients), server.data.population.groups
+            clients_n, groups = figures.shown(state.num_clients), server.data.population.groups
             groups_n = None if groups is None else groups[clients_n]
             self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
         known = torch.nonzero(state.participated).flatten()
         if state.codes is not None and len(known) > 1:
-            known = known[shown(len(known))]
+            known = known[figures.shown(len(known))]
             similarity_nn = cosine(state.codes[known], state.codes[known])
             self._figure(server, "similarity", figures.similarity_matrix(similarity_nn, state.assignment[known]))
 
     def _draw_partition(self, server: Server) -> None:
         population = server.data.population
-        clients_n, groups = shown(population.num_clients), population.groups
+        clients_n, groups = figures.shown(population.num_clients), population.groups
         groups_n = None if groups is None else groups[clients_n]
         picture = figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, "Training images")
         self._figure(server, "partition", picture)
@@ -164,8 +163,3 @@ class Monitor(Callback):
             return []
         writers = [getattr(logger, "experiment", None) for logger in server.loggers]
         return [writer for writer in writers if hasattr(writer, ability)]
-
-
-def shown(num_clients: int) -> NDArray[np.int64]:
-    """Positions of the clients in a picture: all, or `MOST_CLIENTS` spread evenly over them."""
-    return np.linspace(0, num_clients - 1, min(num_clients, MOST_CLIENTS)).round().astype(np.int64)

@@ -48,6 +48,13 @@ class Population:
         """[N] number of training images of each client."""
         return np.array([len(each) for each in self.train], dtype=np.int64)
 
+    @property
+    def label_entropy(self) -> NDArray[np.float64]:
+        """[N] entropy in bits of the labels of each client's training images: 0 for one label, log2 C at most."""
+        share = self.label_counts / self.sizes[:, None]
+        terms = share * np.log2(share, out=np.zeros_like(share), where=share > 0)
+        return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex): equal only if every client has the same images in every role and sees them alike."""
@@ -77,11 +84,12 @@ class Population:
         return np.array([hit.mean() if len(hit) else np.nan for hit in hits])
 
     def summary(self) -> str:
-        """A small text table: sizes, labels per client, share of the most frequent label."""
+        """A small text table: sizes, labels per client, their entropy in bits, share of the most frequent label."""
         sizes = {"train": self.sizes, "val": _lengths(self.val)}
         sizes |= {f"test/{name}": _lengths(lists) for name, lists in self.test.items()}
-        rows = [(f"{name} images", values) for name, values in sizes.items()]
+        rows: list[tuple[str, NDArray[Any]]] = [(f"{name} images", values) for name, values in sizes.items()]
         rows.append(("labels", (self.label_counts > 0).sum(axis=1)))
+        rows.append(("label entropy", self.label_entropy))
         rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
         known = "unknown" if self.groups is None else str(len(np.unique(self.groups)))
         width = max(len(name) for name, _ in rows)

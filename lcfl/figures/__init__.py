@@ -1,6 +1,6 @@
 """Pictures of a federation: pure functions from arrays to a matplotlib `Figure`, without any global state."""
 
-from lcfl.figures.base import save
+from lcfl.figures.base import save, shown
 from lcfl.figures.clients import label_counts, sorted_accuracies
 from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_matrix
 from lcfl.figures.curves import accuracy_curves
@@ -11,6 +11,7 @@ __all__ = [
     "cluster_sizes",
     "label_counts",
     "save",
+    "shown",
     "similarity_matrix",
     "sorted_accuracies",
 ]

@@ -29,6 +29,7 @@ __all__ = [
     "mark_groups",
     "new_figure",
     "save",
+    "shown",
 ]
 
 Array = NDArray[Any] | Tensor
@@ -39,6 +40,7 @@ COLOURS = (
     *("#A40122", "#00C2F9", "#FFB2FD", "#00FCCF", "#E20134", "#9F0162"),
 )
 LINE_STYLES = ("-", "--", "-.", ":")
+MOST_CLIENTS = 256  # in a picture: more rows than that cannot be told apart
 MOST_LABELS = 40  # client numbers that fit beside an axis
 SMALLEST_LABELLED = 0.03  # a block of clients that is a smaller share of its axis gets no label
 
@@ -49,6 +51,11 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     return figure, figure.add_subplot()
+
+
+def shown(num_clients: int) -> NDArray[np.int64]:
+    """Positions of the clients in a picture: all, or 256 spread evenly over them."""
+    return np.linspace(0, num_clients - 1, min(num_clients, MOST_CLIENTS)).round().astype(np.int64)
 
 
 def save(figure: "Figure", path: Path) -> None:

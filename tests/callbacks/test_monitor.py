@@ -15,14 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lcfl.aggregation import ClusterMean, GlobalMean
 from lcfl.callbacks import Monitor
-from lcfl.callbacks.monitor import shown
 from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
 from lcfl.exchange import CentreAndEmbedding, FullModel
 from lcfl.federation import Federation
-from lcfl.figures import save
+from lcfl.figures import save, shown
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.metrics import ClientMetrics, Evaluation

@@ -61,4 +61,5 @@ def test_summary_tells_sizes_labels_and_majority():
     assert rows["train images"] == ["2", "2.5", "3"]
     assert rows["test/own_split images"] == ["2", "2.5", "3"]
     assert rows["labels"] == ["1", "1.5", "2"]
+    assert [float(number) for number in rows["label entropy"]] == pytest.approx([0.0, 0.46, 0.918296])
     assert [float(number) for number in rows["majority share"]] == pytest.approx([0.666667, 0.83, 1.0])

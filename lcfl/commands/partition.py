@@ -1,0 +1,67 @@
+"""``lcfl partition -c data.yaml``: who would hold what, before any training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lcfl import figures
+from lcfl.cli import Parser
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.layers import LayeredConfig
+
+__all__ = ["main", "parser"]
+
+
+class DataOnly(LayeredConfig):
+    """Of every file the group ``data``: files that set a method or a network are welcome."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Applies that part of one file, or of one YAML text."""
+        try:
+            layer = yaml.safe_load(Path(values).read_text() if Path(values).is_file() else values)
+        except (yaml.YAMLError, OSError, ValueError):
+            layer = None  # unreadable: the parser says so itself
+        if isinstance(layer, dict):
+            values = yaml.safe_dump({"data": layer.get("data", {})})
+        super().__call__(parser, cfg, values, option_string)
+
+
+def parser() -> LightningArgumentParser:
+    """The command's options: those of the group ``data``, and where to write."""
+    made = Parser(prog="lcfl partition", description="Prints and draws who would hold what.")
+    made.add_argument("-c", "--config", action=DataOnly, help="A YAML file; several layer, later ones win.")
+    made.add_argument("--out", type=str, default=None, help="Folder for partition.json and partition.png.")
+    made.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
+    return made
+
+
+def main(args: Sequence[str]) -> None:
+    """Prints the table of a partition; with ``--out`` writes the index lists and the picture.
+
+    Raises:
+        FileNotFoundError: if the data are not there.
+        ValueError: if the partition cannot be made.
+    """
+    options = parser()
+    config = options.parse_args(list(args))
+    data: FederatedDataModule = options.instantiate_classes(config).data
+    data.prepare_data()
+    data.setup()
+    population = data.population
+    print(population.summary())
+    for protocol in data.protocols:
+        accuracy = population.majority_accuracy(protocol, data.examples.targets)
+        print(f"majority baseline, test/{protocol}: {100 * float(np.nanmean(accuracy)):.2f} %")
+    if config.out is not None:
+        out = Path(config.out)
+        out.mkdir(parents=True, exist_ok=True)
+        data.write(out / "partition.json")
+        clients = figures.shown(population.num_clients)
+        groups = None if population.groups is None else population.groups[clients]
+        picture = figures.label_counts(population.label_counts[clients], groups, clients, "Training images")
+        figures.save(picture, out / "partition.png")
+        print(f"written to {out}")
