@@ -48,10 +48,10 @@ def main(args: list[str] | None = None) -> None:
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
     else:
-        _run(words)
+        _run(words, args)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], args: list[str] | None) -> None:
     """What a user can mend is one line and status 1; Ctrl-C outside of a round ends with status 130."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -64,7 +64,7 @@ def _run(words: list[str]) -> None:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like by Ctrl-C: in order
             import_module(COMMANDS[words[0]]).main(words[1:])
         else:
-            import_module("lcfl.cli").main(words)
+            import_module("lcfl.cli").main(args)  # LightningCLI warns of words that are also this process's
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
