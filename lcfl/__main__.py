@@ -11,7 +11,7 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that are no LightningCLI: each module has a main(args).
-COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "partition", "sweep")}
+COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "export", "partition", "predict", "sweep")}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -24,6 +24,8 @@ commands:
   partition   who would hold what, before any training
   sweep       methods x options x seeds, tuned on validation data
   compare     finished runs side by side
+  predict     labels of the clients' test images by their models
+  export      one trained model as a file
   configs     the configurations that come with lcfl
 
 options of fit, validate and test:

@@ -38,7 +38,7 @@ from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.result import Run
 
-__all__ = ["FederatedCLI", "instantiate", "main"]
+__all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
 
 # The modules whose classes can be named without their module; a misspelt name is compared with theirs.
 PARTS = {
@@ -171,21 +171,38 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
     """
     parser = Parser(exit_on_error=False)
     _add_method_and_model(parser)
-    try:
-        content = yaml.safe_load(config.read_text())
-        if "described" not in content:
-            parsed = parser.parse_object({group: content[group] for group in ("method", "model")})
-            parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
-    except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise ValueError(f"{config} cannot be read: {error}") from None
-    if "described" in content:
-        raise ValueError(
-            f"{config} describes a run that was started from Python; give its objects: "
-            "lcfl.load(run, model=..., method=...)."
-        )
+    parsed = _parsed(parser, config, ("method", "model"))
+    parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
     _keep_functions(parser, parsed["model"])
     made = parser.instantiate_classes(parsed)
     return made["model"], made["method"]
+
+
+def instantiate_data(config: Path) -> FederatedDataModule:
+    """The data module of a run's ``config.yaml``, not set up.
+
+    Raises:
+        ValueError: as `instantiate`.
+    """
+    parser = Parser(exit_on_error=False)
+    parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
+    data: FederatedDataModule = parser.instantiate_classes(_parsed(parser, config, ("data",)))["data"]
+    return data
+
+
+def _parsed(parser: LightningArgumentParser, config: Path, groups: tuple[str, ...]) -> Namespace:
+    """Some groups of a run's ``config.yaml``."""
+    try:
+        content = yaml.safe_load(config.read_text())
+        if "described" not in content:
+            parsed: Namespace = parser.parse_object({group: content[group] for group in groups})
+            return parsed
+    except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{config} cannot be read: {error}") from None
+    raise ValueError(
+        f"{config} describes a run that was started from Python; give its objects: "
+        "lcfl.load(run, model=..., method=...)."
+    )
 
 
 @rank_zero_only

@@ -1,0 +1,72 @@
+"""``lcfl predict RUN --model personal``: the label that every client's model gives to each of its test images."""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from lcfl.cli import instantiate_data
+from lcfl.loading import load
+from lcfl.result import Run
+
+__all__ = ["main", "parser"]
+
+BATCH = 512
+HEADER = ("client", "index", "label", "prediction", "score")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="lcfl predict", description="Predicts the labels of the clients' test images.")
+    made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    made.add_argument("--client", type=int, help="only this client; all if not given")
+    made.add_argument("--protocol", help="whose test images; the run's first protocol if not given")
+    made.add_argument("--out", type=Path, help="a CSV file; the terminal if not given")
+    return made
+
+
+def main(args: Sequence[str]) -> None:
+    """Writes a line per client and test image: its index in the data set, label, prediction and softmax score.
+
+    Raises:
+        FileNotFoundError: if there is no run, or its data are not there.
+        ValueError: if the run's method has no such model, or client or protocol do not exist.
+    """
+    options = parser().parse_args(args)
+    run = load(options.run)
+    rows = _rows(run, options.run, options.model, options.client, options.protocol)
+    first = next(rows)  # what is wrong shows before a file is made
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext(sys.stdout) if options.out is None else options.out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(HEADER)
+        writer.writerow(first)
+        writer.writerows(rows)
+
+
+@torch.no_grad()
+def _rows(
+    run: Run, path: Path, kind: str, only: int | None, protocol: str | None
+) -> Iterator[tuple[int, int, int, int, str]]:
+    data = instantiate_data(path / "config.yaml")
+    data.prepare_data()
+    data.setup()
+    protocol = data.protocols[0] if protocol is None else protocol
+    if protocol not in data.protocols:
+        raise ValueError(f"predict: got --protocol {protocol}; this run has {', '.join(data.protocols)}.")
+    for client in range(data.num_clients) if only is None else [only]:
+        network = run.model(kind, client=client)  # type: ignore[arg-type]
+        indices, seen = data.population.test[protocol][client], data.seen_by(client)
+        for start in range(0, len(indices), BATCH):
+            part = indices[start : start + BATCH]
+            inputs, targets = seen.batch(part, torch.device("cpu"))
+            score, prediction = network(inputs).softmax(dim=1).max(dim=1)
+            cells = (targets.tolist(), prediction.tolist(), score.tolist())
+            for index, label, guess, value in zip(part.tolist(), *cells, strict=True):
+                yield client, index, label, guess, f"{value:.6f}"
