@@ -9,7 +9,7 @@ from lcfl.run import RunDirectory
 from tests.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
 
-@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedavg", "local"])
+@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"])
 @pytest.mark.parametrize("first", [1, 5])
 def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, first):
     fit(tmp_path, method, rounds=first)
@@ -18,6 +18,18 @@ def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, 
     assert run.path.name == "version_0"
     assert_same_run(reference(method)[0], run.path)
     assert run.metrics.items() >= {"test/own_split/majority/acc": 0.5}.items()
+
+
+@pytest.mark.parametrize("first", [4, 5, 6])
+def test_fedac_resumes_before_within_and_after_a_cooldown_and_a_refresh(tmp_path, first):
+    refreshed = "{class_path: RefreshedLowRankCosine, init_args: {num_clusters: 4, dimension: 5, refresh_every: 3}}"
+    tuning = "{class_path: ClusterNumberTuning, init_args: {criterion: ratio, lower: 0.9, upper: 9.0, cooldown: 2}}"
+    words = ("-c", f"method: {{clustering: [{refreshed}, {tuning}]}}")
+    whole = fit(tmp_path / "whole", "fedac", 1, 9, *words).path
+    counts = [float(row["cluster/count"]) for row in rows(whole) if int(row["round"]) >= 0]
+    assert len(set(counts)) > 1  # it does merge
+    fit(tmp_path / "parts", "fedac", 1, first, *words)
+    assert_same_run(whole, fit(tmp_path / "parts", "fedac", 1, 9, *words, "--ckpt_path=last").path)
 
 
 @pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])

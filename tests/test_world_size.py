@@ -6,7 +6,7 @@ import torch
 from tests.fits import assert_same_run, fit
 
 
-@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedavg", "local"])
+@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_do_not_change_bits(tmp_path, reference, method, ranks):
     one, _ = reference(method)
