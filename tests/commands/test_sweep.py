@@ -1,4 +1,4 @@
-"""``lcfl sweep``: what it takes, and one sweep to its end."""
+"""``lcfl sweep``: what it refuses, and (slow: four processes) one sweep to its end."""
 
 import pytest
 
@@ -25,6 +25,7 @@ def test_a_method_that_is_not_there():
         sweep.main(["--methods=nothing"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_sweep(tmp_path, capsys, recwarn):
     words = [str(word) for word in SYNTHETIC]
