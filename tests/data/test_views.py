@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lcfl.data.augmentation import Augmentation
 from lcfl.data.examples import DatasetExamples, TensorExamples
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, SeenExamples, View, standard_normal
 
@@ -86,6 +87,20 @@ def test_seen_examples_apply_views_in_order_and_by_index():
     assert torch.equal(inputs, torch.rot90(IMAGES[[4, 1]] + noise, dims=(2, 3)))
     assert targets.tolist() == [1, 2]
     assert not torch.equal(inputs, seen(second, first).batch(np.array([4, 1]), CPU)[0])
+
+
+def test_training_batches_are_augmented_before_a_client_sees_them():
+    class Negative(Augmentation):
+        def __call__(self, images):
+            return -images
+
+    examples = TensorExamples(IMAGES, LABELS, 5, 3, augmentation=Negative())
+    seen = SeenExamples(examples, (QuarterTurns(1), Noise(0.5, key=3), Relabelling((2, 0, 1))))
+    inputs, targets = seen.training_batch(NUMBERS, CPU)
+    plain, same = seen.batch(NUMBERS, CPU)
+    noise = plain - QuarterTurns(1).inputs(IMAGES, NUMBERS)
+    torch.testing.assert_close(inputs, noise - QuarterTurns(1).inputs(IMAGES, NUMBERS))
+    assert torch.equal(targets, same)
 
 
 def test_seen_examples_are_examples():
