@@ -15,7 +15,7 @@ __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "f
 
 MAJORITY = "majority"
 TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
-FAIR = ("rounds", "clients_per_round", "batch_size", "precision")  # may differ, but then the table says so
+FAIR = ("rounds", "clients_per_round", "batch_size", "drop_last", "precision")  # may differ, but then the table says so
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ def made(root, name, seed, accuracies=(0.5, 0.6), protocol="own_split", clusters
         writer = csv.DictWriter(file, rows[-1].keys(), restval="")
         writer.writeheader()
         writer.writerows(rows)
-    defaults = {"data": "d", "partition": "p", "clients_per_round": 5, "batch_size": 32, "precision": "32-true"}
+    defaults = {"data": "d", "partition": "p", "clients_per_round": 5, "batch_size": 32, "drop_last": False}
+    defaults["precision"] = "32-true"
     final = {metric: accuracies[-1], f"{metric}_worst10": accuracies[-1] / 2, f"test/{protocol}/majority/acc": 0.25}
     summary = {
         "metrics": final,
