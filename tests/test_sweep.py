@@ -147,11 +147,15 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path, sweep):
         "s.run([Trial('fedavg', (), seed) for seed in range(3)], jobs=2)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while (time.monotonic() < deadline and not (tmp_path / "out" / "calls").is_file()) or len(sweep.calls()) < 2:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
+    deadline = time.monotonic() + 300
+    try:
+        while not (tmp_path / "out" / "calls").is_file() or len(sweep.calls()) < 2:
+            assert process.poll() is None and time.monotonic() < deadline, "the sweep did not start two runs"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode != 0
     assert sum("stopped; see" in line for line in said.splitlines()) == 2
     assert len(sweep.calls()) == 2
