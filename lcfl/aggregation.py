@@ -94,7 +94,7 @@ class GlobalMean(Aggregation):
 
 @dataclass(frozen=True)
 class ClusterMean(Aggregation):
-    """Unweighted means per cluster and over everybody (LCFed section III-A, FedAC Eq. 3 and 5).
+    """Means per cluster and over everybody, unweighted as in LCFed section III-A and FedAC Eq. 3 and 5.
 
     Omega_k is the mean of the models of cluster k, Phi the embedding of the mean of all: the paper
     prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (reading A2).
@@ -105,17 +105,27 @@ class ClusterMean(Aggregation):
             took part, as LCFed section III-A; ``participants``: of this round's members only (reading A34).
         embedding_over: whose embeddings make Phi. ``stored``: everybody that ever took part (LCFed);
             ``participants``: this round's clients (FedAC Algorithm 1, line 9).
+        weights: ``uniform`` gives every client the same weight, ``samples`` weighs it by n_i (FedAvg inside every
+            cluster; over participants only).
 
     Raises:
-        ValueError: for another word.
+        ValueError: for another word, or weights by samples over stored models.
     """
 
     over: Literal["stored", "participants"] = "stored"
     embedding_over: Literal["stored", "participants"] = "stored"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         for name in ("over", "embedding_over"):
             _check_choice(name, getattr(self, name), ("stored", "participants"))
+        _check_choice("weights", self.weights, ("uniform", "samples"))
+        if self.weights == "samples" and self.over_stored:
+            raise ValueError(
+                f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
+                f"{self.embedding_over!r}; weights by samples are those of a round's uploads: set both to "
+                "participants, or weights to uniform."
+            )
 
     @property
     def over_stored(self) -> bool:
@@ -124,21 +134,25 @@ class ClusterMean(Aggregation):
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new centres and the new global model, whose embedding is Phi."""
-        sent = {upload.client: upload.payload["model"] for upload in uploads}
+        sent = {upload.client: upload for upload in uploads}
+
+        def mean(clients: Sequence[int], over: str) -> Tensor:
+            if over == "stored":
+                return mean_model([state.model_of(client) for client in clients], [1] * len(clients), layout)
+            theirs = [sent[client] for client in clients]
+            weights = [upload.num_samples if self.weights == "samples" else 1 for upload in theirs]
+            return mean_model([upload.payload["model"] for upload in theirs], weights, layout)
+
         centres = state.centres.clone()
         for cluster in range(state.num_clusters):
             members = state.members(cluster)
-            models = [state.model_of(client) for client in members] if self.over == "stored" else []
             if self.over == "participants":
-                models = [sent[client] for client in members if client in sent]
-            if models:
-                centres[cluster] = mean_model(models, [1] * len(models), layout)
+                members = [client for client in members if client in sent]
+            if members:
+                centres[cluster] = mean(members, self.over)
         state.centres = centres
-        if self.embedding_over == "stored":
-            everybody = [state.model_of(client) for client in torch.nonzero(state.participated).flatten().tolist()]
-        else:
-            everybody = list(sent.values())
-        state.global_model = mean_model(everybody, [1] * len(everybody), layout)
+        ever = torch.nonzero(state.participated).flatten().tolist()
+        state.global_model = mean(ever if self.embedding_over == "stored" else list(sent), self.embedding_over)
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

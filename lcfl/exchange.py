@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from lcfl.local.update import Trained
 from lcfl.messages import Downlink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
-__all__ = ["CentreAndEmbedding", "Exchange", "FullModel", "ModelKind", "NoExchange"]
+__all__ = ["CentreAndEmbedding", "ClusterModel", "Exchange", "FullModel", "ModelKind", "NoExchange"]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
 
@@ -27,7 +28,7 @@ class Exchange(ABC):
         reported: the kinds its paper reports; they are evaluated during a run, all kinds at its end.
     """
 
-    keeps_model: ClassVar[bool]
+    keeps_model: bool
     sends: ClassVar[tuple[str, ...]]
     returns: ClassVar[tuple[str, ...]] = ("model",)
     models: ClassVar[tuple[ModelKind, ...]]
@@ -43,15 +44,15 @@ class Exchange(ABC):
         return own if own is not None and bool(state.participated[client]) else state.centre_of(client)
 
     @abstractmethod
-    def up(self, model: Tensor, layout: Layout) -> Mapping[str, Tensor]:
-        """What the client sends of its trained model ``[P + Q]``."""
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """What the client sends of its trained model ``[P + Q]``, or of what else its run found."""
 
 
 @dataclass(frozen=True)
 class FullModel(Exchange):
     """The whole model down, the whole model up: 2P floats (FedAvg and all that refine it)."""
 
-    keeps_model: ClassVar[bool] = False
+    keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
     models: ClassVar[tuple[ModelKind, ...]] = ("global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("global",)
@@ -60,9 +61,32 @@ class FullModel(Exchange):
         """The global model."""
         return Downlink({"model": state.global_model})
 
-    def up(self, model: Tensor, layout: Layout) -> Mapping[str, Tensor]:
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """w_i."""
-        return {"model": model}
+        return {"model": trained.model}
+
+
+@dataclass(frozen=True)
+class ClusterModel(Exchange):
+    """The model of the client's cluster down, the trained model up: 2P floats (FedAvg inside every cluster).
+
+    Args:
+        keeps_model: whether the model that a client sent stays in the store until its next one, for a
+            clustering or an aggregation over all clients (FeSEM); it is not where the client's next run starts.
+    """
+
+    keeps_model: bool = False
+    sends: ClassVar[tuple[str, ...]] = ("model",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Omega_{R_i}."""
+        return Downlink({"model": state.centre_of(client)})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w_i."""
+        return {"model": trained.model}
 
 
 @dataclass(frozen=True)
@@ -73,7 +97,7 @@ class CentreAndEmbedding(Exchange):
     holds w_i and can project it itself: a client need neither store M nor send M w_i.
     """
 
-    keeps_model: ClassVar[bool] = True
+    keeps_model = True
     sends: ClassVar[tuple[str, ...]] = ("centre", "embedding")
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
@@ -83,16 +107,16 @@ class CentreAndEmbedding(Exchange):
         embedding = layout.embedding_of(state.global_model)
         return Downlink({"centre": state.centre_of(client), "embedding": embedding})
 
-    def up(self, model: Tensor, layout: Layout) -> Mapping[str, Tensor]:
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """w_i."""
-        return {"model": model}
+        return {"model": trained.model}
 
 
 @dataclass(frozen=True)
 class NoExchange(Exchange):
     """Nothing down, nothing up: every client trains alone (Local)."""
 
-    keeps_model: ClassVar[bool] = True
+    keeps_model = True
     sends: ClassVar[tuple[str, ...]] = ()
     returns: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
@@ -102,6 +126,6 @@ class NoExchange(Exchange):
         """An empty message."""
         return Downlink({})
 
-    def up(self, model: Tensor, layout: Layout) -> Mapping[str, Tensor]:
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """An empty message."""
         return {}

@@ -134,8 +134,16 @@ class Server:
         """Before training: the clients named run from the initial model; what they learn stays with the server."""
         state, begin = self.state, time.perf_counter()
         clients = sorted(opening.clients)[: self.schedule.most_clients]
+        exchange = opening.exchange
         tasks = [
-            LocalTask(i, state.round, state.clients[i], Downlink({"model": state.initial}), opening.local_update)
+            LocalTask(
+                client=i,
+                round=state.round,
+                state=state.clients[i],
+                downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
+                local_update=opening.local_update,
+                exchange=exchange,
+            )
             for i in clients
         ]
         uploads = [result.uplink for result in self.train(tasks).values()]

@@ -19,6 +19,7 @@ from lcfl import rng
 from lcfl.clients import ClientState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.examples import Examples
+from lcfl.exchange import Exchange
 from lcfl.local.sequential import SequentialEngine
 from lcfl.local.update import LocalData, LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink
@@ -44,6 +45,7 @@ class LocalTask:
         state: the client's private part.
         downlink: what the server sends.
         local_update: the local work; None for the method's own.
+        exchange: says what comes up; None for the method's own.
     """
 
     client: int
@@ -51,6 +53,7 @@ class LocalTask:
     state: ClientState
     downlink: Downlink
     local_update: LocalUpdate | None = None
+    exchange: Exchange | None = None
 
     def __str__(self) -> str:
         return f"client {self.client}, round {self.round}"
@@ -148,8 +151,8 @@ class Worker:
         self.engine.examples = self.data.seen_by(task.client)
         with rng.scope(self.seed, "local", task.round, task.client):
             trained: Trained = local_update(task.state, task.downlink, data, self.engine)
-        exchange = self.method.exchange
-        uplink = Uplink(task.client, exchange.up(trained.model, self.engine.layout), len(indices))
+        exchange = task.exchange or self.method.exchange
+        uplink = Uplink(task.client, exchange.up(trained, task.downlink, self.engine.layout), len(indices))
         kept = trained.model if exchange.keeps_model else None
         return LocalResult(replace(task.state, model=kept, consumed=trained.consumed), uplink, trained)
 

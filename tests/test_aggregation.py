@@ -122,6 +122,15 @@ def test_sample_sizes_do_not_weigh_in_a_cluster():
     assert state.centres[0, 0] == 4.0
 
 
+def test_fedavg_inside_every_cluster_weighs_by_samples():
+    models = [flat(2), flat(6), flat(10)]
+    state = state_of(models, [0, 0, 1], [flat(70).tolist(), flat(80).tolist()])
+    uploads = [upload(0, models[0], 1), upload(1, models[1], 3), upload(2, models[2], 4)]
+    ClusterMean("participants", "participants", "samples")(state, uploads, LAYOUT)
+    assert state.centres[:, 0].tolist() == [5.0, 10.0]  # (2 + 3 * 6) / 4
+    assert state.global_model[0] == 7.5  # (2 + 3 * 6 + 4 * 10) / 8
+
+
 def test_counters_of_a_cluster_take_their_maximum():
     state, uploads = clusters()
     ClusterMean()(state, uploads, LAYOUT)
@@ -144,6 +153,7 @@ def test_models_of_the_last_round_are_not_written_into():
         (lambda: GlobalMean("sample"), "weights"),
         (lambda: ClusterMean(over="all"), "over"),
         (lambda: ClusterMean(embedding_over="all"), "embedding_over"),
+        (lambda: ClusterMean(weights="all"), "weights"),
     ],
 )
 def test_a_misspelt_option_is_refused(make, option):
@@ -154,3 +164,8 @@ def test_a_misspelt_option_is_refused(make, option):
 def test_layouts_without_buffers():
     layout = Layout.of(linear())
     assert mean_model([torch.ones(17), 3 * torch.ones(17)], [1, 1], layout).tolist() == [2.0] * 17
+
+
+def test_stored_models_come_without_sample_sizes():
+    with pytest.raises(ValueError, match=r"weights='samples' with over='stored' and .*set both to participants"):
+        ClusterMean(embedding_over="participants", weights="samples")

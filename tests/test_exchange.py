@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
-from lcfl.messages import Uplink
+from lcfl.exchange import CentreAndEmbedding, ClusterModel, FullModel, NoExchange
+from lcfl.local import Trained
+from lcfl.messages import Downlink, Uplink
 from lcfl.networks import Layout, LeNet5
 from tests.builders import Normed, alone, blobs, blobs_module, fedavg, fit, lcfed, state_of
 
 P, P_PHI = 62_006, 61_156
 LENET = Layout.of(LeNet5())
+NOTHING = Downlink({})
 
 
 def state(size=30, participated=(True, False)):
@@ -22,17 +24,24 @@ def state(size=30, participated=(True, False)):
 
 @pytest.mark.parametrize(
     ("exchange", "down", "up"),
-    [(FullModel(), P, P), (CentreAndEmbedding(), P + P_PHI, P), (NoExchange(), 0, 0)],
+    [(FullModel(), P, P), (ClusterModel(), P, P), (CentreAndEmbedding(), P + P_PHI, P), (NoExchange(), 0, 0)],
 )
 def test_floats_of_one_client_in_one_round(exchange, down, up):
     assert exchange.down(state(P), 0, LENET).num_bytes == 4 * down
-    assert Uplink(0, exchange.up(torch.zeros(P), LENET), 1).num_bytes == 4 * up
+    assert Uplink(0, exchange.up(Trained(torch.zeros(P), 0, 0.0), NOTHING, LENET), 1).num_bytes == 4 * up
 
 
 def test_full_model_sends_the_global_model():
     payload = FullModel().down(state(), 0, Layout.of(Normed())).payload
     assert list(payload) == list(FullModel.sends) == ["model"]
     assert payload["model"].tolist() == [9.0] * 30
+
+
+def test_cluster_model_sends_the_model_of_the_clients_cluster():
+    for client, cluster in ((0, 1.0), (1, 0.0)):
+        payload = ClusterModel().down(state(), client, Layout.of(Normed())).payload
+        assert list(payload) == list(ClusterModel.sends) == ["model"]
+        assert payload["model"].tolist() == [cluster] * 30
 
 
 def test_lcfed_sends_the_clusters_centre_and_the_global_embedding():
@@ -44,11 +53,12 @@ def test_lcfed_sends_the_clusters_centre_and_the_global_embedding():
         assert payload["embedding"].tolist() == [9.0] * 15
 
 
-@pytest.mark.parametrize("exchange", [FullModel(), CentreAndEmbedding()])
+@pytest.mark.parametrize("exchange", [FullModel(), ClusterModel(), CentreAndEmbedding()])
 def test_the_whole_model_comes_up_with_its_buffers(exchange):
-    model = torch.arange(30.0)
-    assert list(exchange.up(model, Layout.of(Normed()))) == ["model"]
-    assert torch.equal(exchange.up(model, Layout.of(Normed()))["model"], model)
+    trained = Trained(torch.arange(30.0), consumed=0, loss=0.0)
+    payload = exchange.up(trained, NOTHING, Layout.of(Normed()))
+    assert list(payload) == ["model"]
+    assert torch.equal(payload["model"], trained.model)
 
 
 @pytest.mark.parametrize("exchange", [CentreAndEmbedding(), NoExchange()])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from lcfl.exchange import Exchange
 from lcfl.hooks import Callback
 from lcfl.local.update import LocalUpdate
 from lcfl.networks.split import Layout
@@ -33,10 +34,12 @@ class Opening:
     Attributes:
         clients: their numbers.
         local_update: the local work; None for the method's own.
+        exchange: what crosses the wire; None for the initial model down and what the method's own exchange sends up.
     """
 
     clients: Sequence[int]
     local_update: LocalUpdate | None = None
+    exchange: Exchange | None = None
 
 
 class Clustering(Callback):

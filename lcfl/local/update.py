@@ -88,12 +88,14 @@ class Trained:
         consumed: samples drawn by this client so far.
         loss: the mean over the steps.
         logged: further means over the steps, by name.
+        extras: what the run found beside the model and an exchange may send, by name: tensors on the CPU.
     """
 
     model: Tensor
     consumed: int
     loss: float
     logged: Mapping[str, float] = field(default_factory=dict)
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class LocalUpdate(ABC):
