@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl import figures
+from lcfl.clustering.tuning import granularity
 from lcfl.hooks import Callback
 from lcfl.metrics import Evaluation
 from lcfl.server import Server
@@ -32,8 +33,10 @@ class Monitor(Callback):
     client has. At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients'
     accuracies; where a method clusters, ``cluster/members``, the histogram of the cluster numbers.
     At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
-    cluster of each client over the rounds), ``figures/cluster_sizes`` and, where clients have low-rank
-    models, ``figures/similarity``; at the end ``figures/accuracies_<stage>_<protocol>``. The step is
+    cluster of each client over the rounds), ``figures/assignment_flow`` (who went where), ``figures/cluster_sizes``
+    and, where clients have low-rank models, ``figures/similarity`` and ``figures/codes`` (their directions in two
+    dimensions, by cluster and by true group), where they keep models ``figures/granularity`` (G of each cluster); at
+    the end ``figures/accuracies_<stage>_<protocol>``. The step is
     the round that was evaluated. More than 256 clients are shown by 256 that are spread evenly.
 
     The pictures show every round since the first, also in a resumed run; a set of them takes half a
@@ -120,12 +123,23 @@ class Monitor(Callback):
             clients_n, groups = figures.shown(state.num_clients), server.data.population.groups
             groups_n = None if groups is None else groups[clients_n]
             self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
+            self._figure(server, "assignment_flow", figures.assignment_flow(assignment_Tn, rounds_T))
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
         known = torch.nonzero(state.participated).flatten()
         if state.codes is not None and len(known) > 1:
-            known = known[figures.shown(len(known))]
-            similarity_nn = cosine(state.codes[known], state.codes[known])
-            self._figure(server, "similarity", figures.similarity_matrix(similarity_nn, state.assignment[known]))
+            self._draw_codes(server, state, known[figures.shown(len(known))])
+        if server.method.is_clustered and server.method.exchange.keeps_model and state.num_clusters > 1:
+            intra_K, inter_K = granularity(state, server.layout.num_parameters)
+            size_K = torch.bincount(state.assignment, minlength=state.num_clusters)
+            self._figure(server, "granularity", figures.granularity_bars(intra_K / inter_K, size_K))
+
+    def _draw_codes(self, server: Server, state: FederationState, known: Tensor) -> None:
+        """The low-rank models of the clients `known`: pairwise cosines, and a map."""
+        assert state.codes is not None
+        code_nD, cluster_n, groups = state.codes[known], state.assignment[known], server.data.population.groups
+        self._figure(server, "similarity", figures.similarity_matrix(cosine(code_nD, code_nD), cluster_n))
+        groups_n = None if groups is None else groups[known.numpy()]
+        self._figure(server, "codes", figures.code_map(code_nD, cluster_n, groups_n))
 
     def _draw_partition(self, server: Server) -> None:
         population = server.data.population

@@ -3,12 +3,17 @@
 from lcfl.figures.base import save, shown
 from lcfl.figures.clients import label_counts, sorted_accuracies
 from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_matrix
+from lcfl.figures.codes import code_map, granularity_bars
 from lcfl.figures.curves import accuracy_curves
+from lcfl.figures.flow import assignment_flow
 
 __all__ = [
     "accuracy_curves",
+    "assignment_flow",
     "assignment_heatmap",
     "cluster_sizes",
+    "code_map",
+    "granularity_bars",
     "label_counts",
     "save",
     "shown",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-__all__ = ["assignment_heatmap", "cluster_sizes", "similarity_matrix"]
+__all__ = ["assignment_heatmap", "cluster_colorbar", "cluster_sizes", "history", "similarity_matrix"]
 
 
 def assignment_heatmap(
@@ -45,7 +45,7 @@ def assignment_heatmap(
     Raises:
         ValueError: if there is no round or no client, or if the shapes do not fit together.
     """
-    assignment_TN, rounds_T = _history(assignment_TN, rounds_T)
+    assignment_TN, rounds_T = history(assignment_TN, rounds_T)
     num_clients = assignment_TN.shape[1]
     clients_N = np.arange(num_clients) if clients_N is None else np.asarray(clients_N)
     keys = [clients_N, assignment_TN[-1]]
@@ -64,7 +64,7 @@ def assignment_heatmap(
     axes.invert_yaxis()
     if groups_N is not None:
         mark_groups(axes, np.asarray(groups_N)[order_N])
-    _colorbar(figure, axes, colours, edges_K1)
+    cluster_colorbar(figure, axes, colours, edges_K1)
     axes.set_title("Cluster of each client")
     return figure
 
@@ -80,7 +80,7 @@ def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None 
     Raises:
         ValueError: if there is no round or no client, or if the shapes do not fit together.
     """
-    assignment_TN, rounds_T = _history(assignment_TN, rounds_T)
+    assignment_TN, rounds_T = history(assignment_TN, rounds_T)
     num_clients = assignment_TN.shape[1]
     colours, edges_K1 = cluster_colours(assignment_TN)
     size_KT = np.stack([(assignment_TN == cluster).sum(axis=1) for cluster in range(len(edges_K1) - 1)])
@@ -95,7 +95,7 @@ def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None 
     part = of_clients is not None and of_clients > num_clients
     axes.set_ylabel(f"clients ({num_clients} of {of_clients})" if part else "clients")
     integer_ticks(axes, "y")
-    _colorbar(figure, axes, colours, edges_K1)
+    cluster_colorbar(figure, axes, colours, edges_K1)
     axes.set_title("Members of each cluster")
     return figure
 
@@ -139,7 +139,8 @@ def similarity_matrix(similarity_NN: Array, cluster_N: Array, title: str = "Simi
     return figure
 
 
-def _history(assignment_TN: Array, rounds_T: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+def history(assignment_TN: Array, rounds_T: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both as arrays, checked: ``[T, N]`` and ``[T]``, at least one round and one client."""
     assignment_TN, rounds_T = np.asarray(assignment_TN), np.asarray(rounds_T)
     if assignment_TN.ndim != 2 or 0 in assignment_TN.shape or rounds_T.shape != assignment_TN.shape[:1]:
         raise ValueError(
@@ -149,7 +150,7 @@ def _history(assignment_TN: Array, rounds_T: Array) -> tuple[NDArray[Any], NDArr
     return assignment_TN, rounds_T
 
 
-def _colorbar(figure: "Figure", axes: "Axes", colours: "ListedColormap", edges_K1: NDArray[Any]) -> None:
+def cluster_colorbar(figure: "Figure", axes: "Axes", colours: "ListedColormap", edges_K1: NDArray[Any]) -> None:
     """The colours of the clusters, with integer ticks that do not crowd each other."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm

@@ -30,6 +30,7 @@ from lcfl.networks import MLP
 
 EVERYTHING = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
 NUM_CLIENTS = 6
+OF_CLUSTERS = ("assignment", "assignment_flow", "cluster_sizes", "similarity", "codes", "granularity")
 
 
 def lcfed():
@@ -78,7 +79,7 @@ def test_tags_and_steps(run):
     at_the_end = {
         f"{stage}/own_split/{kind}/acc_clients": [3] for stage in ("val", "test") for kind in ("global", "after_local")
     }
-    figures = {f"figures/{name}": [1, 3] for name in ("assignment", "cluster_sizes", "similarity")}
+    figures = {f"figures/{name}": [1, 3] for name in OF_CLUSTERS}
     last_figures = {f"figures/accuracies_{stage}_own_split": [3] for stage in ("val", "test")}
     figures |= {"figures/partition": [0]}
     assert steps == during | at_the_end | figures | last_figures | {"cluster/members": [1, 3]}
@@ -98,7 +99,7 @@ def test_histograms_hold_every_client(run):
 def test_pictures_on_disk_are_those_of_the_last_step(run):
     events, _, _ = written(run)
     found = pictures(run)
-    names = ("assignment", "cluster_sizes", "similarity", "accuracies_test_own_split", "accuracies_val_own_split")
+    names = (*OF_CLUSTERS, "accuracies_test_own_split", "accuracies_val_own_split")
     assert found.keys() == {f"{name}.png" for name in (*names, "partition")}
     for name, picture in found.items():
         logged = Image.open(io.BytesIO(events.Images(f"figures/{name.removesuffix('.png')}")[-1].encoded_image_string))
@@ -158,7 +159,7 @@ def fake(tmp_path, num_clients=4, evaluate_every=1):
     server = SimpleNamespace(
         loggers=[SimpleNamespace(experiment=writer), SimpleNamespace()],
         run_dir=tmp_path,
-        method=SimpleNamespace(is_clustered=True),
+        method=SimpleNamespace(is_clustered=True, exchange=SimpleNamespace(keeps_model=False)),
         schedule=SimpleNamespace(evaluate_every=evaluate_every),
         data=data,
     )
@@ -201,8 +202,7 @@ def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path):
     monitor.on_aggregated(server, state)
     state.round = 1
     monitor.on_fit_end(server, state, {})
-    names = ("partition", "assignment", "cluster_sizes", "similarity")
-    assert writer.calls == [(f"figures/{name}", 0) for name in names]
+    assert writer.calls == [(f"figures/{name}", 0) for name in ("partition", *OF_CLUSTERS[:-1])]
 
 
 def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):

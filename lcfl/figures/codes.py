@@ -1,0 +1,113 @@
+"""Low-rank models on a map and how tight the clusters are: pure functions from arrays to a matplotlib `Figure`.
+
+Legend: N clients, D length of a code, K clusters, G true groups.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lcfl.figures.base import COLOURS, Array, cluster_colours, integer_ticks, new_figure
+
+if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["code_map", "granularity_bars", "in_two_dimensions"]
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def in_two_dimensions(code_ND: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Codes by direction on their two principal axes ``[N, 2]``, and the share of the variance of each ``[2]``.
+
+    Rows are scaled to length 1, since clusters are told apart by cosine. The sign of an axis is fixed by its
+    largest entry; an axis without any variance is zero.
+    """
+    code_ND = np.asarray(code_ND, dtype=np.float64)
+    length_N1 = np.linalg.norm(code_ND, axis=1, keepdims=True)
+    direction_ND = np.divide(code_ND, length_N1, out=np.zeros_like(code_ND), where=length_N1 > 0)
+    direction_ND -= direction_ND.mean(axis=0)
+    left_NR, scale_R, _ = np.linalg.svd(direction_ND, full_matrices=False)
+    place_NR, variance_R = left_NR * scale_R, scale_R**2
+    largest_R = np.abs(place_NR).argmax(axis=0)
+    place_NR *= np.where(place_NR[largest_R, range(len(scale_R))] < 0, -1, 1)
+    missing = max(0, 2 - len(scale_R))
+    place_N2 = np.pad(place_NR[:, :2], ((0, 0), (0, missing)))
+    share_2 = np.pad(variance_R[:2], (0, missing)) / max(variance_R.sum(), np.finfo(float).tiny)
+    return place_N2, share_2
+
+
+def code_map(code_ND: Array, cluster_N: Array, groups_N: Array | None = None) -> "Figure":
+    """The clients' low-rank models in two dimensions, coloured by cluster and, beside it, by true group.
+
+    Args:
+        code_ND: low-rank models ``[N, D]``.
+        cluster_N: the cluster of each client ``[N]``.
+        groups_N: the true group of each client ``[N]``, where it is known.
+
+    Raises:
+        ValueError: if there is no client or the shapes do not fit together.
+    """
+    code_ND, cluster_N = np.asarray(code_ND), np.asarray(cluster_N)
+    if code_ND.ndim != 2 or 0 in code_ND.shape or cluster_N.shape != code_ND.shape[:1]:
+        raise ValueError(f"figures: got codes {code_ND.shape} and clusters {cluster_N.shape}; needed are [N, D], [N].")
+    place_N2, share_2 = in_two_dimensions(code_ND)
+    figure, axes = new_figure(5.6 if groups_N is None else 9.6, 4.8)
+    _draw_places(axes, place_N2, share_2, cluster_N, "cluster")
+    if groups_N is not None:
+        figure.delaxes(axes)
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+        _draw_places(left, place_N2, share_2, cluster_N, "cluster")
+        _draw_places(right, place_N2, share_2, np.asarray(groups_N), "true group")
+        right.set_ylabel("")
+    figure.suptitle("Directions of low-rank models")
+    return figure
+
+
+def granularity_bars(ratio_K: Array, size_K: Array) -> "Figure":
+    """G of each cluster, Dist_intra / Dist_inter (FedAC Algorithm 3, line 4), and how many clients it has.
+
+    Args:
+        ratio_K: G ``[K]``, nan where it is not defined.
+        size_K: members ``[K]``.
+
+    Raises:
+        ValueError: if there is no cluster or the shapes do not fit together.
+    """
+    ratio_K, size_K = np.asarray(ratio_K), np.asarray(size_K)
+    if ratio_K.ndim != 1 or not len(ratio_K) or ratio_K.shape != size_K.shape:
+        raise ValueError(f"figures: got ratios {ratio_K.shape} and sizes {size_K.shape}; needed are [K] and [K].")
+    figure, axes = new_figure(6.4, 3.6)
+    colours, _ = cluster_colours(np.arange(len(ratio_K)))
+    bars = axes.bar(range(len(ratio_K)), np.nan_to_num(ratio_K), color=colours(range(len(ratio_K))))
+    if len(ratio_K) <= 20:
+        texts = [f"{size}" if ratio == ratio else f"{size}, no G" for ratio, size in zip(ratio_K, size_K, strict=True)]
+        axes.bar_label(bars, texts, fontsize=7)
+    axes.margins(y=0.1)
+    axes.set_xlabel("cluster (above: clients)")
+    integer_ticks(axes, "x")
+    axes.set_ylabel("G = Dist_intra / Dist_inter")
+    axes.set_title("Granularity of each cluster")
+    return figure
+
+
+def _draw_places(
+    axes: "Axes", place_N2: NDArray[np.float64], share_2: NDArray[np.float64], label_N: NDArray[Any], name: str
+) -> None:
+    """One marker and colour per label; the legend only where it can be read."""
+    present = np.unique(label_N)
+    colours, _ = cluster_colours(label_N)
+    for label in present:
+        here_N = label_N == label
+        axes.scatter(
+            place_N2[here_N, 0], place_N2[here_N, 1], s=22, lw=0.3, edgecolors="white",
+            color=colours(int(label)), marker=MARKERS[int(label) % len(MARKERS)], label=f"{label}",
+        )  # fmt: skip
+    axes.set_xlabel(f"first axis ({100 * share_2[0]:.0f} % of the variance)")
+    axes.set_ylabel(f"second axis ({100 * share_2[1]:.0f} %)")
+    axes.set_title(f"by {name}", fontsize=10)
+    axes.grid(alpha=0.3)
+    if len(present) <= len(COLOURS):
+        axes.legend(fontsize=7, ncols=2 if len(present) > 6 else 1)
