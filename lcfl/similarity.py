@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["assign", "cosine", "principal_components", "project"]
+__all__ = ["assign", "cosine", "kl_divergence", "principal_components", "project"]
 
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
@@ -52,6 +52,18 @@ def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
     """Cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
     norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
     return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
+
+
+def kl_divergence(count_NC: Tensor) -> Tensor:
+    """``KL(p_i || p_j) = sum_c p_ic log(p_ic / p_jc)`` of rows scaled to sum 1 ``[N, N]``, float64 (FedAC Fig. 2).
+
+    Infinite where client j lacks a class that client i has.
+    """
+    share_NC = count_NC.double() / count_NC.sum(dim=1, keepdim=True)
+    entropy_N = torch.special.xlogy(share_NC, share_NC).sum(dim=1)
+    cross_NN = torch.stack([torch.special.xlogy(row_C, share_NC).sum(dim=1) for row_C in share_NC])
+    divergence_NN: Tensor = entropy_N.unsqueeze(1) - cross_NN
+    return divergence_NN
 
 
 def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.callbacks.early_stopping import EarlyStopping
+from lcfl.callbacks.label_similarity import LabelSimilarity
 from lcfl.callbacks.monitor import Monitor
 from lcfl.callbacks.progress import Progress
 
-__all__ = ["Checkpoint", "EarlyStopping", "Monitor", "Progress"]
+__all__ = ["Checkpoint", "EarlyStopping", "LabelSimilarity", "Monitor", "Progress"]

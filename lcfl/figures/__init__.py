@@ -6,6 +6,7 @@ from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_
 from lcfl.figures.codes import code_map, granularity_bars
 from lcfl.figures.curves import accuracy_curves
 from lcfl.figures.flow import assignment_flow
+from lcfl.figures.labels import label_similarity
 
 __all__ = [
     "accuracy_curves",
@@ -15,6 +16,7 @@ __all__ = [
     "code_map",
     "granularity_bars",
     "label_counts",
+    "label_similarity",
     "save",
     "shown",
     "similarity_matrix",

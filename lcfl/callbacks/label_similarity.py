@@ -1,0 +1,116 @@
+"""Whether similar models belong to clients with similar data: the comparison of FedAC's Fig. 2.
+
+Legend: N clients, n of them shown, C classes, P parameters, D components.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, spearmanr
+from torch import Tensor
+
+from lcfl import figures
+from lcfl.evaluation import raise_failures
+from lcfl.files import write_json
+from lcfl.hooks import Callback
+from lcfl.local import LocalTraining
+from lcfl.server import Server
+from lcfl.similarity import cosine, kl_divergence, principal_components, project
+from lcfl.state import FederationState
+from lcfl.worker import LocalResult, LocalTask
+
+__all__ = ["LabelSimilarity", "correlations"]
+
+
+class LabelSimilarity(Callback):
+    """Compares distances of models with the divergence of the clients' labels, once, at the end of a run.
+
+    FedAC Fig. 2: clients that have been trained together (FedAvg in the paper) fine-tune the model that the server
+    would send them; then the L2 distance of every two models, their cosine and the cosine of their low-rank
+    projections are set beside the Kullback-Leibler divergence of the two clients' label distributions. A
+    similarity that is good for clustering follows the divergence.
+
+    Writes ``label_similarity.json``, the correlations of each measure with the symmetric divergence over all
+    pairs, and the picture ``figures/label_similarity.png``. The fine-tuned models are thrown away. At most 256
+    clients are compared, spread evenly.
+
+    Args:
+        fine_tuning: the local work before the comparison; None for the method's own. The paper does not say how long
+            it was.
+        dimension: D of the low-rank models; fewer where the models span less.
+        center: subtract the mean model before projecting (reading A4).
+        smoothing: images added to every class of a client, so that a class that it lacks has a finite divergence.
+
+    Raises:
+        ValueError: for a dimension below 1 or a smoothing that is not positive.
+    """
+
+    def __init__(
+        self,
+        fine_tuning: LocalTraining | None = None,
+        dimension: int = 50,
+        center: bool = False,
+        smoothing: float = 1.0,
+    ) -> None:
+        if dimension < 1:
+            raise ValueError(f"LabelSimilarity: got dimension={dimension}; it must be at least 1.")
+        if not smoothing > 0:
+            raise ValueError(f"LabelSimilarity: got smoothing={smoothing}; it must be a number > 0.")
+        self.fine_tuning = fine_tuning
+        self.dimension = dimension
+        self.center = center
+        self.smoothing = smoothing
+
+    def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
+        """Fine-tunes, compares, writes; nothing where a signal ended the run."""
+        if not metrics:
+            return
+        clients = figures.shown(state.num_clients)
+        model_nP = self._fine_tuned(server, state, clients.tolist())
+        count_nC = server.data.population.label_counts[clients]
+        divergence_nn = kl_divergence(torch.as_tensor(count_nC) + self.smoothing)
+        measures = self.measures(model_nP)
+        found = correlations(divergence_nn, measures)
+        write_json(server.run_dir / "label_similarity.json", found, indent=2)
+        picture = figures.label_similarity(count_nC, divergence_nn, measures["l2"], measures["low_rank_cosine"])
+        figures.save(picture, server.run_dir / "figures" / "label_similarity.png")
+
+    def measures(self, model_nP: Tensor) -> dict[str, Tensor]:
+        """``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``; the first is a distance."""
+        basis_PD = principal_components(model_nP, self.dimension)
+        code_nD = project(model_nP, basis_PD, model_nP.mean(dim=0) if self.center else None)
+        return {
+            "l2": torch.cdist(model_nP.double(), model_nP.double()),
+            "cosine": cosine(model_nP, model_nP),
+            "low_rank_cosine": cosine(code_nD, code_nD),
+        }
+
+    def _fine_tuned(self, server: Server, state: FederationState, clients: list[int]) -> Tensor:
+        """Models ``[n, P]`` of a local run of every client from what the server would send it."""
+        exchange = server.method.exchange
+        tasks = [
+            LocalTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
+            for i in clients
+        ]
+        results: list[LocalResult] = server.ranks.map(tasks, [server.work_of(task) for task in tasks])
+        raise_failures(results)
+        return torch.stack([result.trained.model[: server.layout.num_parameters] for result in results])
+
+
+def correlations(divergence_nn: Tensor, measures: Mapping[str, Tensor]) -> dict[str, dict[str, float | None]]:
+    """Pearson's and Spearman's correlation of each measure with (KL(i, j) + KL(j, i)) / 2 over all pairs i < j.
+
+    A good distance has a high one, a good similarity one near -1; None where one of the two is the same for all pairs.
+    """
+    above = np.triu_indices(len(divergence_nn), k=1)
+    symmetric = ((divergence_nn + divergence_nn.T) / 2).numpy()[above]
+    found: dict[str, dict[str, float | None]] = {}
+    for name, measure_nn in measures.items():
+        pairs = measure_nn.double().numpy()[above]
+        varied = np.ptp(symmetric) > 0 and np.ptp(pairs) > 0
+        found[name] = {
+            "pearson": float(pearsonr(symmetric, pairs).statistic) if varied else None,
+            "spearman": float(spearmanr(symmetric, pairs).statistic) if varied else None,
+        }
+    return found

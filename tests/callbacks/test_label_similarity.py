@@ -1,0 +1,86 @@
+"""The comparison of model distances with label distributions, once at the end of a run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata
+
+from lcfl.callbacks import LabelSimilarity
+from lcfl.callbacks.label_similarity import correlations
+from lcfl.figures import label_similarity
+from lcfl.local import LocalTraining
+from lcfl.similarity import kl_divergence
+from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+
+
+def test_divergence_worked_by_hand():
+    count_NC = torch.tensor([[1, 1], [3, 1], [2, 2]])
+    expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
+    back = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    divergence_NN = kl_divergence(count_NC)
+    np.testing.assert_allclose(divergence_NN, [[0, expected, 0], [back, 0, back], [0, expected, 0]], atol=1e-15)
+
+
+def test_divergence_is_infinite_for_a_class_that_the_other_lacks():
+    divergence_NN = kl_divergence(torch.tensor([[2, 0], [1, 1]]))
+    assert divergence_NN[0, 1] == pytest.approx(np.log(2))
+    assert divergence_NN[1, 0] == np.inf
+
+
+def test_correlations_are_those_of_the_pairs():
+    draw = np.random.default_rng(0)
+    divergence_NN, measure_NN = draw.random((5, 5)), draw.random((5, 5))
+    found = correlations(torch.as_tensor(divergence_NN), {"l2": torch.as_tensor(measure_NN)})["l2"]
+    pairs = [(i, j) for i in range(5) for j in range(i + 1, 5)]
+    x = np.array([(divergence_NN[i, j] + divergence_NN[j, i]) / 2 for i, j in pairs])
+    y = np.array([measure_NN[i, j] for i, j in pairs])
+    assert found["pearson"] == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert found["spearman"] == pytest.approx(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+
+
+def test_clients_with_equal_labels_have_no_correlation():
+    same = {"pearson": None, "spearman": None}
+    assert correlations(torch.zeros(3, 3), {"cosine": torch.rand(3, 3)}) == {"cosine": same}
+
+
+@pytest.mark.parametrize("method", [fedavg, lcfed])
+def test_at_the_end_of_a_run_similar_labels_mean_similar_models(tmp_path, method):
+    watch = fit(
+        blobs_module(), blobs(12), method(), tmp_path, rounds=4,
+        callbacks=[LabelSimilarity(LocalTraining(steps=20), dimension=5)],
+    )  # fmt: skip
+    (path,) = tmp_path.rglob("label_similarity.json")
+    found = json.loads(path.read_text())
+    assert found.keys() == {"l2", "cosine", "low_rank_cosine"}
+    assert found["low_rank_cosine"]["pearson"] < -0.7
+    assert found["l2"]["pearson"] > 0.7
+    assert (path.parent / "figures" / "label_similarity.png").is_file()
+    alone_of_it = fit(blobs_module(), blobs(12), method(), tmp_path / "without", rounds=4)
+    assert torch.equal(watch.state.global_model, alone_of_it.state.global_model)
+
+
+def test_a_method_that_sends_nothing_is_compared_by_its_own_models(tmp_path):
+    fit(blobs_module(), blobs(12), alone(), tmp_path, rounds=2, callbacks=[LabelSimilarity()])
+    assert list(tmp_path.rglob("label_similarity.json"))
+
+
+def test_pictures_order_clients_by_their_most_frequent_class():
+    count_NC = np.array([[0, 5], [9, 1], [1, 6]])
+    matrix_NN = np.arange(9.0).reshape(3, 3)
+    figure = label_similarity(count_NC, matrix_NN, matrix_NN, matrix_NN)
+    counts, *matrices = (axes for axes in figure.axes if axes.get_title())
+    np.testing.assert_array_equal(counts.images[0].get_array(), count_NC[[1, 0, 2]])
+    for axes in matrices:
+        np.testing.assert_array_equal(axes.images[0].get_array(), matrix_NN[np.ix_([1, 0, 2], [1, 0, 2])])
+        assert axes.images[0].get_clim() == (1, 7)  # 0, 4 and 8 are the diagonal
+
+
+def test_bad_settings_and_shapes_are_named():
+    with pytest.raises(ValueError, match="got dimension=0"):
+        LabelSimilarity(dimension=0)
+    with pytest.raises(ValueError, match="got smoothing=0"):
+        LabelSimilarity(smoothing=0)
+    with pytest.raises(ValueError, match=r"label counts \(2, 2\) and matrices \(3, 3\)"):
+        label_similarity(np.ones((2, 2)), np.ones((3, 3)), np.ones((2, 2)), np.ones((2, 2)))
