@@ -20,23 +20,25 @@ from lcfl.module import FederatedModule
 __all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "clients_per_round"]
 
 
-def clients_per_round(wanted: int | float, num_clients: int) -> int:
-    """|S_t| = max(1, floor(fraction * N)) for a fraction, or the count itself.
+def clients_per_round(wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
+    """|S_t| = max(1, floor(fraction * n)) for a fraction of the n clients that are no newcomers, or the count itself.
 
     Raises:
-        ValueError: for a fraction outside (0, 1] or a count outside 1..N.
+        ValueError: for a fraction outside (0, 1] or a count outside 1..n.
     """
+    kept_out = f" without {num_newcomers} newcomers" if num_newcomers else ""
+    most = num_clients - num_newcomers
     if isinstance(wanted, float):
         if not 0 < wanted <= 1:
             raise ValueError(
                 f"trainer.clients_per_round: got the fraction {wanted}; allowed are fractions in (0, 1] and counts "
-                f"from 1 to data.num_clients={num_clients}."
+                f"from 1 to data.num_clients={num_clients}{kept_out}."
             )
-        return max(1, int(wanted * num_clients + 1e-9))
-    if not 1 <= wanted <= num_clients:
+        return max(1, int(wanted * most + 1e-9))
+    if not 1 <= wanted <= most:
         raise ValueError(
-            f"trainer.clients_per_round: got {wanted} for data.num_clients={num_clients}; allowed are counts from 1 to "
-            f"{num_clients} and fractions in (0, 1]."
+            f"trainer.clients_per_round: got {wanted} for data.num_clients={num_clients}{kept_out}; allowed are counts "
+            f"from 1 to {most} and fractions in (0, 1]."
         )
     return wanted
 

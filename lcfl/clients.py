@@ -46,6 +46,10 @@ class ClientStore:
         """The numbers of the clients that took part, ascending."""
         return iter(sorted(self._states))
 
+    def forget(self, client: int) -> None:
+        """Puts a client back to the blank state."""
+        self._states.pop(client, None)
+
     def update(self, states: Mapping[int, ClientState]) -> None:
         """Stores several states at once."""
         self._states.update(states)

@@ -57,13 +57,14 @@ class Evaluator:
     ) -> Evaluation:
         """Every metric of every kind of model on every stage and protocol, per client.
 
-        A client without samples in a set has no value there; a set that nobody has is left out.
+        Newcomers and clients that have left are not measured. A client without samples in a set has no value there;
+        a set that nobody has is left out.
         """
         sets = sets_of(self.population, self.protocols, stages)
         evaluation = Evaluation()
         for kind in kinds:
-            everybody = range(state.num_clients)[: self.most_clients]
-            clients = [i for i in everybody if any(len(client_sets[i]) for client_sets in sets.values())]
+            active = torch.nonzero(state.active).flatten().tolist()[: self.most_clients]
+            clients = [i for i in active if any(len(client_sets[i]) for client_sets in sets.values())]
             found = self._measure(self._models(state, kind, clients), clients, sets)
             for name in sets:
                 measured = [i for i in clients if (i, name) in found]

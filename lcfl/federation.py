@@ -164,7 +164,7 @@ class Federation:
         trial = copy.copy(self)
         trial.rounds, trial.evaluate_every, trial.logger = 1, 1, False
         trial.callbacks = [callback for callback in self.callbacks if not isinstance(callback, Progress)]
-        trial.clients_per_round = min(2, datamodule.num_clients)
+        trial.clients_per_round = min(2, datamodule.num_participants)
         trial._add_default(Checkpoint, True)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
@@ -184,8 +184,9 @@ class Federation:
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
-        sampled = clients_per_round(self.clients_per_round, datamodule.num_clients)
-        check_method(method, model, datamodule.num_clients)
+        num_newcomers = len(datamodule.newcomer_clients)
+        sampled = clients_per_round(self.clients_per_round, datamodule.num_clients, num_newcomers)
+        check_method(method, model, datamodule.num_participants)
         check_network(model, datamodule)
         resumed = None
         if ckpt_path is not None:

@@ -121,7 +121,7 @@ class Server:
     def fit(self) -> dict[str, float]:
         """Runs what is left of the federation; the final metrics, or none if a signal stopped it."""
         self.call("on_fit_start")
-        openings = self.method.openings(self.data.num_clients)
+        openings = self.method.openings(self.data.num_participants)
         while self.state.round < 0 and not self.stop_signal:
             self.opening_round(openings[self.state.round])
         while not self.is_done and not self.stop_signal:
@@ -133,7 +133,8 @@ class Server:
     def opening_round(self, opening: Opening) -> None:
         """Before training: the clients named run from the initial model; what they learn stays with the server."""
         state, begin = self.state, time.perf_counter()
-        clients = sorted(opening.clients)[: self.schedule.most_clients]
+        active = torch.nonzero(state.active).flatten().tolist()
+        clients = [active[place] for place in sorted(opening.clients)[: self.schedule.most_clients]]
         exchange = opening.exchange
         tasks = [
             LocalTask(
@@ -154,6 +155,8 @@ class Server:
     def round(self) -> None:
         """One round: sample, downlink, local work, uplink, cluster, aggregate, evaluate, log."""
         state, begin = self.state, time.perf_counter()
+        gone = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
+        state.leave(gone)
         self.call("on_round_start")
         sampled = self.sample(state.round)
         self.call("on_clients_sampled", sampled=sampled)
@@ -180,10 +183,19 @@ class Server:
         self.finish_row(state.round - 1, begin)
 
     def sample(self, number: int) -> list[int]:
-        """S_t: clients drawn uniformly without replacement, ascending; the same for every method."""
+        """S_t: clients drawn uniformly without replacement, ascending; the same for every method.
+
+        Drawn from all N. Newcomers and clients that have left are then put back, and as many others, as far as
+        there are any, are drawn in their place from the rest of the stream: whoever else was drawn stays drawn.
+        """
         draw = rng.generator(self.seed, "sample", number)
-        chosen = draw.choice(self.data.num_clients, self.schedule.clients_per_round, replace=False)
-        return sorted(chosen.tolist())
+        chosen = draw.choice(self.data.num_clients, self.schedule.clients_per_round, replace=False).tolist()
+        sampled = [client for client in chosen if self.state.active[client]]
+        if len(sampled) < len(chosen):
+            others = draw.permutation(self.data.num_clients).tolist()
+            others = [client for client in others if self.state.active[client] and client not in sampled]
+            sampled += others[: len(chosen) - len(sampled)]
+        return sorted(sampled)
 
     def train(self, tasks: Sequence[LocalTask]) -> dict[int, LocalResult]:
         """Local work of several clients; results by client, without those that came out NaN or infinite."""
@@ -248,11 +260,12 @@ class Server:
         """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
         if not self.method.is_clustered:
             return
-        after = self.state.assignment
+        active, groups = self.state.active, self.data.population.groups
+        after = self.state.assignment[active]
         self.log("cluster/count", len(after.unique()))
-        self.log("cluster/moved", int((before != after).sum()))
-        if self.data.population.groups is not None:
-            self.log("cluster/ari", adjusted_rand_score(self.data.population.groups, after.numpy()))
+        self.log("cluster/moved", int((before[active] != after).sum()))
+        if groups is not None:
+            self.log("cluster/ari", adjusted_rand_score(groups[active.numpy()], after.numpy()))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the method's paper reports and logs every summary."""
@@ -271,7 +284,7 @@ class Server:
             missing = [kind for kind in exchange.models if kind not in exchange.reported]
         evaluation = known | self.evaluate(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
-        return evaluation.summary() | majority_baseline(self.data)
+        return evaluation.summary() | majority_baseline(self.data, self.state.active)
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
         """Whether a round's row is as full as any: it was evaluated, or no round is."""
@@ -295,10 +308,10 @@ class Server:
         self.log(f"time/{what}_s", time.perf_counter() - begin)
 
 
-def majority_baseline(data: FederatedDataModule) -> dict[str, float]:
-    """``test/<protocol>/majority/acc``: always predicting a client's most frequent training label."""
+def majority_baseline(data: FederatedDataModule, active_N: torch.Tensor) -> dict[str, float]:
+    """``test/<protocol>/majority/acc``: of active clients that always predict their most frequent training label."""
     baseline = {}
     for protocol in data.protocols:
         accuracy = data.population.majority_accuracy(protocol, data.examples.targets)
-        baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
+        baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy[active_N.numpy()]))
     return baseline

@@ -127,19 +127,26 @@ class Session:
 
     def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            server = self._server(fabric, ranks, self._state(), Path(folder), [])
-            evaluation = server.evaluate(server.state, self.method.exchange.models, stages=[self.stage])
+            state = self._state()
+            server = self._server(fabric, ranks, state, Path(folder), [])
+            evaluation = server.evaluate(state, self.method.exchange.models, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
-        metrics = evaluation.summary() | (majority_baseline(self.data) if self.stage == "test" else {})
+        metrics = evaluation.summary() | (majority_baseline(self.data, state.active) if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
     def _state(self) -> FederationState:
         """The first state, or the checkpoint's if that is of this configuration."""
         if self.resumed is None:
             initial = self.module.initial_model(self.settings.seed)
-            num_openings = len(self.method.openings(self.data.num_clients))
-            return FederationState.begin(initial, self.data.num_clients, self.method.exchange.keeps_model, num_openings)
+            num_openings = len(self.method.openings(self.data.num_participants))
+            return FederationState.begin(
+                initial,
+                self.data.num_clients,
+                self.method.exchange.keeps_model,
+                num_openings,
+                self.data.population.newcomers,
+            )
         saved = checkpoint.read(self.resumed)
         now = self._identity()
         compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
@@ -162,6 +169,8 @@ class Session:
             "partition": self.data.population.fingerprint,
             "batch_size": self.data.batch_size,
             "drop_last": self.data.drop_last,
+            "newcomers": describe(self.data.population.newcomers) or None,
+            "leavers": describe(self.data.leavers) or None,
             "clients_per_round": self.settings.schedule.clients_per_round,
             "precision": self.settings.precision,
             "model": describe_module(self.module),

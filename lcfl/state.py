@@ -3,6 +3,7 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +25,15 @@ class FederationState:
         global_model: the mean model ``[P + Q]``; its first P_phi entries are the global embedding Phi.
         centres: Omega, the cluster models ``[K, P + Q]``.
         assignment: R, the cluster of each client ``[N]``, int64.
-        participated: who has completed a training round ``[N]``, bool.
+        participated: who has completed a training round and has not left ``[N]``, bool.
         clients: the clients' private states.
         projection: M as ``[P, D]`` where a clustering uses one.
         codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
         total_bytes: sent and received so far, opening rounds included.
         should_stop: set by a callback that wants no further round.
         callbacks: what each callback keeps, by its key; plain values and tensors.
+        active: who belongs to the federation now ``[N]``, bool: everybody but newcomers, which are kept out
+            until it has ended, and clients that have left. Left out, everybody.
     """
 
     round: int
@@ -45,11 +48,23 @@ class FederationState:
     total_bytes: int = 0
     should_stop: bool = False
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    active: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        if len(self.active) == 0:
+            self.active = torch.ones(len(self.assignment), dtype=torch.bool)
 
     @classmethod
-    def begin(cls, initial: Tensor, num_clients: int, keeps_model: bool, num_opening: int = 0) -> "FederationState":
+    def begin(
+        cls,
+        initial: Tensor,
+        num_clients: int,
+        keeps_model: bool,
+        num_opening: int = 0,
+        newcomers: Iterable[int] = (),
+    ) -> "FederationState":
         """The state before the first round: one cluster, everybody in it, everything at the initial model."""
-        return cls(
+        state = cls(
             round=-num_opening,
             initial=initial,
             global_model=initial,
@@ -58,6 +73,8 @@ class FederationState:
             participated=torch.zeros(num_clients, dtype=torch.bool),
             clients=ClientStore(ClientState(model=initial if keeps_model else None)),
         )
+        state.active[list(newcomers)] = False
+        return state
 
     @property
     def num_clients(self) -> int:
@@ -78,6 +95,12 @@ class FederationState:
         model = self.clients[client].model
         assert model is not None, "stored models need an exchange whose clients keep them"
         return model
+
+    def leave(self, clients: Iterable[int]) -> None:
+        """Takes clients out for good and forgets their models: no mean and no clustering counts them any more."""
+        for client in clients:
+            self.active[client] = self.participated[client] = False
+            self.clients.forget(client)
 
     def members(self, cluster: int) -> list[int]:
         """The clients of a cluster that have taken part, ascending: those whose models count."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
+OUTSIDE = -1  # instead of a cluster: the client is a newcomer or has left
 
 
 class Monitor(Callback):
@@ -75,7 +76,8 @@ class Monitor(Callback):
         """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""
         if server.method.is_clustered:
             self._rounds.append(state.round)
-            self._assignments.append(state.assignment[figures.shown(state.num_clients)].to(torch.int16))
+            seen = torch.where(state.active, state.assignment, OUTSIDE)
+            self._assignments.append(seen[figures.shown(state.num_clients)].to(torch.int16))
 
     def on_evaluated(self, server: Server, state: FederationState, evaluation: Evaluation) -> None:
         """Histograms of the round just finished, and its pictures if they are due."""
@@ -86,7 +88,7 @@ class Monitor(Callback):
                 self._histogram(server, f"{name}_clients", metric.values, ACCURACY_BINS)
         if server.method.is_clustered:
             borders = np.arange(max(state.num_clusters, int(state.assignment.max()) + 1) + 1) - 0.5
-            self._histogram(server, "cluster/members", state.assignment.numpy(), borders)
+            self._histogram(server, "cluster/members", state.assignment[state.active].numpy(), borders)
         every = server.schedule.evaluate_every * self.figure_every
         if every and state.round % every == 0:
             self._draw(server, state)

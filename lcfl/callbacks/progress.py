@@ -51,7 +51,7 @@ class Progress(Callback):
         self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
         console = make_console()
         say(console, describe(server))
-        if state.round > -len(server.method.openings(server.data.num_clients)):
+        if state.round > -len(server.method.openings(server.data.num_participants)):
             say(console, f"resumed: {max(state.round, 0)} of {server.schedule.rounds} rounds are done")
         if console.is_interactive:
             self._live = start_live(console)

@@ -32,7 +32,7 @@ class Opening:
     """A round before the first: who takes part and what it does, from the initial model, without pulls.
 
     Attributes:
-        clients: their numbers.
+        clients: their places among the clients of the federation: without newcomers, their numbers.
         local_update: the local work; None for the method's own.
         exchange: what crosses the wire; None for the initial model down and what the method's own exchange sends up.
     """

@@ -108,7 +108,8 @@ class LowRankCosine(Clustering):
         state.codes = torch.zeros(state.num_clients, code_nD.shape[1])
         state.codes[clients] = code_nD
 
-        state.assignment = balanced(state.num_clients, self.num_clusters, server.seed)
+        state.assignment = state.assignment.clone()
+        state.assignment[state.active] = balanced(int(state.active.sum()), self.num_clusters, server.seed)
         if self.init == "kmeans":
             state.assignment[clients] = spherical_kmeans(code_nD, self.num_clusters, server.seed)
         centres = state.initial.repeat(self.num_clusters, 1)
@@ -119,7 +120,7 @@ class LowRankCosine(Clustering):
             if members:
                 centres[cluster] = mean_model(members, [1] * len(members), server.layout)
         state.centres = centres
-        everybody_stores_it = state.num_clients * state.projection.numel()
+        everybody_stores_it = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + code_nD.numel()))
         if self.keep_offline_models:
             state.clients.update({client: ClientState(model) for client, model in zip(clients, models, strict=True)})

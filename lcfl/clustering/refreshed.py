@@ -82,18 +82,20 @@ class RefreshedLowRankCosine(Clustering):
         if state.callbacks or state.round > 0:
             return
         self._offset, self._fitted = None, None
-        state.assignment = balanced(state.num_clients, self.num_clusters, server.seed)
+        state.assignment = state.assignment.clone()
+        state.assignment[state.active] = balanced(int(state.active.sum()), self.num_clusters, server.seed)
         state.centres = state.initial.repeat(self.num_clusters, 1)
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """M if it is due, codes, then the E-step."""
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
-            if len(known) >= min(max(2 * self.num_clusters, state.num_clients / 2), state.num_clients):
+            num_clients = int(state.active.sum())
+            if len(known) >= min(max(2 * self.num_clusters, num_clients / 2), num_clients):
                 self._refresh(server, state, known)
                 assert state.codes is not None
                 state.assignment = state.assignment.clone()
-                state.assignment[known] = spherical_kmeans(state.codes[known], self.num_clusters, server.seed)
+                state.assignment[known] = spherical_kmeans(state.codes[known], state.num_clusters, server.seed)
             return
         if state.round - self._fitted >= self.refresh_every:
             over = known
@@ -129,7 +131,7 @@ class RefreshedLowRankCosine(Clustering):
         for client in torch.nonzero(state.participated).flatten().tolist():
             codes[client] = self._code(state.model_of(client), server, state)
         state.codes = codes
-        everybody_stores_it = state.num_clients * state.projection.numel()
+        everybody_stores_it = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + codes.numel()))
 
     def _code(self, model: Tensor, server: ServerView, state: FederationState) -> Tensor:

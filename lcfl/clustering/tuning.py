@@ -141,7 +141,8 @@ class ClusterNumberTuning(Clustering):
         self._moved = state["moved"]
 
     def _is_due(self, state: FederationState) -> bool:
-        begun = state.round >= self.start if self.start is not None else state.participated.float().mean() >= SEEN
+        seen = state.participated[state.active].float().mean()
+        begun = state.round >= self.start if self.start is not None else seen >= SEEN
         return bool(begun) and state.round % self.interval == 0 and state.round - self._moved > self.cooldown
 
     def _log_granularity(self, server: ServerView, state: FederationState) -> Tensor:
@@ -283,9 +284,9 @@ def _apply(move: Move, server: ServerView, state: FederationState) -> None:
 
 def _drop_empty(state: FederationState) -> None:
     """Removes clusters that no client is assigned to; the numbers of the others close up."""
-    used = state.assignment.unique()
+    used = state.assignment[state.active].unique()
     if len(used) < state.num_clusters:
-        state.assignment = torch.searchsorted(used, state.assignment)
+        state.assignment = torch.searchsorted(used, state.assignment).clamp(max=len(used) - 1)
         state.centres = state.centres[used]
 
 

@@ -1,6 +1,6 @@
 """The data of a federation as a LightningDataModule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,12 @@ class FederatedDataModule(LightningDataModule):
     Args:
         dataset: where images come from.
         partition: who gets which.
-        num_clients: N.
+        num_clients: N, newcomers included.
+        newcomers: how many clients, as a count (20) or a fraction (0.2), are kept out of the federation for ``lcfl
+            onboard``: they have their images, but are never sampled, trained with, clustered or evaluated. Drawn from
+            the stream (seed, "newcomers").
+        leavers: clients that leave: number of the client -> the first round without it. From that round on it is out
+            of sampling, means, clusterings and evaluations.
         batch_size: images per training step of a client.
         drop_last: leave out the last batch of a pass over a client's images where it is shorter than `batch_size`; a
             client with fewer images keeps its one short batch.
@@ -62,6 +67,8 @@ class FederatedDataModule(LightningDataModule):
         dataset: FederatedDataset,
         partition: Partition,
         num_clients: int = 100,
+        newcomers: int | float = 0,
+        leavers: Mapping[int, int] | None = None,
         batch_size: int = 32,
         drop_last: bool = False,
         protocols: Sequence[Protocol] = ("own_split",),
@@ -74,6 +81,7 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         self.dataset, self.partition = dataset, partition
         self.num_clients, self.batch_size, self.drop_last = num_clients, batch_size, drop_last
+        self.newcomers, self.leavers = newcomers, dict(leavers or {})
         self.protocols = list(protocols)
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
@@ -92,6 +100,20 @@ class FederatedDataModule(LightningDataModule):
     def population(self) -> Population:
         """Every client's images; there after ``setup``."""
         return self._after_setup()[1]
+
+    @property
+    def newcomer_clients(self) -> tuple[int, ...]:
+        """The clients that are kept out of the federation, ascending."""
+        number = self.newcomers
+        if isinstance(number, float):
+            number = int(number * self.num_clients + 1e-9)
+        drawn = rng.generator(self.seed, "newcomers").choice(self.num_clients, number, replace=False)
+        return tuple(sorted(drawn.tolist()))
+
+    @property
+    def num_participants(self) -> int:
+        """How many clients the federation begins with: N without the newcomers."""
+        return self.num_clients - len(self.newcomer_clients)
 
     def seen_by(self, client: int) -> Examples:
         """All images as a client sees them; the same object for clients that see them alike."""
@@ -132,7 +154,15 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, examples.num_classes)
         population = Population(
-            split.train, split.val, tests, groups, label_counts, shares.overlapping, views, shares.groups
+            split.train,
+            split.val,
+            tests,
+            groups,
+            label_counts,
+            shares.overlapping,
+            views,
+            shares.groups,
+            self.newcomer_clients,
         )
         self._loaded = examples, population
 
@@ -143,6 +173,8 @@ class FederatedDataModule(LightningDataModule):
             dataset,
             _OneGroup() if self.client_transforms else IID(),
             self.num_clients,
+            self.newcomers,
+            self.leavers,
             self.batch_size,
             drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
             protocols=self.protocols,
@@ -177,6 +209,7 @@ class FederatedDataModule(LightningDataModule):
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}")
+        self._check_newcomers_and_leavers()
         for name, fraction in {"test_fraction": self.test_fraction, "val_fraction": self.val_fraction}.items():
             if not 0 <= fraction < 1:
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
@@ -189,6 +222,23 @@ class FederatedDataModule(LightningDataModule):
             )
         if "own_split" in self.protocols and self.test_fraction == 0:
             raise ValueError("data.test_fraction must be > 0 for the protocol own_split, got 0")
+
+    def _check_newcomers_and_leavers(self) -> None:
+        upper = 1.0 if isinstance(self.newcomers, float) else self.num_clients
+        if not 0 <= self.newcomers < upper:
+            raise ValueError(
+                f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
+                f"{self.num_clients - 1} and fractions in [0, 1)."
+            )
+        known = set(range(self.num_clients)) - set(self.newcomer_clients)
+        for client, number in self.leavers.items():
+            if client not in known or number < 0:
+                raise ValueError(
+                    f"data.leavers: got client {client}, round {number}; needed are the numbers of clients, 0 to "
+                    f"{self.num_clients - 1}, newcomers excepted, and rounds from 0 on."
+                )
+        if len(self.leavers) == len(known):
+            raise ValueError(f"data.leavers: all {len(known)} clients leave; at least one must stay.")
 
     def _split(self, shares: Shares, examples: Examples) -> Split:
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0

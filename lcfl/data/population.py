@@ -27,6 +27,7 @@ class Population:
         overlapping: whether an image may be at several clients; it then has the same role at all of them.
         views: per client what it sees its images through; None: as they are.
         partition_groups: with views, [N] the groups of the partition alone, which views may divide.
+        newcomers: the clients that are kept out of the federation, ascending.
     """
 
     train: list[Indices]
@@ -37,6 +38,7 @@ class Population:
     overlapping: bool = False
     views: list[tuple[View, ...]] | None = None
     partition_groups: Indices | None = None
+    newcomers: tuple[int, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -57,7 +59,7 @@ class Population:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex): equal only if every client has the same images in every role and sees them alike."""
+        """SHA-256 (hex): equal only if all clients have the same images in every role, the same views and newcomers."""
         digest = hashlib.sha256()
         roles = {"train": self.train, "val": self.val}
         roles |= {f"test/{name}": self.test[name] for name in sorted(self.test)}
@@ -68,6 +70,8 @@ class Population:
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
         if self.views is not None:
             digest.update(repr(self.views).encode())
+        if self.newcomers:
+            digest.update(f"newcomers:{self.newcomers}".encode())
         return digest.hexdigest()
 
     def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
@@ -93,7 +97,8 @@ class Population:
         rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
         known = "unknown" if self.groups is None else str(len(np.unique(self.groups)))
         width = max(len(name) for name, _ in rows)
-        lines = [f"{self.num_clients} clients, true groups: {known}"]
+        kept_out = f", {len(self.newcomers)} of them newcomers" if self.newcomers else ""
+        lines = [f"{self.num_clients} clients{kept_out}, true groups: {known}"]
         lines.append(f"{'per client':<{width}}  {'min':>8}  {'mean':>8}  {'max':>8}")
         for name, values in rows:
             numbers = (f"{number:>8.6g}" for number in (values.min(), round(float(values.mean()), 2), values.max()))
@@ -114,6 +119,7 @@ class Population:
             "groups": None if groups is None else groups.tolist(),
             "true_groups": None if self.groups is None else self.groups.tolist(),
             "overlapping": self.overlapping,
+            "newcomers": list(self.newcomers),
             "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": self.label_counts.tolist(),
             "train": _lists(self.train),

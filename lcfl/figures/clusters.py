@@ -37,7 +37,8 @@ def assignment_heatmap(
     group first, with a line between groups, so that a perfect clustering shows one colour per block.
 
     Args:
-        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0.
+        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0; below 0, and white in
+            the picture, where it belongs to none.
         rounds_T: the rounds ``[T]``, ascending.
         groups_N: the true group of each client ``[N]``.
         clients_N: the clients' numbers ``[N]`` where they are not 0 to N - 1.
@@ -55,8 +56,9 @@ def assignment_heatmap(
 
     figure, axes = new_figure(8.0, min(8.0, max(3.0, 1.2 + 0.16 * num_clients)))
     colours, edges_K1 = cluster_colours(assignment_TN)
+    shown_NT = np.ma.masked_less(assignment_TN[:, order_N].T, 0)
     image = axes.pcolorfast(  # nearest neighbour: colours of clusters must not blend
-        _edges(rounds_T), np.arange(num_clients + 1) - 0.5, assignment_TN[:, order_N].T, cmap=colours
+        _edges(rounds_T), np.arange(num_clients + 1) - 0.5, shown_NT, cmap=colours
     )
     image.set_clim(edges_K1[0], edges_K1[-1])
     _label_rounds(axes, rounds_T)

@@ -168,6 +168,7 @@ def fake(tmp_path, num_clients=4, evaluate_every=1):
         num_clients=num_clients,
         num_clusters=2,
         assignment=torch.arange(num_clients) % 2,
+        active=torch.ones(num_clients, dtype=torch.bool),
         codes=torch.eye(num_clients)[:, :3],
         participated=torch.ones(num_clients, dtype=torch.bool),
     )
