@@ -137,12 +137,17 @@ def read(path: Path) -> Saved:
                 f"{path}: refused: {name} holds more than tensors and plain values ({reason})."
             ) from None
     server = parts.pop("state.pt")
-    blank = ClientState(model=server["initial"] if server.pop("keeps_model") else None)
+    blank = ClientState(
+        model=server["initial"] if server.pop("keeps_model") else None, buffers=server.pop("buffers", None)
+    )
     clients = ClientStore(blank)
     for shard in parts.values():
-        models = iter(() if shard["models"] is None else shard["models"])
-        for client, consumed, has_model in zip(shard["clients"], shard["consumed"], shard["has_model"], strict=True):
-            clients[client] = ClientState(next(models).clone() if has_model else None, consumed)
+        models = _unstacked(shard["has_model"], shard["models"])
+        own_buffers = _unstacked(*shard.get("own_buffers", ([False] * len(models), None)))
+        for client, model, consumed, buffers in zip(
+            shard["clients"], models, shard["consumed"], own_buffers, strict=True
+        ):
+            clients[client] = ClientState(model, consumed, buffers)
     return Saved(path, FederationState(clients=clients, **server), manifest["identity"])
 
 
@@ -225,21 +230,37 @@ def _is_whole(path: Path) -> bool:
 def _parts(state: FederationState) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file; ``{digest}`` in a name is for its hash."""
     server = {item.name: _compact(getattr(state, item.name)) for item in fields(state) if item.name != "clients"}
-    yield "state.pt", _serialized(server | {"keeps_model": state.clients.blank.model is not None})
+    blank = state.clients.blank
+    server |= {"keeps_model": blank.model is not None} | ({} if blank.buffers is None else {"buffers": blank.buffers})
+    yield "state.pt", _serialized(server)
     width = max(1, SHARD_BYTES // (4 * len(state.initial)))
     shards: dict[int, list[int]] = {}
     for client in state.clients:
         shards.setdefault(client // width, []).append(client)
     for number, clients in shards.items():
         states = [state.clients[client] for client in clients]
-        models = [client.model for client in states if client.model is not None]
+        has_model, models = _stacked([client.model for client in states])
         shard = {
             "clients": clients,
             "consumed": [client.consumed for client in states],
-            "has_model": [client.model is not None for client in states],
-            "models": torch.stack(models) if models else None,
+            "has_model": has_model,
+            "models": models,
         }
+        if blank.buffers is not None:
+            own = [None if client.buffers is blank.buffers else client.buffers for client in states]
+            shard["own_buffers"] = _stacked(own)
         yield f"clients-{number:06d}-{{digest}}.pt", _serialized(shard)
+
+
+def _stacked(tensors: list[Tensor | None]) -> tuple[list[bool], Tensor | None]:
+    """Which of them are there, and those as one tensor."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    return [tensor is not None for tensor in tensors], torch.stack(there) if there else None
+
+
+def _unstacked(is_there: list[bool], stacked: Tensor | None) -> list[Tensor | None]:
+    rows = iter(() if stacked is None else stacked)
+    return [next(rows).clone() if there else None for there in is_there]
 
 
 def _compact(value: Any) -> Any:

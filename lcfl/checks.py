@@ -106,7 +106,7 @@ def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> Non
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries the network on two blank inputs of the data set's shape and type.
+    """Tries the network on two blank inputs of the data set's shape and type; warns of a policy without buffers.
 
     Raises:
         ValueError: if it cannot take them, or gives fewer scores than there are classes.
@@ -127,6 +127,8 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             f"model.network: {network} gives scores of shape {tuple(scores.shape[1:])}, but "
             f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
         )
+    if module.buffer_policy != "average" and module.buffer_layout is None:
+        warnings.warn(f"model.buffer_policy: {network} has no buffers, so it has no effect.", stacklevel=2)
 
 
 def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:

@@ -1,7 +1,7 @@
 """What a client keeps between two participations, and where that lives."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -15,10 +15,12 @@ class ClientState:
     Attributes:
         model: its own model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep none.
         consumed: training samples drawn so far in `steps` mode; its next batch begins there.
+        buffers: of its networks, ``[Q]``, where they are not exchanged; None: those of the `blank` state.
     """
 
     model: Tensor | None = None
     consumed: int = 0
+    buffers: Tensor | None = None
 
 
 class ClientStore:
@@ -37,7 +39,8 @@ class ClientStore:
         return self._states.get(client, self.blank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
-        self._states[client] = state
+        # Those of the blank state are the same memory for everybody: a model is measured once for all who share both.
+        self._states[client] = replace(state, buffers=self.blank.buffers) if state.buffers is None else state
 
     def __contains__(self, client: int) -> bool:
         return client in self._states
@@ -52,4 +55,5 @@ class ClientStore:
 
     def update(self, states: Mapping[int, ClientState]) -> None:
         """Stores several states at once."""
-        self._states.update(states)
+        for client, state in states.items():
+            self[client] = state

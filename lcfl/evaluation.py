@@ -29,6 +29,8 @@ __all__ = ["Evaluator", "raise_failures", "reported_metrics", "sets_of"]
 
 TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
 
+OwnModel = tuple[int, Tensor, Tensor | None]  # a client, a model and its buffers if they are not part of it
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -73,20 +75,21 @@ class Evaluator:
         _warn_of_broken_models(evaluation)
         return evaluation
 
-    def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[tuple[int, Tensor]]:
-        """Each client and its model of that kind."""
+    def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
+        """Each client, its model of that kind, and the buffers that go with it where they are not part of it."""
         if kind == "after_local":
             yield from self._after_local(state, clients)
             return
         for client in clients:
             if kind == "global":
-                yield client, state.global_model
+                model = state.global_model
             elif kind == "cluster":
-                yield client, state.centre_of(client)
+                model = state.centre_of(client)
             else:
-                yield client, self.method.exchange.personal(state, client, self.layout)
+                model = self.method.exchange.personal(state, client, self.layout)
+            yield client, model, state.clients[client].buffers
 
-    def _after_local(self, state: FederationState, clients: list[int]) -> Iterator[tuple[int, Tensor]]:
+    def _after_local(self, state: FederationState, clients: list[int]) -> Iterator[OwnModel]:
         """One ordinary local run of a copy of every client, from what the server would send it now."""
         for start in range(0, len(clients), TASKS_AT_A_TIME):
             part = clients[start : start + TASKS_AT_A_TIME]
@@ -96,28 +99,32 @@ class Evaluator:
             ]
             results = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
             raise_failures(results)
-            yield from ((client, result.trained.model) for client, result in zip(part, results, strict=True))
+            for client, result in zip(part, results, strict=True):
+                own = result.state.buffers
+                yield client, result.trained.model, state.clients[client].buffers if own is None else own
 
     def _measure(
-        self, models: Iterator[tuple[int, Tensor]], clients: list[int], sets: dict[str, list[NDArray[np.int64]]]
+        self, models: Iterator[OwnModel], clients: list[int], sets: dict[str, list[NDArray[np.int64]]]
     ) -> dict[tuple[int, str], dict[str, float]]:
-        """Metrics by client and set. Models that are the same memory are the same model."""
-        sharing: dict[int, tuple[Tensor, list[int]]] = {}
-        for client, model in models:
-            sharing.setdefault(model.data_ptr(), (model, []))[1].append(client)
+        """Metrics by client and set. Models, and buffers, that are the same memory are the same."""
+        sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
+        for client, model, buffers in models:
+            place = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
+            sharing.setdefault(place, (model, buffers, []))[2].append(client)
         groups = list(sharing.values())
         found: dict[tuple[int, str], dict[str, float]] = {}
         for start in range(0, len(groups), TASKS_AT_A_TIME):
             part = groups[start : start + TASKS_AT_A_TIME]
-            owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for _, members in part]
+            owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in part]
             tasks = [
                 EvaluationTask(
                     model,
                     tuple(sets[name][i] for i, name in owned),
                     tuple(members),
                     tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
+                    buffers,
                 )
-                for (model, members), owned in zip(part, owners, strict=True)
+                for (model, buffers, members), owned in zip(part, owners, strict=True)
             ]
             results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
             raise_failures(results)

@@ -56,6 +56,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     """
     optimizer = module.configure_optimizers()
     settings = optimizer.param_groups[0] if isinstance(optimizer, Optimizer) else {}
+    has_buffers = bool(module.layout.buffers or module.buffer_layout)
     return {key: _describe_plain(value) for key, value in _added(module).items()} | {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "network": repr(module.network),
@@ -65,6 +66,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         "global_weight": module.global_weight,
         "optimizer": {"class": type(optimizer).__qualname__}
         | {key: describe(value) for key, value in settings.items() if key != "params"},
+        **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
     }
 
 

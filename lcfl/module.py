@@ -1,13 +1,13 @@
 """The LightningModule: a split network and the regularised loss of LCFed Eq. 2 (FedAC Eq. 3).
 
-Legend: P parameters, P_phi of them in the embedding, B batch.
+Legend: P parameters, P_phi of them in the embedding, Q buffer entries, B batch.
 """
 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -22,9 +22,10 @@ from lcfl import rng
 from lcfl.networks.split import Layout, MakesNetwork
 from lcfl.networks.weights import load_weights
 
-__all__ = ["FederatedModule"]
+__all__ = ["BufferPolicy", "FederatedModule"]
 
 Batch = tuple[Tensor, Tensor]
+BufferPolicy = Literal["average", "keep_server", "local"]
 
 
 class FederatedModule(pl.LightningModule):
@@ -53,11 +54,21 @@ class FederatedModule(pl.LightningModule):
         metrics: what evaluation reports beside the loss, by name; accuracy under the name ``acc`` if not given.
         init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``) that every
             initial model is read from instead of being drawn.
+        buffer_policy: what becomes of all that the network registers as a persistent buffer, such as
+            BatchNorm's running statistics. ``average``: buffers are a part of every model and merged with it,
+            integers by their maximum. ``keep_server``: every model has those of the initial model; what a local
+            run makes of them is dropped. ``local``: they are a client's private part; it trains every model
+            with its own, and evaluates every model with its own, those of the initial model until it first took
+            part. Only with ``average`` are they sent, counted, and seen by a method.
 
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, or one
-            without the layer `cut`, a factory whose networks share parameters, or a file `init_from` that
-            does not fit the network.
+            without the layer `cut`, a factory whose networks share parameters, a file `init_from` that
+            does not fit the network, or another `buffer_policy`.
+
+    Attributes:
+        layout: of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
+        buffer_layout: of the flat vector ``[Q]`` of buffers that are not exchanged; None where there are none.
     """
 
     def __init__(
@@ -70,6 +81,7 @@ class FederatedModule(pl.LightningModule):
         loss: nn.Module | None = None,
         metrics: dict[str, Metric] | None = None,
         init_from: str | Path | None = None,
+        buffer_policy: BufferPolicy = "average",
     ) -> None:
         super().__init__()
         if isinstance(network, nn.Module):
@@ -80,6 +92,9 @@ class FederatedModule(pl.LightningModule):
         for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
             if not weight >= 0:
                 raise ValueError(f"model.{name}: got {weight}; a regulariser's weight is a number >= 0.")
+        if buffer_policy not in get_args(BufferPolicy):
+            allowed = ", ".join(get_args(BufferPolicy))
+            raise ValueError(f"model.buffer_policy: got {buffer_policy!r}; allowed are {allowed}.")
         self.make_network = network
         self.network = network()
         ours = {parameter.data_ptr() for parameter in self.network.parameters()}
@@ -88,10 +103,15 @@ class FederatedModule(pl.LightningModule):
                 "model.network: two calls gave networks with the same parameters; every call must make new ones. In "
                 "YAML name lcfl.networks.split instead of SplitNetwork: it takes factories of embedding and decision."
             )
-        self.layout = Layout.of(self.network, cut)
+        self._whole = Layout.of(self.network, cut)
+        self.buffer_policy = buffer_policy
+        self.layout: Layout = self._whole
+        self.buffer_layout: Layout | None = None
+        if self._whole.buffers and buffer_policy != "average":
+            self.layout, self.buffer_layout = self._whole.halves()
         if init_from is not None:
             load_weights(self.network, init_from)
-        self._initial = None if init_from is None else self.layout.pack(self.network)
+        self._initial = None if init_from is None else self._whole.pack(self.network)
         self.optimizer = optimizer
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
@@ -159,11 +179,20 @@ class FederatedModule(pl.LightningModule):
         return self.optimizer(self.network.parameters())
 
     def initial_model(self, seed: int, number: int = 0) -> Tensor:
-        """The flat vector ``[P + Q]`` of initial model `number`: `init_from`'s, else drawn in a stream of its own."""
-        if self._initial is not None:
-            return self._initial.clone()
-        with rng.scope(seed, "init", number):
-            return self.layout.pack(self.make_network())
+        """The flat vector of initial model `number`: `init_from`'s, else drawn in a stream of its own."""
+        return self._first(seed, number)[: self.layout.size]
+
+    def initial_buffers(self, seed: int) -> Tensor | None:
+        """The buffers ``[Q]`` of initial model 0 where buffers are not exchanged; None where they are, or are none."""
+        return None if self.buffer_layout is None else self._first(seed, 0)[self.layout.size :].clone()
+
+    def fill(self, network: nn.Module, model: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Copies a flat model, and buffers ``[Q]`` that are not exchanged, into a network like this one; returns it."""
+        self.layout.unpack(model, network)
+        if buffers is not None:
+            assert self.buffer_layout is not None, "these buffers are part of the model"
+            self.buffer_layout.unpack(buffers, network)
+        return network
 
     @property
     def initial_fingerprint(self) -> str | None:
@@ -183,6 +212,12 @@ class FederatedModule(pl.LightningModule):
         inputs = batch if isinstance(batch, Tensor) else batch[0]
         labels: Tensor = self(inputs).argmax(dim=1)
         return labels
+
+    def _first(self, seed: int, number: int) -> Tensor:
+        if self._initial is not None:
+            return self._initial.clone()
+        with rng.scope(seed, "init", number):
+            return self._whole.pack(self.make_network())
 
     def _trainer_step(self, stage: str, batch: Batch) -> None:
         inputs, targets = batch

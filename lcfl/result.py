@@ -60,7 +60,8 @@ class Run:
         Args:
             kind: ``global``; ``cluster``, of the cluster number `cluster` or of the one that `client` is
                 in; ``personal``, of `client`.
-            client: its number.
+            client: its number. Where ``model.buffer_policy`` is ``local``, a model of any kind gets this client's
+                buffers; those of the initial model if no client is given.
             cluster: a cluster's number.
 
         Raises:
@@ -87,7 +88,9 @@ class Run:
             vector = self.state.centre_of(client)
         else:
             vector = self._method.exchange.personal(self.state, client, self._module.layout)
-        return self._module.layout.unpack(vector, self._module.make_network()).eval()
+        clients = self.state.clients
+        buffers = clients.blank.buffers if client is None else clients[client].buffers
+        return self._module.fill(self._module.make_network(), vector, buffers).eval()
 
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``."""

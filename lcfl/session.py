@@ -146,6 +146,7 @@ class Session:
                 self.method.exchange.keeps_model,
                 num_openings,
                 self.data.population.newcomers,
+                self.module.initial_buffers(self.settings.seed),
             )
         saved = checkpoint.read(self.resumed)
         now = self._identity()

@@ -62,8 +62,12 @@ class FederationState:
         keeps_model: bool,
         num_opening: int = 0,
         newcomers: Iterable[int] = (),
+        buffers: Tensor | None = None,
     ) -> "FederationState":
-        """The state before the first round: one cluster, everybody in it, everything at the initial model."""
+        """The state before the first round: one cluster, everybody in it, everything at the initial model.
+
+        Where buffers are not exchanged `initial` is without them, and `buffers` are those of the initial model.
+        """
         state = cls(
             round=-num_opening,
             initial=initial,
@@ -71,7 +75,7 @@ class FederationState:
             centres=initial.unsqueeze(0),
             assignment=torch.zeros(num_clients, dtype=torch.int64),
             participated=torch.zeros(num_clients, dtype=torch.bool),
-            clients=ClientStore(ClientState(model=initial if keeps_model else None)),
+            clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers)),
         )
         state.active[list(newcomers)] = False
         return state

@@ -74,8 +74,10 @@ class LocalResult:
     trained: Trained
 
     def is_finite(self) -> bool:
-        """Whether loss, model and upload are free of NaN and infinity."""
-        return isfinite(self.trained.loss) and self.uplink.is_finite and bool(self.trained.model.isfinite().all())
+        """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
+        tensors = [self.trained.model] + ([] if self.state.buffers is None else [self.state.buffers])
+        finite = isfinite(self.trained.loss) and self.uplink.is_finite
+        return finite and all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,14 @@ class EvaluationTask:
         sets: indices of the examples in each.
         clients: whose model it is.
         owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
+        buffers: of the model, ``[Q]``, where they are not part of it.
     """
 
     model: Tensor
     sets: tuple[NDArray[np.int64], ...]
     clients: tuple[int, ...]
     owners: tuple[int | None, ...] = ()
+    buffers: Tensor | None = None
 
     def __str__(self) -> str:
         few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
@@ -149,16 +153,19 @@ class Worker:
         indices = self.data.population.train[task.client]
         data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last)
         self.engine.examples = self.data.seen_by(task.client)
+        self.engine.buffers = task.state.buffers
         with rng.scope(self.seed, "local", task.round, task.client):
             trained: Trained = local_update(task.state, task.downlink, data, self.engine)
         exchange = task.exchange or self.method.exchange
         uplink = Uplink(task.client, exchange.up(trained, task.downlink, self.engine.layout), len(indices))
         kept = trained.model if exchange.keeps_model else None
-        return LocalResult(replace(task.state, model=kept, consumed=trained.consumed), uplink, trained)
+        own = self.engine.buffers if self.engine.module.buffer_policy == "local" else None
+        return LocalResult(replace(task.state, model=kept, consumed=trained.consumed, buffers=own), uplink, trained)
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
         """The loss and the module's metrics of a model on each set; nan on an empty one."""
+        self.engine.buffers = task.buffers
         module = self.engine.load(task.model).eval()
         sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Examples, int]] = []

@@ -68,6 +68,13 @@ class Normed(SplitNetwork):
         super().__init__(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2))
 
 
+class NormedMLP(SplitNetwork):
+    """For the blobs: 16 features, 8 classes."""
+
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 8))
+
+
 # data
 
 

@@ -28,6 +28,11 @@ class SequentialEngine:
         module: its `training_step` and `configure_optimizers` define the local work.
         examples: the pool that batches are gathered from; the worker sets it to what the client sees.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
+
+    Attributes:
+        buffers: what every model gets that is loaded, ``[Q]``, where buffers are not exchanged; set by the worker
+            to the client's, and by a local run to what it made of them if they are the client's own
+            (``model.buffer_policy: local``).
     """
 
     def __init__(
@@ -38,10 +43,13 @@ class SequentialEngine:
         self.layout = module.layout
         self.examples = examples
         self.max_steps = max_steps
+        self.buffers: Tensor | None = None
 
     def load(self, model: Tensor) -> FederatedModule:
-        """Puts a flat model ``[P + Q]`` into the module and returns it."""
-        self.layout.unpack(model.to(self.fabric.device), self.module.network)
+        """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
+        device = self.fabric.device
+        buffers = None if self.buffers is None else self.buffers.to(device)
+        self.module.fill(self.module.network, model.to(device), buffers)
         return self.module
 
     def descend(
@@ -74,6 +82,8 @@ class SequentialEngine:
                 self.fabric.backward(loss)
                 self.fabric.strategy.optimizer_step(optimizer)
                 losses.append(loss.detach())
+        if module.buffer_layout is not None and module.buffer_policy == "local":
+            self.buffers = module.buffer_layout.pack(module.network)
         means = {name: _mean(values) for name, values in logged.items()}
         return Descent(self.layout.pack(module.network), _mean(losses), means)
 

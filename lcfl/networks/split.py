@@ -4,7 +4,7 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -50,7 +50,7 @@ class Layout:
     Parameters come in the order in which the network registers them, so that cutting the network at
     a layer is cutting the vector at an offset: phi is ``vector[:num_embedding]``, the whole model w is
     ``vector[:num_parameters]``. Buffers follow; integer buffers (BatchNorm's counters) travel as
-    floats, exact up to 2**24.
+    floats, exact up to 2**24. Where buffers are not exchanged, Q = 0: `halves` gives them a vector of their own.
     """
 
     parameters: tuple[tuple[str, torch.Size], ...]
@@ -105,6 +105,10 @@ class Layout:
     def size(self) -> int:
         """P + Q: the length of the flat vector."""
         return self.num_parameters + sum(shape.numel() for _, shape, _ in self.buffers)
+
+    def halves(self) -> "tuple[Layout, Layout]":
+        """The layouts of the parameters alone, ``[phi | h]``, and of the buffers alone, ``[buffers]``."""
+        return replace(self, buffers=()), replace(self, parameters=(), num_embedding=0)
 
     def integer_slices(self) -> list[slice]:
         """The places in the vector that hold integer buffers: a mean of those has no meaning."""
