@@ -1,5 +1,5 @@
 """The client's side of a round: what it starts from and minimises, and the engine that runs it."""
 
-from lcfl.local.update import Engine, LocalTraining, LocalUpdate, Trained
+from lcfl.local.update import Engine, Gradient, LocalTraining, LocalUpdate, Trained
 
-__all__ = ["Engine", "LocalTraining", "LocalUpdate", "Trained"]
+__all__ = ["Engine", "Gradient", "LocalTraining", "LocalUpdate", "Trained"]

@@ -1,6 +1,6 @@
 """The engine that runs any module with any optimizer, one client after the other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lcfl.data.examples import Examples
-from lcfl.local.update import Descent, Positions
+from lcfl.local.update import Descent, Gradient, Positions
 from lcfl.module import FederatedModule
 
 __all__ = ["SequentialEngine"]
+
+FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
 
 
 class SequentialEngine:
@@ -39,7 +41,8 @@ class SequentialEngine:
         self, fabric: Fabric, module: FederatedModule, examples: Examples, max_steps: int | None = None
     ) -> None:
         self.fabric = fabric
-        self.module = module.to(fabric.device)
+        self.device = fabric.device
+        self.module = module.to(self.device)
         self.layout = module.layout
         self.examples = examples
         self.max_steps = max_steps
@@ -47,9 +50,8 @@ class SequentialEngine:
 
     def load(self, model: Tensor) -> FederatedModule:
         """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
-        device = self.fabric.device
-        buffers = None if self.buffers is None else self.buffers.to(device)
-        self.module.fill(self.module.network, model.to(device), buffers)
+        buffers = None if self.buffers is None else self.buffers.to(self.device)
+        self.module.fill(self.module.network, model.to(self.device), buffers)
         return self.module
 
     def descend(
@@ -60,11 +62,8 @@ class SequentialEngine:
         embedding: Tensor | None = None,
     ) -> Descent:
         """See `lcfl.local.update.Engine.descend`."""
-        module, device = self.load(start).train(), self.fabric.device
-        module.pull_towards(
-            centre=None if centre is None else centre[: self.layout.num_parameters].to(device),
-            embedding=None if embedding is None else embedding.to(device),
-        )
+        module = self.load(start).train()
+        self._pull_towards(centre, embedding)
         self._fresh_scaler()
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, Optimizer):
@@ -75,7 +74,7 @@ class SequentialEngine:
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):
-                batch = self.examples.training_batch(indices, device)
+                batch = self.examples.training_batch(indices, self.device)
                 with self.fabric.autocast():
                     loss = module.training_step(batch, number)
                 optimizer.zero_grad()
@@ -87,11 +86,91 @@ class SequentialEngine:
         means = {name: _mean(values) for name, values in logged.items()}
         return Descent(self.layout.pack(module.network), _mean(losses), means)
 
+    def gradient(
+        self,
+        model: Tensor,
+        batch: Positions,
+        number: int = 0,
+        centre: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> Gradient:
+        """See `lcfl.local.update.Engine.gradient`."""
+        self._pull_towards(centre, embedding)
+        return self._differentiate(model, batch, number, None)
+
+    def hessian_product(self, model: Tensor, batch: Positions, direction: Tensor, number: int = 0) -> Gradient:
+        """See `lcfl.local.update.Engine.hessian_product`."""
+        self._pull_towards(None, None)
+        return self._differentiate(model, batch, number, direction)
+
+    def _pull_towards(self, centre: Tensor | None, embedding: Tensor | None) -> None:
+        self.module.pull_towards(
+            centre=None if centre is None else centre[: self.layout.num_parameters].to(self.device),
+            embedding=None if embedding is None else embedding.to(self.device),
+        )
+
+    def _differentiate(self, model: Tensor, indices: Positions, number: int, direction: Tensor | None) -> Gradient:
+        """The gradient, or its derivative along `direction`, with what else the forward pass gave."""
+        module = self.load(model).train()
+        batch = self.examples.training_batch(indices, self.device)
+        with module.collecting() as logged, self.fabric.autocast():
+            loss = module.training_step(batch, number)
+        parameters = [parameter for parameter in module.network.parameters() if parameter.requires_grad]
+        slopes = self._slopes(loss, parameters, create_graph=direction is not None)
+        if direction is not None:
+            places = _split_like(direction.to(self.device), module.network.parameters())
+            along = sum((slope * place).sum() for slope, place in zip(slopes, places, strict=True))
+            assert isinstance(along, Tensor)
+            slopes = self._slopes(along, parameters)
+        found = dict(zip(map(id, parameters), slopes, strict=True))
+        flat = [found.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
+        return Gradient(
+            torch.cat(flat).to(model.device),
+            self._buffers().to(model.device),
+            loss.detach(),
+            {name: torch.stack(values).float().mean() for name, values in logged.items()},
+        )
+
+    def _slopes(self, loss: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+        """d loss / d parameter; in 16-mixed of a scaled loss, so that small ones are not lost, and then scaled back.
+
+        The scale is found anew for every gradient: it must not depend on who trained before.
+        """
+        precision = self.fabric.strategy.precision
+        scaled = isinstance(precision, MixedPrecision) and precision.scaler is not None
+        scale = FIRST_SCALE if scaled else 1.0
+        while True:
+            found = torch.autograd.grad(
+                loss * scale if scaled else loss,
+                parameters,
+                retain_graph=scaled or create_graph,
+                create_graph=create_graph,
+                materialize_grads=True,
+            )
+            if scale == 1 or all(bool(slope.isfinite().all()) for slope in found):
+                return [slope / scale for slope in found] if scaled else list(found)
+            scale /= 2
+
+    def _buffers(self) -> Tensor:
+        named = dict(self.module.network.named_buffers())
+        flat = [named[name].detach().reshape(-1).float() for name, *_ in self.layout.buffers]
+        return torch.cat(flat) if flat else torch.empty(0)
+
     def _fresh_scaler(self) -> None:
         """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""
         precision = self.fabric.strategy.precision
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            precision.scaler = torch.amp.GradScaler(self.fabric.device.type)
+            precision.scaler = torch.amp.GradScaler(self.device.type)
+
+
+def _split_like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The pieces of a flat vector ``[P]`` that belong to the parameters with a gradient, in their shapes."""
+    pieces, offset = [], 0
+    for parameter in parameters:
+        if parameter.requires_grad:
+            pieces.append(vector[offset : offset + parameter.numel()].view_as(parameter))
+        offset += parameter.numel()
+    return pieces
 
 
 def _mean(values: list[Tensor]) -> float:
