@@ -65,6 +65,8 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     check_hooks(method.clustering)
     for clustering in method.clustering:
         clustering.check(num_clients)
+    method.exchange.check(module.layout)
+    method.local_update.check(module)
     sends = method.exchange.sends
     name = type(method.exchange).__name__
     start = method.local_update.start if isinstance(method.local_update, LocalTraining) else "own"

@@ -17,6 +17,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
 from lcfl.exchange import ModelKind
+from lcfl.local.update import LocalUpdate
 from lcfl.method import Method
 from lcfl.metrics import Evaluation
 from lcfl.module import FederatedModule
@@ -78,7 +79,10 @@ class Evaluator:
     def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
         """Each client, its model of that kind, and the buffers that go with it where they are not part of it."""
         if kind == "after_local":
-            yield from self._after_local(state, clients)
+            yield from self._after_work(state, clients)
+            return
+        if kind == "personal" and self.method.exchange.adapts:
+            yield from self._after_work(state, clients, self.method.local_update.adaptation)
             return
         for client in clients:
             if kind == "global":
@@ -89,12 +93,16 @@ class Evaluator:
                 model = self.method.exchange.personal(state, client, self.layout)
             yield client, model, state.clients[client].buffers
 
-    def _after_local(self, state: FederationState, clients: list[int]) -> Iterator[OwnModel]:
-        """One ordinary local run of a copy of every client, from what the server would send it now."""
+    def _after_work(
+        self, state: FederationState, clients: list[int], local_update: LocalUpdate | None = None
+    ) -> Iterator[OwnModel]:
+        """Copies of all clients after an ordinary local run, or `local_update`, from what the server would send now."""
         for start in range(0, len(clients), TASKS_AT_A_TIME):
             part = clients[start : start + TASKS_AT_A_TIME]
             tasks = [
-                LocalTask(i, state.round, state.clients[i], self.method.exchange.down(state, i, self.layout))
+                LocalTask(
+                    i, state.round, state.clients[i], self.method.exchange.down(state, i, self.layout), local_update
+                )
                 for i in part
             ]
             results = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])

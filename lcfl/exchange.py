@@ -7,12 +7,23 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from lcfl.clients import ClientState
 from lcfl.local.update import Trained
-from lcfl.messages import Downlink
+from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
-__all__ = ["CentreAndEmbedding", "ClusterModel", "Exchange", "FullModel", "ModelKind", "NoExchange"]
+__all__ = [
+    "AdaptedModel",
+    "CentreAndEmbedding",
+    "ClusterModel",
+    "Exchange",
+    "FullModel",
+    "ModelKind",
+    "NoExchange",
+    "NormalisedModel",
+    "Reference",
+]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
 
@@ -22,17 +33,33 @@ class Exchange(ABC):
 
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
+        uploads_whole: whether the server has seen all of the model that a client keeps.
         sends: the names in its downlink.
-        returns: the names in its uplink.
+        returns: the names in its uplink, as the server reads it.
+        extras: those of them that it takes from `Trained.extras`.
         models: the kinds of model that the method has, the one its paper reports first.
         reported: the kinds its paper reports; they are evaluated during a run, all kinds at its end.
+        adapts: whether a client's personal model is what the local update's `adaptation` makes of what the server
+            sends, on the client's own data.
+        everyone: whether all clients take part in every round, sampled or not.
     """
 
     keeps_model: bool
+    uploads_whole: ClassVar[bool] = True
     sends: ClassVar[tuple[str, ...]]
     returns: ClassVar[tuple[str, ...]] = ("model",)
+    extras: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]]
     reported: ClassVar[tuple[ModelKind, ...]]
+    adapts: ClassVar[bool] = False
+
+    @property
+    def everyone(self) -> bool:
+        """See the class attributes."""
+        return False
+
+    def check(self, layout: Layout) -> None:  # noqa: B027 - most can exchange any network
+        """Raises a ValueError for a network that it cannot exchange; called before any data is loaded."""
 
     @abstractmethod
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
@@ -42,6 +69,14 @@ class Exchange(ABC):
         """The client's personal model: its own w_i, or what the server would send while it has none."""
         own = state.clients[client].model
         return own if own is not None and bool(state.participated[client]) else state.centre_of(client)
+
+    def received(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
+        """What the client makes of a downlink with what it keeps: the local update sees this one."""
+        return downlink
+
+    def delivered(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
+        """What the server makes of an uplink with what it knows: clusterings and aggregation see this one."""
+        return uplink
 
     @abstractmethod
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
@@ -64,6 +99,48 @@ class FullModel(Exchange):
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """w_i."""
         return {"model": trained.model}
+
+
+@dataclass(frozen=True)
+class Reference(FullModel):
+    """The global model down, to start from and to be pulled to; the client's model up: 2P floats (FedProx).
+
+    For a local update with ``start: centre``; mu of mu/2 |w - w_t|^2 is ``model.cluster_weight``.
+    """
+
+    sends: ClassVar[tuple[str, ...]] = ("centre",)
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """The global model w_t, under the name of what a client is pulled to."""
+        return Downlink({"centre": state.global_model})
+
+
+@dataclass(frozen=True)
+class NormalisedModel(Reference):
+    """As `Reference`, and the normaliser a_i goes up with the model: 2P + 1 floats (FedNova).
+
+    P + 2 floats up where `NormalisedTraining` sends tau_i beside a_i.
+    """
+
+    returns: ClassVar[tuple[str, ...]] = ("model", "normaliser")
+    extras: ClassVar[tuple[str, ...]] = ("normaliser",)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w_i and a_i: the server, which has w, makes d_i = (w - w_i) / a_i of them."""
+        return {"model": trained.model, "normaliser": trained.extras["normaliser"]}
+
+
+@dataclass(frozen=True)
+class AdaptedModel(FullModel):
+    """The whole model down and up, 2P floats, and a step on its own data before a client uses it (Per-FedAvg).
+
+    The personal model is what the local update's `adaptation` makes of the global one; it is made for an evaluation
+    and not kept.
+    """
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
+    adapts: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -114,13 +191,24 @@ class CentreAndEmbedding(Exchange):
 
 @dataclass(frozen=True)
 class NoExchange(Exchange):
-    """Nothing down, nothing up: every client trains alone (Local)."""
+    """Nothing down, nothing up: every client trains alone (Local).
 
+    Args:
+        full_budget: every client trains in every round, as if it were sampled: R rounds are R local runs for each.
+            Otherwise it trains as often as with every other method, when it is sampled.
+    """
+
+    full_budget: bool = False
     keeps_model = True
     sends: ClassVar[tuple[str, ...]] = ()
     returns: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
+
+    @property
+    def everyone(self) -> bool:
+        """`full_budget`."""
+        return self.full_budget
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """An empty message."""

@@ -40,13 +40,27 @@ class Method:
                     f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use another exchange, e.g. "
                     "FullModel or CentreAndEmbedding."
                 )
-        if aggregation.over_stored and not exchange.keeps_model:
+        found = self.local_update.finds
+        missing = [name for name in exchange.extras if name not in found]
+        if missing:
             raise ValueError(
-                f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep a model; "
-                f"{_name(exchange)} keeps none. Set over and embedding_over to participants, or use CentreAndEmbedding."
+                f"method: {_name(exchange)} sends {', '.join(missing)}, and {_name(self.local_update)} finds "
+                f"{', '.join(found) or 'nothing'} beside the model. Use the local update that goes with it."
+            )
+        if exchange.adapts and self.local_update.adaptation is None:
+            raise ValueError(
+                f"method: {_name(exchange)} needs a local update with an adaptation, e.g. MetaTraining; "
+                f"{_name(self.local_update)} has none. Use FullModel."
+            )
+        stores = exchange.keeps_model and exchange.uploads_whole
+        if aggregation.over_stored and not stores:
+            raise ValueError(
+                f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep the model that "
+                f"they upload; {_name(exchange)} keeps none. Set over and embedding_over to participants, or use "
+                "CentreAndEmbedding."
             )
         for clustering in self.clustering:
-            if clustering.uses_stored and not exchange.keeps_model:
+            if clustering.uses_stored and not stores:
                 raise ValueError(
                     f"method: {_name(clustering)} looks at stored models, and {_name(exchange)} keeps none. Use "
                     "CentreAndEmbedding."

@@ -67,7 +67,8 @@ class Run:
         Raises:
             ValueError: if the method has no such model, or the numbers do not fit.
         """
-        allowed = [name for name in self._method.exchange.models if name != "after_local"]
+        made = ("after_local", "personal") if self._method.exchange.adapts else ("after_local",)  # on a client's data
+        allowed = [name for name in self._method.exchange.models if name not in made]
         if kind not in allowed:
             raise ValueError(f"model: got kind={kind!r}; this run's method has {', '.join(allowed)}.")
         for name, number, end in (

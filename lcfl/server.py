@@ -147,7 +147,9 @@ class Server:
             )
             for i in clients
         ]
-        uploads = [result.uplink for result in self.train(tasks).values()]
+        receiver = exchange or self.method.exchange
+        results = self.train(tasks).values()
+        uploads = [receiver.delivered(result.uplink, state, self.layout) for result in results]
         self.call("on_opening_end", uploads=uploads)
         state.round += 1
         self.finish_row(state.round - 1, begin)
@@ -158,14 +160,15 @@ class Server:
         gone = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
         state.leave(gone)
         self.call("on_round_start")
+        exchange = self.method.exchange
         sampled = self.sample(state.round)
         self.call("on_clients_sampled", sampled=sampled)
 
-        down = {i: self.method.exchange.down(state, i, self.layout) for i in sampled}
+        down = {i: exchange.down(state, i, self.layout) for i in sampled}
         results = self.train([LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled])
         state.clients.update({i: result.state for i, result in results.items()})
         state.participated[list(results)] = True
-        uploads = [result.uplink for result in results.values()]
+        uploads = [exchange.delivered(result.uplink, state, self.layout) for result in results.values()]
         self.call("on_uploads", uploads=uploads)
 
         before = state.assignment
@@ -183,11 +186,13 @@ class Server:
         self.finish_row(state.round - 1, begin)
 
     def sample(self, number: int) -> list[int]:
-        """S_t: clients drawn uniformly without replacement, ascending; the same for every method.
+        """S_t: clients drawn uniformly without replacement, ascending; the same for every method, unless it wants all.
 
         Drawn from all N. Newcomers and clients that have left are then put back, and as many others, as far as
         there are any, are drawn in their place from the rest of the stream: whoever else was drawn stays drawn.
         """
+        if self.method.exchange.everyone:
+            return torch.nonzero(self.state.active).flatten().tolist()[: self.schedule.most_clients]
         draw = rng.generator(self.seed, "sample", number)
         chosen = draw.choice(self.data.num_clients, self.schedule.clients_per_round, replace=False).tolist()
         sampled = [client for client in chosen if self.state.active[client]]

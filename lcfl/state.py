@@ -29,6 +29,7 @@ class FederationState:
         clients: the clients' private states.
         projection: M as ``[P, D]`` where a clustering uses one.
         codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
+        velocity: the server's momentum ``[P]`` where an aggregation uses one.
         total_bytes: sent and received so far, opening rounds included.
         should_stop: set by a callback that wants no further round.
         callbacks: what each callback keeps, by its key; plain values and tensors.
@@ -45,6 +46,7 @@ class FederationState:
     clients: ClientStore
     projection: Tensor | None = None
     codes: Tensor | None = None
+    velocity: Tensor | None = None
     total_bytes: int = 0
     should_stop: bool = False
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -151,12 +151,12 @@ class Worker:
         """One client's local work; everything random in it is addressed by (seed, round, client)."""
         local_update = task.local_update or self.method.local_update
         indices = self.data.population.train[task.client]
-        data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last)
-        self.engine.examples = self.data.seen_by(task.client)
-        self.engine.buffers = task.state.buffers
-        with rng.scope(self.seed, "local", task.round, task.client):
-            trained: Trained = local_update(task.state, task.downlink, data, self.engine)
+        data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last, task.round)
+        self.engine.examples, self.engine.buffers = self.data.seen_by(task.client), task.state.buffers
         exchange = task.exchange or self.method.exchange
+        downlink = exchange.received(task.downlink, task.state, self.engine.layout)
+        with rng.scope(self.seed, "local", task.round, task.client):
+            trained: Trained = local_update(task.state, downlink, data, self.engine)
         uplink = Uplink(task.client, exchange.up(trained, task.downlink, self.engine.layout), len(indices))
         kept = trained.model if exchange.keeps_model else None
         own = self.engine.buffers if self.engine.module.buffer_policy == "local" else None

@@ -31,6 +31,7 @@ LAYERS = [
     # the four parts of a method
     "local",
     "exchange",
+    "partial",
     "aggregation",
     "similarity",
     "clustering",

@@ -1,5 +1,17 @@
 """The client's side of a round: what it starts from and minimises, and the engine that runs it."""
 
-from lcfl.local.update import Engine, Gradient, LocalTraining, LocalUpdate, Trained
+from lcfl.local.engine import Engine, Gradient
+from lcfl.local.meta import GradientStep, MetaTraining
+from lcfl.local.normalised import NormalisedTraining
+from lcfl.local.update import LocalTraining, LocalUpdate, Trained
 
-__all__ = ["Engine", "Gradient", "LocalTraining", "LocalUpdate", "Trained"]
+__all__ = [
+    "Engine",
+    "Gradient",
+    "GradientStep",
+    "LocalTraining",
+    "LocalUpdate",
+    "MetaTraining",
+    "NormalisedTraining",
+    "Trained",
+]

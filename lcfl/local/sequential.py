@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lcfl.data.examples import Examples
-from lcfl.local.update import Descent, Gradient, Positions
+from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.module import FederatedModule
 
 __all__ = ["SequentialEngine"]
@@ -61,7 +61,7 @@ class SequentialEngine:
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> Descent:
-        """See `lcfl.local.update.Engine.descend`."""
+        """See `lcfl.local.engine.Engine.descend`."""
         module = self.load(start).train()
         self._pull_towards(centre, embedding)
         self._fresh_scaler()
@@ -81,8 +81,7 @@ class SequentialEngine:
                 self.fabric.backward(loss)
                 self.fabric.strategy.optimizer_step(optimizer)
                 losses.append(loss.detach())
-        if module.buffer_layout is not None and module.buffer_policy == "local":
-            self.buffers = module.buffer_layout.pack(module.network)
+        self._keep_buffers()
         means = {name: _mean(values) for name, values in logged.items()}
         return Descent(self.layout.pack(module.network), _mean(losses), means)
 
@@ -94,12 +93,12 @@ class SequentialEngine:
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> Gradient:
-        """See `lcfl.local.update.Engine.gradient`."""
+        """See `lcfl.local.engine.Engine.gradient`."""
         self._pull_towards(centre, embedding)
         return self._differentiate(model, batch, number, None)
 
     def hessian_product(self, model: Tensor, batch: Positions, direction: Tensor, number: int = 0) -> Gradient:
-        """See `lcfl.local.update.Engine.hessian_product`."""
+        """See `lcfl.local.engine.Engine.hessian_product`."""
         self._pull_towards(None, None)
         return self._differentiate(model, batch, number, direction)
 
@@ -122,6 +121,7 @@ class SequentialEngine:
             along = sum((slope * place).sum() for slope, place in zip(slopes, places, strict=True))
             assert isinstance(along, Tensor)
             slopes = self._slopes(along, parameters)
+        self._keep_buffers()
         found = dict(zip(map(id, parameters), slopes, strict=True))
         flat = [found.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
         return Gradient(
@@ -150,6 +150,11 @@ class SequentialEngine:
             if scale == 1 or all(bool(slope.isfinite().all()) for slope in found):
                 return [slope / scale for slope in found] if scaled else list(found)
             scale /= 2
+
+    def _keep_buffers(self) -> None:
+        """Remembers the client's own buffers where it keeps them."""
+        if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
+            self.buffers = self.module.buffer_layout.pack(self.module.network)
 
     def _buffers(self) -> Tensor:
         named = dict(self.module.network.named_buffers())

@@ -4,120 +4,40 @@ Legend: P parameters and Q buffer entries in a model's flat vector, B batch size
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lcfl import rng
 from lcfl.clients import ClientState
+from lcfl.local.engine import Descent, Engine, Gradient, Positions
 from lcfl.local.order import batch_positions, pass_length
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 
-__all__ = ["Descent", "Engine", "Gradient", "LocalData", "LocalTraining", "LocalUpdate", "Trained"]
-
-Positions = NDArray[np.int64]
-
-
-class Descent(NamedTuple):
-    """What an engine gives back: the trained model ``[P + Q]``, and means over the steps of loss and logged values."""
-
-    model: Tensor
-    loss: float
-    logged: Mapping[str, float]
-
-
-class Gradient(NamedTuple):
-    """The slope of the module's loss on one batch, where the model lies that it was asked for.
-
-    Attributes:
-        vector: ``[P]``.
-        buffers: of the network after the forward pass, ``[Q]``.
-        loss: a number, as a tensor so that nobody has to wait for it.
-        logged: the means of what the step logged, by name.
-    """
-
-    vector: Tensor
-    buffers: Tensor
-    loss: Tensor
-    logged: Mapping[str, Tensor]
-
-    def step_from(self, model: Tensor, rate: float) -> Tensor:
-        """``w - rate g`` for a model w ``[P + Q]``, with the buffers as the forward pass left them."""
-        return torch.cat([model[: len(self.vector)] - rate * self.vector, self.buffers])
-
-
-class Engine(Protocol):
-    """What carries out a local run on this rank; a method does not know which one it is.
-
-    Two ways to compute: `descend` is a whole run of the module's optimizer; `gradient` and `hessian_product` are the
-    numbers themselves, for methods whose step is another one.
-
-    Attributes:
-        module: loss, optimizer and the weights of the pulls; a method reads its settings.
-        layout: how models lie in flat vectors.
-        device: where a method that computes with vectors should put them.
-        max_steps: cuts every local run after so many steps; None for no cut. `descend` sees to it by itself.
-    """
-
-    module: FederatedModule
-    layout: Layout
-    device: torch.device
-    max_steps: int | None
-
-    def descend(
-        self,
-        start: Tensor,
-        batches: Iterable[Positions],
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Descent:
-        """One optimizer step per batch from the model `start`.
-
-        Args:
-            start: ``[P + Q]``.
-            batches: indices into the pool of examples, one array per step.
-            centre: Omega ``[P + Q]`` of the cluster pull, or None.
-            embedding: Phi ``[P_phi]`` of the global pull, or None.
-        """
-        ...
-
-    def gradient(
-        self,
-        model: Tensor,
-        batch: Positions,
-        number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Gradient:
-        """The gradient of the module's training step at `model`, in training mode; no optimizer takes part.
-
-        Args:
-            model: ``[P + Q]``.
-            batch: indices into the pool of examples.
-            number: of the step within the local run.
-            centre: Omega ``[P + Q]`` of the cluster pull, or None.
-            embedding: Phi ``[P_phi]`` of the global pull, or None.
-        """
-        ...
-
-    def hessian_product(self, model: Tensor, batch: Positions, direction: Tensor, number: int = 0) -> Gradient:
-        """``H(w; batch) v``, exactly, by differentiating the gradient along v = `direction` ``[P]``; without pulls.
-
-        Its `vector` is the product; the rest is as `gradient` gives it.
-        """
-        ...
+__all__ = [
+    "Descent",
+    "Engine",
+    "Gradient",
+    "LocalData",
+    "LocalTraining",
+    "LocalUpdate",
+    "Positions",
+    "Trained",
+    "check_amount",
+    "draw_batches",
+    "starting_model",
+]
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """A client's training samples and the address of its batch order.
+    """A client's training samples and the addresses of its batch order and of other draws.
 
     Attributes:
         indices: of its training samples in the pool, ``[n_i]``.
@@ -125,6 +45,7 @@ class LocalData:
         seed: the run's seed.
         client: its number.
         drop_last: whether a pass leaves out its last batch where that is shorter than B.
+        round: in which it trains; the batch order does not depend on it.
     """
 
     indices: Positions
@@ -132,6 +53,7 @@ class LocalData:
     seed: int
     client: int
     drop_last: bool = False
+    round: int = 0
 
     @property
     def pass_length(self) -> int:
@@ -148,6 +70,7 @@ class Trained:
         consumed: samples drawn by this client so far.
         loss: the mean over the steps.
         logged: further means over the steps, by name.
+        num_steps: how many steps it took.
         extras: what the run found beside the model and an exchange may send, by name: tensors on the CPU.
     """
 
@@ -155,11 +78,26 @@ class Trained:
     consumed: int
     loss: float
     logged: Mapping[str, float] = field(default_factory=dict)
+    num_steps: int = 0
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class LocalUpdate(ABC):
-    """``(ClientState, Downlink) -> trained model``: one client's part of a round."""
+    """``(ClientState, Downlink) -> trained model``: one client's part of a round.
+
+    Class attributes:
+        finds: the names of the `Trained.extras` that its runs give.
+    """
+
+    finds: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def adaptation(self) -> "LocalUpdate | None":
+        """What makes a client's personal model of what the server sends it, where the method has such a step."""
+        return None
+
+    def check(self, module: FederatedModule) -> None:  # noqa: B027 - most can train any module
+        """Raises a ValueError for a module that it cannot train; called before any data is loaded."""
 
     @abstractmethod
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
@@ -185,56 +123,45 @@ class LocalTraining(LocalUpdate):
         epochs: full passes over the client's samples per participation (each without its short last batch
             under ``data.drop_last``).
         start: where a run starts that is not given a model.
+        stragglers: with this probability a client manages only part of the work: a number of epochs (or steps)
+            drawn uniformly from 1 to one less than all. What it sends counts as any other's (FedProx section 5).
 
     Raises:
-        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, or for another `start`.
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for another `start`, or for
+            `stragglers` outside [0, 1] or without at least two steps or epochs.
     """
 
     steps: int | None = None
     epochs: int | None = None
     start: Literal["own", "centre", "embedding"] = "own"
+    stragglers: float = 0.0
 
     def __post_init__(self) -> None:
-        given = [number for number in (self.steps, self.epochs) if number is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise ValueError(
-                f"method.local_update: got steps={self.steps}, epochs={self.epochs}; exactly one of them must be a "
-                "number >= 1, e.g. steps=5 and epochs=null."
-            )
+        amount = check_amount(self.steps, self.epochs)
         if self.start not in ("own", "centre", "embedding"):
             raise ValueError(f"method.local_update: got start={self.start!r}; allowed are own, centre and embedding.")
+        if not 0 <= self.stragglers <= 1 or (self.stragglers > 0 and amount < 2):
+            raise ValueError(
+                f"method.local_update: got stragglers={self.stragglers} with steps={self.steps}, epochs={self.epochs}; "
+                "allowed are shares from 0 to 1, and those above 0 need at least 2 steps or epochs to leave some out."
+            )
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """w <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
-        start = self._start(state, downlink, engine.layout)
-        consumed, batches = self._batches(state.consumed, data)
+        start = starting_model(self.start, state, downlink, engine.layout)
+        consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
+        batches = batches[: engine.max_steps]
         centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
-        model, loss, logged = engine.descend(start, [data.indices[batch] for batch in batches], centre, embedding)
-        return Trained(model, consumed, loss, logged)
+        model, loss, logged = engine.descend(start, batches, centre, embedding)
+        return Trained(model, consumed, loss, logged, len(batches))
 
-    def _start(self, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor:
-        payload = downlink.payload
-        if "model" in payload:
-            return payload["model"]
-        if self.start == "centre":
-            return payload["centre"]
-        assert state.model is not None, "an exchange without a model in the downlink keeps one at the client"
-        if self.start == "embedding":
-            return torch.cat([payload["embedding"], state.model[layout.num_embedding :]])
-        return state.model
-
-    def _batches(self, consumed: int, data: LocalData) -> tuple[int, list[Positions]]:
-        """Samples consumed after the run, and the run's batches as positions."""
-        length = data.pass_length
-        if self.epochs is not None:
-            consumed = -(-consumed // length) * length  # passes begin whole
-            num_batches = self.epochs * -(-length // data.batch_size)
-        else:
-            assert self.steps is not None
-            num_batches = self.steps
-        endless = batch_positions(len(data.indices), data.batch_size, consumed, data.seed, data.client, data.drop_last)
-        batches = list(islice(endless, num_batches))
-        return consumed + sum(map(len, batches)), batches
+    def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
+        """All that there is to do, or what a straggler manages of it in this round."""
+        draw = rng.generator(data.seed, "straggler", data.round, data.client)
+        if draw.random() >= self.stragglers:
+            return self.steps, self.epochs
+        fewer = int(draw.integers(1, check_amount(self.steps, self.epochs)))
+        return self.steps and fewer, self.epochs and fewer
 
     def work(self, num_samples: int, batch_size: int) -> int:
         """``epochs * num_samples``, or ``steps * min(B, num_samples)``."""
@@ -242,3 +169,47 @@ class LocalTraining(LocalUpdate):
             return self.epochs * num_samples
         assert self.steps is not None
         return self.steps * min(batch_size, num_samples)
+
+
+def check_amount(steps: int | None, epochs: int | None) -> int:
+    """The one of the two that is given.
+
+    Raises:
+        ValueError: unless exactly one of them is a number >= 1.
+    """
+    given = [number for number in (steps, epochs) if number is not None]
+    if len(given) != 1 or given[0] < 1:
+        raise ValueError(
+            f"method.local_update: got steps={steps}, epochs={epochs}; exactly one of them must be a "
+            "number >= 1, e.g. steps=5 and epochs=null."
+        )
+    return given[0]
+
+
+def starting_model(start: str, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor:
+    """The model in the downlink; else what `start` says, see `LocalTraining`."""
+    payload = downlink.payload
+    if "model" in payload:
+        return payload["model"]
+    if start == "centre":
+        return payload["centre"]
+    assert state.model is not None, "an exchange without a model in the downlink keeps one at the client"
+    if start == "embedding":
+        return torch.cat([payload["embedding"], state.model[layout.num_embedding :]])
+    return state.model
+
+
+def draw_batches(
+    consumed: int, data: LocalData, steps: int | None = None, epochs: int | None = None
+) -> tuple[int, list[Positions]]:
+    """Samples consumed after a run of so many steps or full passes, and its batches as indices into the pool."""
+    length = data.pass_length
+    if epochs is not None:
+        consumed = -(-consumed // length) * length  # passes begin whole
+        num_batches = epochs * -(-length // data.batch_size)
+    else:
+        assert steps is not None
+        num_batches = steps
+    endless = batch_positions(len(data.indices), data.batch_size, consumed, data.seed, data.client, data.drop_last)
+    batches = [data.indices[batch] for batch in islice(endless, num_batches)]
+    return consumed + sum(map(len, batches)), batches

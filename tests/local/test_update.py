@@ -23,7 +23,7 @@ NOTHING = Downlink({})
 class Recorder:
     """An engine that keeps what it was asked for and trains nothing."""
 
-    layout = LAYOUT
+    layout, max_steps = LAYOUT, None
 
     def descend(self, start, batches, centre=None, embedding=None):
         self.start, self.batches = start, [batch.tolist() for batch in batches]

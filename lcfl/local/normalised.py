@@ -1,0 +1,103 @@
+"""Local training that says how far it went (FedNova)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.optim import SGD
+
+from lcfl.clients import ClientState
+from lcfl.local.engine import Engine
+from lcfl.local.update import LocalData, LocalTraining, Trained
+from lcfl.messages import Downlink
+from lcfl.module import FederatedModule
+
+__all__ = ["NormalisedTraining", "normaliser"]
+
+
+def normaliser(
+    num_steps: int, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, pull: float = 0.0
+) -> float:
+    """a_i: how far tau steps of SGD go, over the learning rate, where every gradient is 1.
+
+    It is the sum of the weights with which the gradients of a run enter w - w_i (FedNova section 4): tau for plain
+    SGD, [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho, and with a proximal term
+    a <- (1 - eta mu) a + 1 at every step. The recursion below is all of them at once, with torch's SGD.
+
+    Args:
+        num_steps: tau.
+        momentum: rho.
+        dampening: of the momentum, from the second step on.
+        nesterov: whether the momentum is Nesterov's.
+        pull: eta mu, the learning rate times the weight of the pull to where the run started.
+    """
+    length, velocity = 0.0, 0.0
+    for number in range(num_steps):
+        slope = 1 - pull * length
+        velocity = momentum * velocity + (1 - dampening if number > 0 else 1) * slope
+        length += slope + momentum * velocity if nesterov else velocity
+    return length
+
+
+@dataclass(frozen=True)
+class NormalisedTraining(LocalTraining):
+    """`LocalTraining` that also gives a_i, the normaliser of its steps, in ``extras["normaliser"]``.
+
+    rho and eta are those of the module's SGD; mu is ``model.cluster_weight`` where the downlink holds a centre.
+
+    Args:
+        steps: as `LocalTraining`.
+        epochs: as `LocalTraining`.
+        start: as `LocalTraining`.
+        stragglers: as `LocalTraining`.
+        effective_steps: what the server sums up to tau_eff. ``normaliser``: a_i, so that with equal steps FedNova is
+            FedAvg; ``steps``: tau_i, what the authors' code does where there is a proximal term; it goes up as one
+            more float.
+
+    Raises:
+        ValueError: as `LocalTraining`, and for another word.
+    """
+
+    finds: ClassVar[tuple[str, ...]] = ("normaliser",)
+    effective_steps: Literal["normaliser", "steps"] = "normaliser"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.effective_steps not in ("normaliser", "steps"):
+            raise ValueError(
+                f"method.local_update: got effective_steps={self.effective_steps!r}; allowed are normaliser and steps."
+            )
+
+    def check(self, module: FederatedModule) -> None:
+        """The normaliser is known for SGD with one setting for all parameters.
+
+        Raises:
+            ValueError: for any other optimizer.
+        """
+        _sgd_settings(module)
+
+    def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
+        """w_i as `LocalTraining`, and a_i, or (a_i, tau_i)."""
+        trained = super().__call__(state, downlink, data, engine)
+        settings = _sgd_settings(engine.module)
+        rate = settings.pop("lr")
+        pull = rate * engine.module.cluster_weight if "centre" in downlink.payload else 0.0
+        numbers = [normaliser(trained.num_steps, pull=pull, **settings)]
+        if self.effective_steps == "steps":
+            numbers.append(float(trained.num_steps))
+        return replace(trained, extras={"normaliser": torch.tensor(numbers)})
+
+
+def _sgd_settings(module: FederatedModule) -> dict[str, Any]:
+    """Learning rate, momentum, dampening and nesterov of the module's optimizer."""
+    optimizer = module.configure_optimizers()
+    groups: list[dict[str, Any]] = [
+        {name: group.get(name) for name in ("lr", "momentum", "dampening", "nesterov", "maximize")}
+        for group in optimizer.param_groups
+    ]
+    if not isinstance(optimizer, SGD) or any(group != groups[0] or group["maximize"] for group in groups):
+        raise ValueError(
+            f"method.local_update: NormalisedTraining got the optimizer {type(optimizer).__name__}; how far a run went "
+            "is known for torch.optim.SGD with the same settings for all parameters (model.optimizer)."
+        )
+    return {name: value for name, value in groups[0].items() if name != "maximize"}

@@ -1,0 +1,108 @@
+"""Exchanges of a part of the model, whose rest stays with the client.
+
+Legend: P parameters and Q buffer entries in a model's flat vector, S of them shared.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from lcfl.clients import ClientState
+from lcfl.exchange import Exchange, ModelKind
+from lcfl.local.update import Trained
+from lcfl.messages import Downlink, Uplink
+from lcfl.networks.part import Part, embedding_part, layers_part
+from lcfl.networks.split import Layout
+from lcfl.state import FederationState
+
+__all__ = ["PartialModel", "SharedEmbedding", "SharedLayers"]
+
+
+@dataclass(frozen=True)
+class PartialModel(Exchange):
+    """A part of the model down and up, 2S floats; the rest is the client's own and goes nowhere.
+
+    A local run starts from the client's own model with the server's part in it, and so does its personal model: the
+    own rest of its last run (of the initial model before the first) with the part of now. On the server the models
+    that come up have the rest of the server's model, so that any aggregation merges the part and nothing else.
+    Buffers belong to their layer.
+    """
+
+    keeps_model = True
+    uploads_whole: ClassVar[bool] = False
+    sends: ClassVar[tuple[str, ...]] = ("shared",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
+
+    @abstractmethod
+    def part(self, layout: Layout) -> Part:
+        """The part that is shared."""
+
+    def check(self, layout: Layout) -> None:
+        """Warns of a part that is nothing or everything; raises a ValueError for one that there is not."""
+        size = self.part(layout).size
+        if size in (0, layout.size):
+            what = "no layer, so every client trains alone" if size == 0 else "every layer, so nothing is personal"
+            warnings.warn(f"method.exchange: {type(self).__name__} shares {what}.", stacklevel=3)
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """The server's part ``[S]``."""
+        return Downlink({"shared": self.part(layout).take(state.centre_of(client))})
+
+    def received(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
+        """A ``model`` to start from: the client's own with the server's part in it."""
+        if "shared" not in downlink.payload:  # of an opening round
+            return downlink
+        assert state.model is not None, "the exchange keeps models at the clients"
+        return Downlink({"model": self.part(layout).put(downlink.payload["shared"], state.model)})
+
+    def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
+        """The client's own model with the server's part of now in it."""
+        own, part = state.clients[client].model, self.part(layout)
+        assert own is not None, "the exchange keeps models at the clients"
+        return part.put(part.take(state.centre_of(client)), own)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """The client's part ``[S]``."""
+        return {"shared": self.part(layout).take(trained.model)}
+
+    def delivered(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
+        """A ``model``: the server's own with the client's part in it."""
+        model = self.part(layout).put(uplink.payload["shared"], state.centre_of(uplink.client))
+        return replace(uplink, payload={"model": model})
+
+
+@dataclass(frozen=True)
+class SharedEmbedding(PartialModel):
+    """The embedding phi is shared, the decision h is the client's own: 2 P_phi floats (FedPer)."""
+
+    def part(self, layout: Layout) -> Part:
+        """phi and the buffers of its layers."""
+        return embedding_part(layout)
+
+
+@dataclass(frozen=True)
+class SharedLayers(PartialModel):
+    """Some layers are shared, the others are the client's own: 2 P_g floats (LG-FedAvg).
+
+    Args:
+        global_layers: how many of the last layers with parameters, or the names of layers
+            (``[embedding.9, decision]``).
+    """
+
+    global_layers: int | list[str] = 2
+
+    def __post_init__(self) -> None:
+        if self.global_layers in (0, []) or (isinstance(self.global_layers, int) and self.global_layers < 0):
+            raise ValueError(
+                f"method.exchange: got global_layers={self.global_layers}; allowed are a number >= 1 of last layers "
+                "and a list of layers' names."
+            )
+
+    def part(self, layout: Layout) -> Part:
+        """The layers' parameters and buffers."""
+        return layers_part(layout, self.global_layers)
