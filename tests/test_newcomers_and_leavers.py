@@ -140,7 +140,7 @@ def test_a_newcomer_cannot_leave():
 
 
 def test_a_round_cannot_have_more_clients_than_the_federation(tmp_path):
-    with pytest.raises(ValueError, match="got 9 for data.num_clients=12 without 4 newcomers; .* counts from 1 to 8"):
+    with pytest.raises(ValueError, match=r"got 9 for data.num_clients=12 without 4 newcomers; .* counts from 1 to 8"):
         fit(blobs_module(), blobs(12, newcomers=4), fedavg(), tmp_path, clients_per_round=9)
 
 

@@ -71,6 +71,7 @@ class Engine(Protocol):
         batches: Iterable[Positions],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
+        rate_scale: float = 1.0,
     ) -> Descent:
         """One optimizer step per batch from the model `start`.
 
@@ -79,6 +80,7 @@ class Engine(Protocol):
             batches: indices into the pool of examples, one array per step.
             centre: Omega ``[P + Q]`` of the cluster pull, or None.
             embedding: Phi ``[P_phi]`` of the global pull, or None.
+            rate_scale: what the learning rates of the optimizer are multiplied by.
         """
         ...
 

@@ -60,6 +60,7 @@ class SequentialEngine:
         batches: Iterable[Positions],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
+        rate_scale: float = 1.0,
     ) -> Descent:
         """See `lcfl.local.engine.Engine.descend`."""
         module = self.load(start).train()
@@ -71,6 +72,9 @@ class SequentialEngine:
                 f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
                 "torch.optim.Optimizer."
             )
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                group["lr"] = group["lr"] * rate_scale
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):

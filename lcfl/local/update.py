@@ -45,7 +45,7 @@ class LocalData:
         seed: the run's seed.
         client: its number.
         drop_last: whether a pass leaves out its last batch where that is shorter than B.
-        round: in which it trains; the batch order does not depend on it.
+        round: t, negative in an opening round; the batch order does not depend on it.
     """
 
     indices: Positions
@@ -125,16 +125,22 @@ class LocalTraining(LocalUpdate):
         start: where a run starts that is not given a model.
         stragglers: with this probability a client manages only part of the work: a number of epochs (or steps)
             drawn uniformly from 1 to one less than all. What it sends counts as any other's (FedProx section 5).
+        lr_decay: the learning rate of training round t is eta * lr_decay^t, and eta in opening rounds.
+        fill_batch: make at least ceil(B / n_i) epochs, so that a client with few samples draws B of them,
+            too: T_i = max(ceil(B / n_i), epochs) (AS-CFL section 3.2.3 and Algorithm 1, lines 7 and 8; reading A9).
 
     Raises:
-        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for another `start`, or for
-            `stragglers` outside [0, 1] or without at least two steps or epochs.
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for another `start`, for
+            `stragglers` outside [0, 1] or without at least two steps or epochs, for an `lr_decay` outside (0, 1], or
+            for `fill_batch` without `epochs`.
     """
 
     steps: int | None = None
     epochs: int | None = None
     start: Literal["own", "centre", "embedding"] = "own"
     stragglers: float = 0.0
+    lr_decay: float = 1.0
+    fill_batch: bool = False
 
     def __post_init__(self) -> None:
         amount = check_amount(self.steps, self.epochs)
@@ -145,6 +151,13 @@ class LocalTraining(LocalUpdate):
                 f"method.local_update: got stragglers={self.stragglers} with steps={self.steps}, epochs={self.epochs}; "
                 "allowed are shares from 0 to 1, and those above 0 need at least 2 steps or epochs to leave some out."
             )
+        if not 0 < self.lr_decay <= 1:
+            raise ValueError(f"method.local_update: got lr_decay={self.lr_decay}; it must lie in (0, 1], 1 for none.")
+        if self.fill_batch and self.epochs is None:
+            raise ValueError(
+                "method.local_update: fill_batch=true raises the number of epochs, but steps is given; set epochs, or "
+                "fill_batch=false."
+            )
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """w <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
@@ -152,21 +165,27 @@ class LocalTraining(LocalUpdate):
         consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
         batches = batches[: engine.max_steps]
         centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
-        model, loss, logged = engine.descend(start, batches, centre, embedding)
+        model, loss, logged = engine.descend(start, batches, centre, embedding, self.lr_decay ** max(data.round, 0))
         return Trained(model, consumed, loss, logged, len(batches))
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
         """All that there is to do, or what a straggler manages of it in this round."""
+        steps, epochs = self.steps, self.epochs and self._num_epochs(data.pass_length, data.batch_size)
         draw = rng.generator(data.seed, "straggler", data.round, data.client)
         if draw.random() >= self.stragglers:
-            return self.steps, self.epochs
-        fewer = int(draw.integers(1, check_amount(self.steps, self.epochs)))
-        return self.steps and fewer, self.epochs and fewer
+            return steps, epochs
+        fewer = int(draw.integers(1, check_amount(steps, epochs)))
+        return steps and fewer, epochs and fewer
+
+    def _num_epochs(self, num_samples: int, batch_size: int) -> int:
+        """T_i."""
+        assert self.epochs is not None
+        return max(-(-batch_size // num_samples), self.epochs) if self.fill_batch else self.epochs
 
     def work(self, num_samples: int, batch_size: int) -> int:
-        """``epochs * num_samples``, or ``steps * min(B, num_samples)``."""
+        """``T_i * num_samples``, or ``steps * min(B, num_samples)``."""
         if self.epochs is not None:
-            return self.epochs * num_samples
+            return self._num_epochs(num_samples, batch_size) * num_samples
         assert self.steps is not None
         return self.steps * min(batch_size, num_samples)
 

@@ -78,6 +78,16 @@ def test_momentum_starts_at_zero_at_every_participation():
     np.testing.assert_allclose(at_once, v1 - 0.5 * (0.9 * slope_of(v0) + slope_of(v1)), atol=1e-6)
 
 
+def test_the_rate_scale_multiplies_the_learning_rate_of_one_run():
+    w, steps = start(linear_module(0.5)), engine(linear_module(0.5), DATA)
+    scaled, *_ = steps.descend(w, [batch(0, 1), batch(2, 3)], rate_scale=0.25)
+    slow, *_ = engine(linear_module(0.125), DATA).descend(w, [batch(0, 1), batch(2, 3)])
+    assert torch.equal(scaled, slow)
+    after, *_ = steps.descend(w, [batch(0, 1)])
+    fresh, *_ = engine(linear_module(0.5), DATA).descend(w, [batch(0, 1)])
+    assert torch.equal(after, fresh)
+
+
 def test_nothing_passes_from_one_client_to_the_next():
     module = FederatedModule(Normed, partial(torch.optim.Adam, lr=0.1), cluster_weight=0.5)
     w = start(module)

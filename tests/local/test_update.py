@@ -25,14 +25,15 @@ class Recorder:
 
     layout, max_steps = LAYOUT, None
 
-    def descend(self, start, batches, centre=None, embedding=None):
+    def descend(self, start, batches, centre=None, embedding=None, rate_scale=1.0):
+        self.rate_scale = rate_scale
         self.start, self.batches = start, [batch.tolist() for batch in batches]
         self.centre, self.embedding = centre, embedding
         return Descent(start + 0.5, 0.25, {"aux": 2.0})
 
 
-def data(num_samples=10, batch_size=4, drop_last=False):
-    return LocalData(np.arange(100, 100 + num_samples), batch_size, seed=0, client=5, drop_last=drop_last)
+def data(num_samples=10, batch_size=4, drop_last=False, round=0):
+    return LocalData(np.arange(100, 100 + num_samples), batch_size, 0, client=5, drop_last=drop_last, round=round)
 
 
 def run(update, consumed=0, downlink=NOTHING, local=None):
@@ -137,7 +138,9 @@ def test_a_small_client_keeps_its_one_short_batch():
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(10, 4), (9, 4), (8, 4), (3, 4), (5, 1)])
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("update", [LocalTraining(epochs=2), LocalTraining(steps=2)])
+@pytest.mark.parametrize(
+    "update", [LocalTraining(epochs=2), LocalTraining(epochs=1, fill_batch=True), LocalTraining(steps=2)]
+)
 def test_work_is_what_a_run_of_whole_batches_draws(num_samples, batch_size, drop_last, update):
     local = data(num_samples, batch_size, drop_last)
     recorder, _ = run(update, local=local)
@@ -160,3 +163,30 @@ def test_exactly_one_of_steps_and_epochs(arguments):
 def test_a_misspelt_start_is_refused():
     with pytest.raises(ValueError, match=r"method.local_update: got start='center'; allowed are own, centre and embed"):
         LocalTraining(steps=1, start="center")
+
+
+@pytest.mark.parametrize(("number", "scale"), [(-1, 1.0), (0, 1.0), (1, 0.5), (3, 0.125)])
+def test_the_learning_rate_decays_with_the_training_round(number, scale):
+    recorder, _ = run(LocalTraining(steps=1, lr_decay=0.5), local=data(round=number))
+    assert recorder.rate_scale == scale
+    recorder, _ = run(LocalTraining(steps=1), local=data(round=number))
+    assert recorder.rate_scale == 1.0
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
+def test_a_decay_outside_its_range_is_refused(decay):
+    with pytest.raises(ValueError, match=rf"got lr_decay={decay}; it must lie in \(0, 1\]"):
+        LocalTraining(steps=1, lr_decay=decay)
+
+
+@pytest.mark.parametrize(("num_samples", "epochs"), [(1, 32), (3, 11), (4, 10), (31, 10), (32, 10), (100, 10)])
+def test_a_small_client_fills_a_batch(num_samples, epochs):  # max(ceil(32 / n_i), 10)
+    recorder, trained = run(LocalTraining(epochs=10, fill_batch=True), local=data(num_samples, batch_size=32))
+    assert trained.consumed == sum(map(len, recorder.batches)) == epochs * num_samples
+    plain, _ = run(LocalTraining(epochs=10), local=data(num_samples, batch_size=32))
+    assert sum(map(len, plain.batches)) == 10 * num_samples
+
+
+def test_steps_fill_no_batch():
+    with pytest.raises(ValueError, match="fill_batch=true raises the number of epochs, but steps is given"):
+        LocalTraining(steps=5, fill_batch=True)
