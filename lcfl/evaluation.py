@@ -24,7 +24,7 @@ from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
 from lcfl.state import FederationState
-from lcfl.worker import ClientError, EvaluationTask, Failure, LocalTask, measure
+from lcfl.worker import ClientError, EvaluationTask, Failure, LocalResult, LocalTask, measure
 
 __all__ = ["Evaluator", "raise_failures", "reported_metrics", "sets_of"]
 
@@ -78,38 +78,49 @@ class Evaluator:
 
     def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
         """Each client, its model of that kind, and the buffers that go with it where they are not part of it."""
+        exchange = self.method.exchange
         if kind == "after_local":
             yield from self._after_work(state, clients)
-            return
-        if kind == "personal" and self.method.exchange.adapts:
+        elif kind == "personal" and exchange.adapts:
             yield from self._after_work(state, clients, self.method.local_update.adaptation)
-            return
-        for client in clients:
-            if kind == "global":
-                model = state.global_model
-            elif kind == "cluster":
-                model = state.centre_of(client)
-            else:
-                model = self.method.exchange.personal(state, client, self.layout)
-            yield client, model, state.clients[client].buffers
+        elif kind == "cluster" and exchange.chooser is not None:
+            centres = list(state.centres)  # clients of one choice share its memory
+            for client, result in self._local_runs(state, clients, exchange.chooser):
+                yield client, centres[int(result.trained.extras["cluster"])], state.clients[client].buffers
+        else:
+            for client in clients:
+                yield client, self._server_knows(state, kind, client), state.clients[client].buffers
+
+    def _server_knows(self, state: FederationState, kind: ModelKind, client: int) -> Tensor:
+        """The model of that kind where it takes no work of the client."""
+        if kind == "global":
+            return state.global_model
+        if kind == "cluster":
+            return state.centre_of(client)
+        return self.method.exchange.personal(state, client, self.layout)
 
     def _after_work(
         self, state: FederationState, clients: list[int], local_update: LocalUpdate | None = None
     ) -> Iterator[OwnModel]:
         """Copies of all clients after an ordinary local run, or `local_update`, from what the server would send now."""
+        for client, result in self._local_runs(state, clients, local_update):
+            own = result.state.buffers
+            yield client, result.trained.model, state.clients[client].buffers if own is None else own
+
+    def _local_runs(
+        self, state: FederationState, clients: list[int], local_update: LocalUpdate | None = None
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """Runs of copies of the clients, from what the server would send them now."""
+        exchange = self.method.exchange
         for start in range(0, len(clients), TASKS_AT_A_TIME):
             part = clients[start : start + TASKS_AT_A_TIME]
             tasks = [
-                LocalTask(
-                    i, state.round, state.clients[i], self.method.exchange.down(state, i, self.layout), local_update
-                )
+                LocalTask(i, state.round, state.clients[i], exchange.down(state, i, self.layout), local_update)
                 for i in part
             ]
-            results = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
+            results: list[LocalResult] = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
             raise_failures(results)
-            for client, result in zip(part, results, strict=True):
-                own = result.state.buffers
-                yield client, result.trained.model, state.clients[client].buffers if own is None else own
+            yield from zip(part, results, strict=True)
 
     def _measure(
         self, models: Iterator[OwnModel], clients: list[int], sets: dict[str, list[NDArray[np.int64]]]

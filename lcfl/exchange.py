@@ -8,14 +8,17 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from lcfl.clients import ClientState
-from lcfl.local.update import Trained
+from lcfl.local.choice import LeastLoss
+from lcfl.local.update import LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
 __all__ = [
     "AdaptedModel",
+    "AllCentres",
     "CentreAndEmbedding",
+    "Choice",
     "ClusterModel",
     "Exchange",
     "FullModel",
@@ -42,6 +45,8 @@ class Exchange(ABC):
         adapts: whether a client's personal model is what the local update's `adaptation` makes of what the server
             sends, on the client's own data.
         everyone: whether all clients take part in every round, sampled or not.
+        chooser: how a client that is evaluated finds its cluster where it is not the server that knows it; the number
+            stands in ``extras["cluster"]`` of what this local update gives.
     """
 
     keeps_model: bool
@@ -52,6 +57,7 @@ class Exchange(ABC):
     models: ClassVar[tuple[ModelKind, ...]]
     reported: ClassVar[tuple[ModelKind, ...]]
     adapts: ClassVar[bool] = False
+    chooser: ClassVar[LocalUpdate | None] = None
 
     @property
     def everyone(self) -> bool:
@@ -187,6 +193,41 @@ class CentreAndEmbedding(Exchange):
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """w_i."""
         return {"model": trained.model}
+
+
+@dataclass(frozen=True)
+class AllCentres(Exchange):
+    """All K cluster models down, the trained model and the number of the chosen cluster up (IFCA).
+
+    (K + 1) P floats and a number of four bytes. Which model is a client's is its own choice, also when it is
+    evaluated: by the training loss of the models as they are then.
+    """
+
+    keeps_model = False
+    sends: ClassVar[tuple[str, ...]] = ("centres",)
+    returns: ClassVar[tuple[str, ...]] = ("model", "cluster")
+    models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
+    chooser: ClassVar[LocalUpdate | None] = LeastLoss()
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Omega, ``[K, P + Q]``."""
+        return Downlink({"centres": state.centres})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w_i and j."""
+        return {"model": trained.model, "cluster": trained.extras["cluster"]}
+
+
+@dataclass(frozen=True)
+class Choice(AllCentres):
+    """All K cluster models down, the number of the chosen one up: K P floats and four bytes (IFCA before training)."""
+
+    returns: ClassVar[tuple[str, ...]] = ("cluster",)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """j."""
+        return {"cluster": trained.extras["cluster"]}
 
 
 @dataclass(frozen=True)

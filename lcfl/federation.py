@@ -168,6 +168,7 @@ class Federation:
         trial._add_default(Checkpoint, True)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
+            warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose two models at most
             trial.default_root_dir = Path(folder)
             done = trial._launch("fit", model, datamodule.random_like(), method, None)
             run = Run(Path(done["run"]), model, method, done["signal"])

@@ -31,7 +31,8 @@ class Callback:
 
     ====================  =============================================================================
     on_fit_start          server, state
-    on_opening_end        server, state, uploads: after each opening round; state.round is negative
+    on_opening_end        server, state, uploads: after each opening round, where state.round is negative, and
+                          after each extra round, which comes before the training round state.round
     on_round_start        server, state
     on_clients_sampled    server, state, sampled: the clients' numbers, ascending
     on_uploads            server, state, uploads: list of `Uplink`, one a client, in client order

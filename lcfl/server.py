@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,17 @@ class Server:
         """Whether the last round that is wanted is complete."""
         return self.state.round >= self.schedule.rounds or self.state.should_stop
 
+    def initial_model(self, number: int) -> torch.Tensor:
+        """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
+        return self.module.initial_model(self.seed, number)[: len(self.state.initial)]
+
     def log(self, name: str, value: float) -> None:
         """Adds a metric to the row of the round that is running."""
         self._row[name] = float(value)
+
+    def add(self, name: str, value: float) -> None:
+        """Adds to a metric of the row, which training and extra rounds share."""
+        self._row[name] = self._row.get(name, 0.0) + value
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Calls a hook on the clusterings, then on the callbacks."""
@@ -131,10 +139,16 @@ class Server:
         return metrics
 
     def opening_round(self, opening: Opening) -> None:
-        """Before training: the clients named run from the initial model; what they learn stays with the server."""
-        state, begin = self.state, time.perf_counter()
-        active = torch.nonzero(state.active).flatten().tolist()
-        clients = [active[place] for place in sorted(opening.clients)[: self.schedule.most_clients]]
+        """A round before training, with a number and a row of its own."""
+        begin = time.perf_counter()
+        active = torch.nonzero(self.state.active).flatten().tolist()
+        self.run_opening(replace(opening, clients=[active[place] for place in opening.clients]))
+        self.state.round += 1
+        self.finish_row(self.state.round - 1, begin)
+
+    def run_opening(self, opening: Opening) -> None:
+        """The clients named do what an opening or extra round asks for; what they learn stays with the server."""
+        state, clients = self.state, sorted(opening.clients)[: self.schedule.most_clients]
         exchange = opening.exchange
         tasks = [
             LocalTask(
@@ -151,8 +165,6 @@ class Server:
         results = self.train(tasks).values()
         uploads = [receiver.delivered(result.uplink, state, self.layout) for result in results]
         self.call("on_opening_end", uploads=uploads)
-        state.round += 1
-        self.finish_row(state.round - 1, begin)
 
     def round(self) -> None:
         """One round: sample, downlink, local work, uplink, cluster, aggregate, evaluate, log."""
@@ -163,6 +175,9 @@ class Server:
         exchange = self.method.exchange
         sampled = self.sample(state.round)
         self.call("on_clients_sampled", sampled=sampled)
+        for clustering in self.method.clustering:
+            while (extra := clustering.extra_round(state, sampled)) is not None:
+                self.run_opening(extra)
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
         results = self.train([LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled])
@@ -220,9 +235,9 @@ class Server:
         up_bytes = sum(result.uplink.num_bytes for result in results)
         self.state.total_bytes += down_bytes + up_bytes
         self.log_training([result.trained for result in finite.values()])
-        self.log("train/failed_clients", len(tasks) - len(finite))
-        self.log("comm/down_bytes", down_bytes)
-        self.log("comm/up_bytes", up_bytes)
+        self.add("train/failed_clients", len(tasks) - len(finite))
+        self.add("comm/down_bytes", down_bytes)
+        self.add("comm/up_bytes", up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
         return finite
 
@@ -230,7 +245,8 @@ class Server:
         """Logs the mean loss of the clients, and the means of what their training steps logged."""
         values: dict[str, list[float]] = {}
         for each in trained:
-            for name, value in {"train/loss": each.loss, **each.logged}.items():
+            losses = {} if each.loss is None else {"train/loss": each.loss}
+            for name, value in (losses | dict(each.logged)).items():
                 values.setdefault(name, []).append(value)
         for name, of_clients in values.items():
             self.log(name, float(np.mean(of_clients)))
@@ -265,12 +281,12 @@ class Server:
         """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
         if not self.method.is_clustered:
             return
-        active, groups = self.state.active, self.data.population.groups
-        after = self.state.assignment[active]
-        self.log("cluster/count", len(after.unique()))
-        self.log("cluster/moved", int((before[active] != after).sum()))
+        state, groups = self.state, self.data.population.groups
+        grouped = state.active & (state.assignment >= 0)
+        self.log("cluster/count", len(state.assignment[grouped].unique()))
+        self.log("cluster/moved", int((before != state.assignment)[state.active].sum()))
         if groups is not None:
-            self.log("cluster/ari", adjusted_rand_score(groups[active.numpy()], after.numpy()))
+            self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], state.assignment[grouped].numpy()))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the method's paper reports and logs every summary."""
@@ -310,7 +326,7 @@ class Server:
         """Logs the seconds spent inside as ``time/<what>_s``."""
         begin = time.perf_counter()
         yield
-        self.log(f"time/{what}_s", time.perf_counter() - begin)
+        self.add(f"time/{what}_s", time.perf_counter() - begin)
 
 
 def majority_baseline(data: FederatedDataModule, active_N: torch.Tensor) -> dict[str, float]:

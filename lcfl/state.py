@@ -24,7 +24,7 @@ class FederationState:
         initial: the common initial model ``[P + Q]``.
         global_model: the mean model ``[P + Q]``; its first P_phi entries are the global embedding Phi.
         centres: Omega, the cluster models ``[K, P + Q]``.
-        assignment: R, the cluster of each client ``[N]``, int64.
+        assignment: R, the cluster of each client ``[N]``, int64; -1 while it has none, and is sent the global model.
         participated: who has completed a training round and has not left ``[N]``, bool.
         clients: the clients' private states.
         projection: M as ``[P, D]`` where a clustering uses one.
@@ -93,8 +93,9 @@ class FederationState:
         return len(self.centres)
 
     def centre_of(self, client: int) -> Tensor:
-        """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster."""
-        return self.centres[int(self.assignment[client])]
+        """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster; the global model of a client without one."""
+        cluster = int(self.assignment[client])
+        return self.centres[cluster] if cluster >= 0 else self.global_model
 
     def model_of(self, client: int) -> Tensor:
         """w_i as the server last received it; only where clients keep models that they upload whole."""

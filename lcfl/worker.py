@@ -76,7 +76,7 @@ class LocalResult:
     def is_finite(self) -> bool:
         """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
         tensors = [self.trained.model] + ([] if self.state.buffers is None else [self.state.buffers])
-        finite = isfinite(self.trained.loss) and self.uplink.is_finite
+        finite = (self.trained.loss is None or isfinite(self.trained.loss)) and self.uplink.is_finite
         return finite and all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 

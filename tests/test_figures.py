@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from lcfl.figures import (
     accuracy_curves,
@@ -16,7 +17,7 @@ from lcfl.figures import (
     similarity_matrix,
     sorted_accuracies,
 )
-from lcfl.figures.base import COLOURS
+from lcfl.figures.base import COLOURS, NO_CLUSTER, cluster_colours
 
 ROUNDS = np.array([0, 1, 2])
 ASSIGNMENT = np.array([[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0]])
@@ -181,3 +182,12 @@ def test_pyplot_knows_of_no_picture():
     cluster_sizes(ASSIGNMENT, ROUNDS)
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_clients_without_a_cluster_are_grey_and_counted_nowhere():
+    history = np.array([[-1, 0, 1], [-1, 0, 1]])
+    colours, edges = cluster_colours(history)
+    assert to_hex(colours(-1)).upper() == NO_CLUSTER and edges.tolist() == [-0.5, 0.5, 1.5]
+    axes = cluster_sizes(history, np.arange(2)).axes[0]
+    assert axes.dataLim.y1 == 2
+    assert len(cluster_colours(np.array([[-1]]))[1]) == 2

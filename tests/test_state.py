@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lcfl.state import FederationState
+from tests.builders import state_of
 
 
 def begin(num_clients=5, keeps_model=True, num_opening=0):
@@ -48,3 +49,9 @@ def test_members_are_those_of_the_cluster_who_took_part():
     assert state.num_clusters == 2
     assert torch.equal(state.centre_of(0), torch.ones(3))
     assert torch.equal(state.centre_of(1), torch.zeros(3))
+
+
+def test_a_client_without_a_cluster_is_sent_the_global_model():
+    state = state_of([], [1, -1, 0], [[1.0, 2.0], [3.0, 4.0]])
+    state.global_model = torch.tensor([9.0, 9.0])
+    assert [state.centre_of(client).tolist() for client in range(3)] == [[3.0, 4.0], [9.0, 9.0], [1.0, 2.0]]

@@ -88,7 +88,9 @@ class Monitor(Callback):
                 self._histogram(server, f"{name}_clients", metric.values, ACCURACY_BINS)
         if server.method.is_clustered:
             borders = np.arange(max(state.num_clusters, int(state.assignment.max()) + 1) + 1) - 0.5
-            self._histogram(server, "cluster/members", state.assignment[state.active].numpy(), borders)
+            members = state.assignment[state.active & (state.assignment >= 0)]
+            if len(members):
+                self._histogram(server, "cluster/members", members.numpy(), borders)
         every = server.schedule.evaluate_every * self.figure_every
         if every and state.round % every == 0:
             self._draw(server, state)

@@ -58,11 +58,12 @@ class Progress(Callback):
 
     def on_opening_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
         """A line, or the bar's first status: how many clients ran before the first round."""
-        text = f"opening round: {len(uploads)} clients, {size(state.total_bytes)}"
+        what = "opening round" if state.round < 0 else f"extra round before round {state.round}"
+        text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
         if self._live is None:
             say(make_console(), text)
         else:
-            self._live.update(bar(0, server.schedule.rounds, text), refresh=True)
+            self._live.update(bar(max(state.round, 0), server.schedule.rounds, text), refresh=True)
 
     def on_round_start(self) -> None:
         """Starts the clock at the first round."""

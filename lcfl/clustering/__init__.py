@@ -1,8 +1,9 @@
 """Who belongs together: callbacks of the server that run at the end of a round, one per paper."""
 
 from lcfl.clustering.base import Clustering, Opening
+from lcfl.clustering.choice import ClientChoice
 from lcfl.clustering.lowrank import LowRankCosine
 from lcfl.clustering.refreshed import RefreshedLowRankCosine
 from lcfl.clustering.tuning import ClusterNumberTuning
 
-__all__ = ["ClusterNumberTuning", "Clustering", "LowRankCosine", "Opening", "RefreshedLowRankCosine"]
+__all__ = ["ClientChoice", "ClusterNumberTuning", "Clustering", "LowRankCosine", "Opening", "RefreshedLowRankCosine"]

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from torch import Tensor
+
 from lcfl.exchange import Exchange
 from lcfl.hooks import Callback
 from lcfl.local.update import LocalUpdate
 from lcfl.networks.split import Layout
+from lcfl.state import FederationState
 
 __all__ = ["Clustering", "Opening", "ServerView"]
 
@@ -23,16 +26,22 @@ class ServerView(Protocol):
     def layout(self) -> Layout:
         """How models lie in flat vectors."""
 
+    def initial_model(self, number: int) -> Tensor:
+        """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
+
     def log(self, name: str, value: float) -> None:
         """Adds a metric to this round's row."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A round before the first: who takes part and what it does, from the initial model, without pulls.
+    """A round beside the training rounds: who takes part and what it does, without pulls.
+
+    Before the first round, or between two (`Clustering.extra_round`). The clients keep nothing of it: neither a model
+    nor how far they came in their batch order.
 
     Attributes:
-        clients: their places among the clients of the federation: without newcomers, their numbers.
+        clients: their numbers; in `Clustering.openings` their places among the clients that are no newcomers.
         local_update: the local work; None for the method's own.
         exchange: what crosses the wire; None for the initial model down and what the method's own exchange sends up.
     """
@@ -65,3 +74,10 @@ class Clustering(Callback):
     def openings(self, num_clients: int) -> list[Opening]:
         """The opening rounds it needs, in order; `on_opening_end` is called after each."""
         return []
+
+    def extra_round(self, state: FederationState, sampled: Sequence[int]) -> Opening | None:
+        """One more round that it needs before training round ``state.round`` with the clients `sampled`, if any.
+
+        Asked again after each one, whose uploads go to `on_opening_end`. Its bytes are counted in the training round.
+        """
+        return None

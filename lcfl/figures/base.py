@@ -39,6 +39,7 @@ COLOURS = (
     *("#008DF9", "#FF6E3A", "#009F81", "#FFC33B", "#8400CD", "#FF5AAF"),
     *("#A40122", "#00C2F9", "#FFB2FD", "#00FCCF", "#E20134", "#9F0162"),
 )
+NO_CLUSTER = "#D0D0D0"
 LINE_STYLES = ("-", "--", "-.", ":")
 MOST_CLIENTS = 256  # in a picture: more rows than that cannot be told apart
 MOST_LABELS = 40  # client numbers that fit beside an axis
@@ -70,16 +71,16 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[ListedColormap, NDArray[Any]]":
-    """A colour for each cluster number up to the highest, and the K + 1 borders between the numbers."""
+    """A colour for each cluster number up to the highest, grey below 0, and the K + 1 borders between the numbers."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    num_clusters = int(assignment_TN.max()) + 1
+    num_clusters = max(int(assignment_TN.max()) + 1, 1)
     if num_clusters <= len(COLOURS):
         colours = ListedColormap(COLOURS[:num_clusters])
     else:
         colours = ListedColormap(colormaps["viridis"](np.linspace(0, 1, num_clusters)))
-    return colours, np.arange(num_clusters + 1) - 0.5
+    return colours.with_extremes(under=NO_CLUSTER), np.arange(num_clusters + 1) - 0.5
 
 
 def blocks_of(sorted_N: NDArray[Any]) -> list[tuple[int, float, float]]:

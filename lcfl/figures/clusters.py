@@ -75,7 +75,7 @@ def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None 
     """How many clients each cluster has after each round, stacked: cluster 0 at the bottom.
 
     Args:
-        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0.
+        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0; -1 for none yet.
         rounds_T: the rounds ``[T]``, ascending.
         of_clients: how many clients there are where the N given are only a part of them.
 

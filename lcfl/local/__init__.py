@@ -1,5 +1,6 @@
 """The client's side of a round: what it starts from and minimises, and the engine that runs it."""
 
+from lcfl.local.choice import LeastLoss, LeastLossTraining
 from lcfl.local.engine import Engine, Gradient
 from lcfl.local.meta import GradientStep, MetaTraining
 from lcfl.local.normalised import NormalisedTraining
@@ -9,6 +10,8 @@ __all__ = [
     "Engine",
     "Gradient",
     "GradientStep",
+    "LeastLoss",
+    "LeastLossTraining",
     "LocalTraining",
     "LocalUpdate",
     "MetaTraining",

@@ -109,3 +109,12 @@ class Engine(Protocol):
         Its `vector` is the product; the rest is as `gradient` gives it.
         """
         ...
+
+    def loss(self, model: Tensor, indices: Positions) -> float:
+        """L_sup of a model as it is evaluated: no dropout, stored batch statistics, no augmentation.
+
+        Args:
+            model: ``[P + Q]``.
+            indices: into the pool of examples; the mean is over all of them.
+        """
+        ...

@@ -16,6 +16,7 @@ from lcfl.module import FederatedModule
 __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
+LOSS_BATCH = 512  # samples at a time where nothing is learnt
 
 
 class SequentialEngine:
@@ -164,6 +165,17 @@ class SequentialEngine:
         named = dict(self.module.network.named_buffers())
         flat = [named[name].detach().reshape(-1).float() for name, *_ in self.layout.buffers]
         return torch.cat(flat) if flat else torch.empty(0)
+
+    @torch.no_grad()
+    def loss(self, model: Tensor, indices: Positions) -> float:
+        """See `lcfl.local.update.Engine.loss`."""
+        module, total = self.load(model).eval(), 0.0
+        for start in range(0, len(indices), LOSS_BATCH):
+            inputs, targets = self.examples.batch(indices[start : start + LOSS_BATCH], self.fabric.device)
+            with self.fabric.autocast():
+                scores = module(inputs).float()
+            total += float(module.loss(scores, targets)) * len(targets)
+        return total / len(indices)
 
     def _fresh_scaler(self) -> None:
         """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""

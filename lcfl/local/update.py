@@ -68,7 +68,7 @@ class Trained:
     Attributes:
         model: trained, ``[P + Q]``.
         consumed: samples drawn by this client so far.
-        loss: the mean over the steps.
+        loss: the mean over the steps; None of a run that looks at no loss.
         logged: further means over the steps, by name.
         num_steps: how many steps it took.
         extras: what the run found beside the model and an exchange may send, by name: tensors on the CPU.
@@ -76,7 +76,7 @@ class Trained:
 
     model: Tensor
     consumed: int
-    loss: float
+    loss: float | None
     logged: Mapping[str, float] = field(default_factory=dict)
     num_steps: int = 0
     extras: Mapping[str, Tensor] = field(default_factory=dict)

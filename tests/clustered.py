@@ -1,0 +1,42 @@
+"""The clustered baselines as methods for small runs, and what their tests share."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from lcfl.aggregation import ClusterMean
+from lcfl.clustering import ClientChoice
+from lcfl.exchange import AllCentres
+from lcfl.hooks import Callback
+from lcfl.local import LeastLossTraining
+from lcfl.method import Method
+from lcfl.module import FederatedModule
+from lcfl.networks import SplitNetwork
+
+SAMPLES = ClusterMean("participants", "participants", "samples")
+UNIFORM = ClusterMean("participants", "participants", "uniform")
+
+
+def normed():
+    """With batch normalisation, for the blobs."""
+    return SplitNetwork(nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU()), nn.Linear(12, 8))
+
+
+def normed_module(lr=0.05):
+    return FederatedModule(normed, partial(torch.optim.SGD, lr=lr))
+
+
+def ifca(num_clusters=4, max_redraws=0, min_share=0.4, mean=SAMPLES, **local):
+    clustering = ClientChoice(num_clusters, max_redraws, min_share)
+    return Method(LeastLossTraining(**(local or {"steps": 3})), AllCentres(), mean, [clustering])
+
+
+class Evaluations(Callback):
+    """Keeps every evaluation."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_evaluated(self, evaluation):
+        self.found.append(evaluation)
