@@ -65,6 +65,15 @@ def test_a_band_is_as_high_as_the_clients_that_went_that_way():
     np.testing.assert_allclose(starts, [0, 1 + gap, 3 + gap])
 
 
+def test_clients_without_a_cluster_are_a_grey_block_at_the_bottom():
+    axes = assignment_flow([[-1, -1, 0], [1, 0, 0]], [0, 1]).axes[0]
+    gap = 0.03 * 3
+    blocks = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
+    np.testing.assert_allclose(blocks, [(0, 2), (2 + gap, 1), (0, 2), (2 + gap, 1)])
+    red, green, blue, _ = axes.patches[0].get_facecolor()
+    assert red == green == blue
+
+
 def test_flow_shows_eight_of_many_rounds_with_the_first_and_the_last():
     figure = assignment_flow(DRAW.integers(0, 12, size=(100, 30)), np.arange(100))
     shown = [int(text) for text in labels(figure.axes[0].xaxis)]

@@ -134,7 +134,7 @@ class Monitor(Callback):
             self._draw_codes(server, state, known[figures.shown(len(known))])
         if server.method.is_clustered and server.method.exchange.keeps_model and state.num_clusters > 1:
             intra_K, inter_K = granularity(state, server.layout.num_parameters)
-            size_K = torch.bincount(state.assignment, minlength=state.num_clusters)
+            size_K = torch.tensor([len(state.members(cluster)) for cluster in range(state.num_clusters)])
             self._figure(server, "granularity", figures.granularity_bars(intra_K / inter_K, size_K))
 
     def _draw_codes(self, server: Server, state: FederationState, known: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Who went from which cluster to which: a pure function from arrays to a matplotlib `Figure`.
 
-Legend: N clients, K clusters, T rounds, S of them shown.
+Legend: N clients, K clusters, T rounds, S of them shown, B = K + 1 blocks.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,11 @@ def assignment_flow(assignment_TN: Array, rounds_T: Array) -> "Figure":
 
     Up to eight rounds, spread evenly and with the first and the last, are shown. A block is a cluster, as high as it
     has members; a band is as high as the number of clients that went from one cluster to the other, and has
-    the colour of the cluster that they left. Clusters without members have no block.
+    the colour of the cluster that they left. Clusters without members have no block; clients without a cluster are
+    a grey block at the bottom.
 
     Args:
-        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0.
+        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0; -1 for none.
         rounds_T: the rounds ``[T]``, ascending.
 
     Raises:
@@ -38,17 +39,17 @@ def assignment_flow(assignment_TN: Array, rounds_T: Array) -> "Figure":
     """
     assignment_TN, rounds_T = history(assignment_TN, rounds_T)
     chosen_S = np.unique(np.linspace(0, len(rounds_T) - 1, MOST_COLUMNS).round().astype(int))
-    assignment_SN = assignment_TN[chosen_S]
+    block_SN = assignment_TN[chosen_S].astype(np.int64) + 1  # block 0 is that of clients without a cluster
     colours, edges_K1 = cluster_colours(assignment_TN)
-    colour_K = colours(range(len(edges_K1) - 1))
-    bottom_SK = np.stack([_bottoms(assignment_N, len(colour_K)) for assignment_N in assignment_SN])
+    colour_B = colours(range(-1, len(edges_K1) - 1))
+    bottom_SB = np.stack([_bottoms(block_N, len(colour_B)) for block_N in block_SN])
 
     figure, axes = new_figure(8.0, 4.5)
-    for column, assignment_N in enumerate(assignment_SN):
-        for cluster, size in zip(*np.unique(assignment_N, return_counts=True), strict=True):
-            axes.bar(column, size, WIDTH, bottom_SK[column, cluster], color=colour_K[cluster])
+    for column, block_N in enumerate(block_SN):
+        for block, size in zip(*np.unique(block_N, return_counts=True), strict=True):
+            axes.bar(column, size, WIDTH, bottom_SB[column, block], color=colour_B[block])
     for column in range(len(chosen_S) - 1):
-        _draw_bands(axes, column, assignment_SN[column : column + 2], bottom_SK[column : column + 2], colour_K)
+        _draw_bands(axes, column, block_SN[column : column + 2], bottom_SB[column : column + 2], colour_B)
     axes.set_xticks(range(len(chosen_S)), [f"{number}" for number in rounds_T[chosen_S]])
     axes.set_xlabel("round")
     axes.set_xlim(-2 * WIDTH, len(chosen_S) - 1 + 2 * WIDTH)
@@ -61,27 +62,27 @@ def assignment_flow(assignment_TN: Array, rounds_T: Array) -> "Figure":
     return figure
 
 
-def _bottoms(assignment_N: NDArray[Any], num_clusters: int) -> NDArray[np.float64]:
-    """The lower border of each cluster's block ``[K]``: cluster 0 at the bottom, gaps between blocks that exist."""
-    size_K = np.bincount(assignment_N, minlength=num_clusters)
-    gap_K = np.where(size_K > 0, GAP * len(assignment_N), 0)
-    return np.concatenate([[0.0], np.cumsum(size_K + gap_K)[:-1]])
+def _bottoms(block_N: NDArray[np.int64], num_blocks: int) -> NDArray[np.float64]:
+    """The lower border of each block of a column ``[B]``: block 0 at the bottom, gaps between blocks that exist."""
+    size_B = np.bincount(block_N, minlength=num_blocks)
+    gap_B = np.where(size_B > 0, GAP * len(block_N), 0)
+    return np.concatenate([[0.0], np.cumsum(size_B + gap_B)[:-1]])
 
 
 def _draw_bands(
     axes: "Axes",
     column: int,
-    assignment_2N: NDArray[Any],
-    bottom_2K: NDArray[np.float64],
-    colour_K: NDArray[Any],
+    block_2N: NDArray[np.int64],
+    bottom_2B: NDArray[np.float64],
+    colour_B: NDArray[Any],
 ) -> None:
-    """The bands from one column to the next, stacked inside their blocks in the order of clusters."""
+    """The bands from one column to the next, stacked inside their blocks in the order of blocks."""
     way = (1 - np.cos(np.linspace(0, np.pi, 30))) / 2
     across = column + WIDTH / 2 + np.linspace(0, 1 - WIDTH, 30)
-    left_K, right_K = bottom_2K.copy()
-    pairs, sizes = np.unique(assignment_2N, axis=1, return_counts=True)  # in the order of (from, to)
+    left_B, right_B = bottom_2B.copy()
+    pairs, sizes = np.unique(block_2N, axis=1, return_counts=True)  # in the order of (from, to)
     for (source, target), size in zip(pairs.T, sizes, strict=True):
-        lower = left_K[source] + (right_K[target] - left_K[source]) * way
-        axes.fill_between(across, lower, lower + size, color=colour_K[source], alpha=0.45, lw=0)
-        left_K[source] += size
-        right_K[target] += size
+        lower = left_B[source] + (right_B[target] - left_B[source]) * way
+        axes.fill_between(across, lower, lower + size, color=colour_B[source], alpha=0.45, lw=0)
+        left_B[source] += size
+        right_B[target] += size
