@@ -8,22 +8,23 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation
+from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
 from lcfl.clients import ClientState, ClientStore
 from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
 from lcfl.data.population import Population
-from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
+from lcfl.exchange import AdaptedModel, CentreAndEmbedding, FullModel, NoExchange, NormalisedModel, Reference
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
-from lcfl.local import LocalTraining
+from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.local.sequential import SequentialEngine
 from lcfl.messages import Uplink
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP, SplitNetwork
+from lcfl.partial import SharedEmbedding, SharedLayers
 from lcfl.state import FederationState
 
 WIDTHS = (2, 3, 2)  # of the linear network: inputs, embedding, classes
@@ -130,8 +131,29 @@ def fedavg(**local):
     return Method(LocalTraining(**(local or {"steps": 3})), FullModel(), GlobalMean())
 
 
-def alone(**local):
-    return Method(LocalTraining(**(local or {"steps": 3})), NoExchange(), NoAggregation())
+def alone(full_budget=False, **local):
+    return Method(LocalTraining(**(local or {"steps": 3})), NoExchange(full_budget), NoAggregation())
+
+
+def fedprox(**local):
+    return Method(LocalTraining(start="centre", **(local or {"steps": 3})), Reference(), GlobalMean())
+
+
+def fednova(momentum=0.0, **local):
+    local = NormalisedTraining(start="centre", **(local or {"steps": 3}))
+    return Method(local, NormalisedModel(), NormalisedMean(momentum))
+
+
+def fedper(**local):
+    return Method(LocalTraining(**(local or {"steps": 3})), SharedEmbedding(), GlobalMean())
+
+
+def lg_fedavg(global_layers=1, **local):
+    return Method(LocalTraining(**(local or {"steps": 3})), SharedLayers(global_layers), GlobalMean())
+
+
+def per_fedavg(**local):
+    return Method(MetaTraining(**(local or {"steps": 3})), AdaptedModel(), GlobalMean())
 
 
 def lcfed(num_clusters=4, local=None, mean=None, **options):

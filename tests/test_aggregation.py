@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, mean_model
+from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, mean_model, normalised_step
+from lcfl.messages import Uplink
 from lcfl.networks import Layout
 from tests.builders import Normed, linear, state_of, upload
 
@@ -169,3 +170,52 @@ def test_layouts_without_buffers():
 def test_stored_models_come_without_sample_sizes():
     with pytest.raises(ValueError, match=r"weights='samples' with over='stored' and .*set both to participants"):
         ClusterMean(embedding_over="participants", weights="samples")
+
+
+# FedNova
+
+
+def normalised(client, model, num_samples, *normaliser):
+    return Uplink(client, {"model": model, "normaliser": torch.tensor(normaliser)}, num_samples)
+
+
+def test_a_normalised_step_by_hand():
+    models = [torch.tensor([6.0]), torch.tensor([2.0])]
+    numbers = [torch.tensor([4.0]), torch.tensor([2.0])]
+    # p = (1/4, 3/4), a = (4, 2), d = ((10 - 6) / 4, (10 - 2) / 2) = (1, 4), tau_eff = 1 + 1.5
+    step = normalised_step(torch.tensor([10.0]), models, [1, 3], numbers)
+    assert step.tolist() == [2.5 * (0.25 * 1 + 0.75 * 4)]
+    numbers = [torch.tensor([4.0, 3.0]), torch.tensor([2.0, 1.0])]
+    assert normalised_step(torch.tensor([10.0]), models, [1, 3], numbers).tolist() == [1.5 * 3.25]
+
+
+def test_fednova_with_server_momentum_by_hand():
+    state = state_of([], [0, 0], [flat(10).tolist()], initial=flat(10))
+    for expected in (6.0, 0.0):  # a step of 4; then one of 4 and half of the last one
+        before = state.global_model[0]
+        uploads = [normalised(0, before - 4 * ONES, 1, 2.0), normalised(1, before - 4 * ONES, 3, 2.0)]
+        NormalisedMean(0.5)(state, uploads, LAYOUT)
+        assert state.global_model[:23].tolist() == [expected] * 23
+        assert torch.equal(state.centres, state.global_model.unsqueeze(0))
+    assert state.velocity.tolist() == [6.0] * 23
+
+
+def test_fednova_takes_fedavgs_mean_of_buffers_and_the_largest_counter():
+    state = state_of([], [0, 0], [flat(10).tolist()], initial=flat(10))
+    NormalisedMean()(state, [normalised(0, flat(2), 1, 1.0), normalised(1, flat(6), 3, 3.0)], LAYOUT)
+    assert state.global_model[23:].tolist() == [5.0] * 6 + [6.0]
+    assert state.global_model[0] == 10 - 2.5 * (0.25 * 8 + 0.75 * 4 / 3)
+    assert state.velocity is None
+
+
+def test_a_client_that_took_no_step_is_left_out():
+    state = state_of([], [0, 0], [flat(10).tolist()], initial=flat(10))
+    NormalisedMean()(state, [normalised(0, flat(10), 9, 0.0)], LAYOUT)
+    assert torch.equal(state.global_model, flat(10))
+    NormalisedMean()(state, [normalised(0, flat(10), 9, 0.0), normalised(1, flat(4), 1, 2.0)], LAYOUT)
+    assert torch.equal(state.global_model, flat(4))
+
+
+def test_a_servers_momentum_is_below_one():
+    with pytest.raises(ValueError, match=r"got momentum=1.0; allowed are numbers from 0 to below 1"):
+        NormalisedMean(1.0)

@@ -1,7 +1,7 @@
 """What is not finite is left out of its round, as if its client had never answered."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import lcfl.session
 import lcfl.worker
 from lcfl.messages import Uplink
 from tests.bits import assert_same_clients, assert_same_state
-from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+from tests.builders import alone, blobs, blobs_module, fedavg, fednova, fedper, fit, lcfed, per_fedavg
 
 
 def spoil(kind, value):
@@ -25,7 +25,11 @@ def spoil(kind, value):
         model[3] = value
         if kind == "model":
             return replace(result, trained=replace(result.trained, model=model))
-        return replace(result, uplink=Uplink(result.uplink.client, {"model": model}, result.uplink.num_samples))
+        name, sent = next(iter(result.uplink.payload.items()))
+        sent = sent.clone()
+        sent[3] = value
+        payload = {**result.uplink.payload, name: sent}
+        return replace(result, uplink=Uplink(result.uplink.client, payload, result.uplink.num_samples))
 
     return spoiled
 
@@ -54,7 +58,14 @@ def dropping(client, number):
     return Dropping
 
 
-METHODS = {"fedavg": fedavg, "lcfed": lcfed, "alone": alone}
+METHODS = {
+    "fedavg": fedavg,
+    "lcfed": lcfed,
+    "alone": alone,
+    "fednova": partial(fednova, momentum=0.5),
+    "fedper": fedper,
+    "per_fedavg": per_fedavg,
+}
 SETUP = {"rounds": 4, "clients_per_round": 7}
 
 
@@ -85,6 +96,9 @@ def chosen(run):
         ("lcfed", "upload", float("-inf")),
         ("lcfed", "loss", float("nan")),
         ("alone", "model", float("nan")),
+        ("fednova", "upload", float("nan")),
+        ("fedper", "upload", float("nan")),
+        ("per_fedavg", "loss", float("nan")),
     ],
 )
 def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch, whole, name, kind, value):

@@ -7,7 +7,21 @@ from lcfl.exchange import CentreAndEmbedding, ClusterModel, FullModel, NoExchang
 from lcfl.local import Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks import Layout, LeNet5
-from tests.builders import Normed, alone, blobs, blobs_module, fedavg, fit, lcfed, state_of
+from tests.builders import (
+    Normed,
+    alone,
+    blobs,
+    blobs_module,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    per_fedavg,
+    state_of,
+)
 
 P, P_PHI = 62_006, 61_156
 LENET = Layout.of(LeNet5())
@@ -76,6 +90,11 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
     [
         (fedavg, SIZE, SIZE, 0),
         (alone, 0, 0, 0),
+        (fedprox, SIZE, SIZE, 0),
+        (fednova, SIZE, SIZE + 1, 0),
+        (fedper, EMBEDDING, EMBEDDING, 0),
+        (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
+        (per_fedavg, SIZE, SIZE, 0),
         (lcfed, SIZE + EMBEDDING, SIZE, 12 * 2 * SIZE),  # |S_d| = all 12 clients, P down and P up
     ],
 )

@@ -5,7 +5,19 @@ import torch
 
 from lcfl import rng
 from lcfl.clustering import LowRankCosine
-from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+from tests.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    per_fedavg,
+)
 
 
 def first_rounds(tmp_path, method=None, rounds=1, **options):
@@ -76,13 +88,30 @@ def test_identical_centres_leave_r_as_it_is(tmp_path, init):
 
 def test_the_same_clients_are_sampled_whatever_the_method(tmp_path):
     methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2)]
+    methods += [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
     module = blobs_module()
     sampled = [fit(module, blobs(12), each, tmp_path, rounds=3, clients_per_round=5).sampled for each in methods]
-    assert sampled[0] == sampled[1] == sampled[2] == sampled[3]
+    assert all(each == sampled[0] for each in sampled)
     draws = [sorted(rng.generator(0, "sample", t).choice(12, 5, replace=False).tolist()) for t in range(3)]
     assert [sampled[0][t] for t in range(3)] == draws
     assert len({tuple(draw) for draw in draws}) > 1
     assert fit(module, blobs(12), fedavg(), tmp_path, clients_per_round=5, seed=1).sampled[0] != draws[0]
+
+
+@pytest.mark.parametrize(("method", "shared"), [(fedper, slice(0, 272)), (lg_fedavg, slice(272, 408))])
+def test_a_client_that_was_never_sampled_has_the_shared_part_and_the_initial_rest(tmp_path, method, shared):
+    watch = fit(blobs_module(), blobs(12), method(), tmp_path, rounds=1, clients_per_round=5)
+    state, exchange, layout = watch.state, watch.server.method.exchange, watch.server.layout
+    for client in range(12):
+        model = exchange.personal(state, client, layout)
+        assert torch.equal(model[shared], state.global_model[shared])
+        assert not torch.equal(model[shared], state.initial[shared])
+        rest = torch.ones(408, dtype=torch.bool)
+        rest[shared] = False
+        new = client not in watch.sampled[0]
+        assert torch.equal(model[rest], state.initial[rest]) == new
+        assert torch.equal(state.clients[client].model, state.initial) == new
+    assert torch.equal(state.global_model[rest], state.initial[rest])
 
 
 def test_every_method_begins_at_the_same_initial_model(tmp_path):

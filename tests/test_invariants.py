@@ -8,13 +8,30 @@ from torch import nn
 
 import lcfl.clustering.lowrank
 from lcfl.aggregation import ClusterMean, GlobalMean
-from lcfl.exchange import FullModel
+from lcfl.clustering import RefreshedLowRankCosine
+from lcfl.exchange import CentreAndEmbedding, FullModel
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
-from tests.bits import assert_same_clients
-from tests.builders import alone, blobs, blobs_module, dealt, fedavg, fit, lcfed, linear_module, two_sided
+from lcfl.partial import SharedLayers
+from tests.bits import assert_same_clients, assert_same_state
+from tests.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    linear_module,
+    per_fedavg,
+    two_sided,
+)
 
 # what a method is when its own part is switched off
 
@@ -36,6 +53,92 @@ def test_lcfed_without_pulls_is_local(tmp_path, local):
     third = fit(pulled, blobs(12), lcfed(local=LocalTraining(**local)), tmp_path, rounds=4, clients_per_round=5).state
     client = next(iter(third.clients))
     assert not torch.equal(third.clients[client].model, runs[0].clients[client].model)
+
+
+def test_fedac_without_pulls_is_local(tmp_path):
+    mean = ClusterMean(embedding_over="participants")
+    fedac = Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, [RefreshedLowRankCosine(3, 4, 2)])
+    runs = [
+        fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
+        for method in (fedac, alone())
+    ]
+    assert_same_clients(*runs)
+
+
+class NoisyNormed(SplitNetwork):
+    """Dropout and batch normalisation: streams and buffers count."""
+
+    def __init__(self):
+        body = nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3))
+        super().__init__(body, nn.Linear(12, 8))
+
+
+def normed_run(tmp_path, method, cut="decision", momentum=0.0, **options):
+    module = FederatedModule(NoisyNormed, partial(torch.optim.SGD, lr=0.05, momentum=momentum), cut=cut)
+    options = {"rounds": 4, "clients_per_round": 5, **options}
+    return fit(module, blobs(12, batch_size=10), method, tmp_path, **options).state
+
+
+ALL_LAYERS = "ignore:method.exchange. Shared.* shares every layer"
+NO_LAYER = "ignore:method.exchange. Shared.* shares no layer"
+
+
+@pytest.mark.filterwarnings(ALL_LAYERS)
+@pytest.mark.parametrize(
+    ("method", "cut"),
+    [(fedprox, "decision"), (fedper, None), (partial(lg_fedavg, 3), "decision")],
+    ids=["fedprox, mu 0", "fedper, empty head", "lg, all layers"],
+)
+def test_what_is_fedavg_bit_for_bit(tmp_path, method, cut):
+    plain, other = normed_run(tmp_path, fedavg(), cut), normed_run(tmp_path, method(), cut)
+    assert torch.equal(other.global_model, plain.global_model)
+    assert other.total_bytes == plain.total_bytes
+    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, momentum):
+    plain, other = (normed_run(tmp_path, method(), momentum=momentum) for method in (fedavg, fednova))
+    torch.testing.assert_close(other.global_model, plain.global_model, rtol=0, atol=1e-6)
+    unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=momentum)
+    assert not torch.allclose(unequal.global_model, plain.global_model, atol=1e-3)
+
+
+@pytest.mark.filterwarnings(NO_LAYER, "ignore:model.cut. NoisyNormed registers")
+def test_fedper_with_an_empty_base_is_local(tmp_path):
+    assert_same_clients(
+        normed_run(tmp_path, fedper(), cut="embedding.0"), normed_run(tmp_path, alone(), cut="embedding.0")
+    )
+
+
+def test_lg_is_fedper_with_the_complement_shared(tmp_path):
+    """The embedding shared by its layers' names is FedPer."""
+    named = Method(LocalTraining(steps=3), SharedLayers(["embedding"]), GlobalMean())
+    assert_same_state(normed_run(tmp_path, named), normed_run(tmp_path, fedper()))
+
+
+def test_stragglers_that_all_have_one_epoch_are_fedavg_with_one(tmp_path):
+    one, all_straggle = (
+        normed_run(tmp_path, fedavg(**local)) for local in ({"epochs": 1}, {"epochs": 2, "stragglers": 1.0})
+    )
+    assert_same_state(one, all_straggle)
+
+
+def test_the_full_budget_is_local_where_everybody_is_sampled(tmp_path):
+    every = {"clients_per_round": 1.0, "rounds": 2}
+    assert_same_state(
+        normed_run(tmp_path, alone(), **every), normed_run(tmp_path, alone(True), rounds=2, clients_per_round=3)
+    )
+
+
+def test_per_fedavg_that_does_not_look_ahead_is_fedavg_on_the_second_batches(tmp_path):
+    """alpha = 0, beta the optimizer's rate; of the batches only b2 counts: clients with one batch have no other."""
+    inputs, targets, train, test = two_sided(3, size=8)
+    runs = [
+        fit(linear_module(0.3), dealt(inputs, targets, train, test=test), method, tmp_path, rounds=3).state
+        for method in (fedavg(steps=2), per_fedavg(steps=2, inner_lr=0.0))
+    ]
+    torch.testing.assert_close(runs[0].global_model, runs[1].global_model, rtol=0, atol=1e-6)
 
 
 def test_one_cluster_of_participants_that_starts_from_its_centre_is_fedavg(tmp_path):

@@ -2,11 +2,12 @@
 
 import pytest
 
-from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation
+from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
 from lcfl.clustering import LowRankCosine
-from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
-from lcfl.local import LocalTraining
+from lcfl.exchange import AdaptedModel, CentreAndEmbedding, FullModel, NoExchange, NormalisedModel, Reference
+from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.method import Method
+from lcfl.partial import SharedEmbedding, SharedLayers
 
 PARTICIPANTS = ClusterMean("participants", "participants")
 
@@ -25,6 +26,8 @@ def method(exchange, aggregation, *clustering):
         (FullModel(), GlobalMean(), []),
         (FullModel(), PARTICIPANTS, []),
         (NoExchange(), NoAggregation(), []),
+        (Reference(), GlobalMean(), []),
+        (SharedEmbedding(), PARTICIPANTS, []),
     ],
 )
 def test_parts_that_fit(exchange, aggregation, clustering):
@@ -53,3 +56,27 @@ def test_one_model_for_all_and_clusters():
 def test_a_mean_over_stored_models_needs_stored_models(over, embedding_over):
     with pytest.raises(ValueError, match=r"ClusterMean over stored models .* FullModel keeps none. Set over"):
         method(FullModel(), ClusterMean(over, embedding_over))
+
+
+@pytest.mark.parametrize("exchange", [SharedEmbedding(), SharedLayers(1)])
+def test_what_stays_with_a_client_is_not_merged(exchange):
+    with pytest.raises(
+        ValueError, match=rf"ClusterMean over stored models needs .* {type(exchange).__name__} keeps none"
+    ):
+        method(exchange, ClusterMean())
+
+
+def test_a_normaliser_comes_from_a_local_update_that_finds_it():
+    Method(NormalisedTraining(steps=1), NormalisedModel(), NormalisedMean())
+    with pytest.raises(ValueError, match="NormalisedModel sends normaliser, and LocalTraining finds nothing beside"):
+        method(NormalisedModel(), NormalisedMean())
+    with pytest.raises(ValueError, match=r"NormalisedMean reads normaliser .* FullModel uploads model"):
+        method(FullModel(), NormalisedMean())
+
+
+def test_an_adapted_model_needs_an_adaptation():
+    Method(MetaTraining(steps=1), AdaptedModel(), GlobalMean())
+    with pytest.raises(
+        ValueError, match=r"AdaptedModel needs a local update with an adaptation, .* LocalTraining has none"
+    ):
+        method(AdaptedModel(), GlobalMean())

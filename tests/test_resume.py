@@ -8,8 +8,11 @@ from lcfl import checkpoint
 from lcfl.run import RunDirectory
 from tests.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
+METHODS = ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"]
+METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
 
-@pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"])
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("first", [1, 5])
 def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, first):
     fit(tmp_path, method, rounds=first)
@@ -42,6 +45,24 @@ def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, loc
     assert_same_run(whole, parts)
     with pytest.raises(AssertionError):
         assert_same_run(whole, fit(tmp_path / "kept", "fedavg", 1, 4, *words[1:]).path)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fednova", ["--method.aggregation.momentum=0.5", "--model.cluster_weight=0.1"]),
+        ("fednova", ["-c", "method: {local_update: {init_args: {steps: null, epochs: 3, stragglers: 0.5}}}"]),
+        ("lg_fedavg", ["--method.exchange.global_layers=1"]),
+        ("per_fedavg", ["--method.local_update.hessian=true", "--method.local_update.outer_momentum=0.5"]),
+        ("local", ["--method.exchange.full_budget=true"]),
+    ],
+)
+def test_what_an_option_keeps_survives_a_resume_and_is_the_same_on_two_ranks(tmp_path, method, words):
+    whole = fit(tmp_path / "whole", method, 1, 3, *words).path
+    fit(tmp_path / "parts", method, 2, 2, *words)
+    assert_same_run(whole, fit(tmp_path / "parts", method, 1, 3, *words, "--ckpt_path=last").path)
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, fit(tmp_path / "without", method, 1, 3).path)
 
 
 def test_another_configuration_is_refused_and_named(tmp_path):

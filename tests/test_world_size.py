@@ -6,6 +6,12 @@ import torch
 from tests.fits import assert_same_run, fit
 
 
+@pytest.mark.parametrize("method", ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"])
+def test_baselines_have_the_same_bits_on_two_ranks(tmp_path, reference, method):
+    one, _ = reference(method)
+    assert_same_run(one, fit(tmp_path, method, 2).path)
+
+
 @pytest.mark.parametrize("method", ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_do_not_change_bits(tmp_path, reference, method, ranks):
@@ -24,10 +30,11 @@ def test_parent_that_computed_with_two_threads(tmp_path, reference):
     assert_same_run(one, both)
 
 
-def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path):
-    one = fit(tmp_path / "1", "lcfed", 1, 3, "--trainer.precision=bf16-mixed").path
-    two = fit(tmp_path / "2", "lcfed", 2, 3, "--trainer.precision=bf16-mixed").path
-    full = fit(tmp_path / "3", "lcfed", 1, 3).path
+@pytest.mark.parametrize("method", ["lcfed", "per_fedavg"])
+def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path, method):
+    one = fit(tmp_path / "1", method, 1, 3, "--trainer.precision=bf16-mixed").path
+    two = fit(tmp_path / "2", method, 2, 3, "--trainer.precision=bf16-mixed").path
+    full = fit(tmp_path / "3", method, 1, 3).path
     assert_same_run(one, two)
     with pytest.raises(AssertionError):
         assert_same_run(one, full)

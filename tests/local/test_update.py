@@ -1,5 +1,7 @@
 """What a local run starts from, which batches it gets and how far its order has come."""
 
+from collections import Counter
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -151,6 +153,38 @@ def test_work_counts_samples():
     assert LocalTraining(epochs=3).work(50, 32) == 150
     assert LocalTraining(steps=5).work(50, 32) == 160
     assert LocalTraining(steps=5).work(20, 32) == 100
+
+
+def test_a_straggler_does_from_one_to_all_but_one():
+    local = [replace(data(), client=client, round=round_) for client in range(20) for round_ in range(20)]
+    for amount in ("steps", "epochs"):
+        update = LocalTraining(**{amount: 4}, stragglers=0.3)
+        runs = [run(update, local=each) for each in local]
+        per_unit = 3 if amount == "epochs" else 1
+        done = Counter(len(recorder.batches) / per_unit for recorder, _ in runs)
+        assert set(done) == {1, 2, 3, 4}
+        assert 0.6 < done[4] / 400 < 0.8
+        assert [trained.num_steps for _, trained in runs] == [len(recorder.batches) for recorder, _ in runs]
+        again = [run(update, local=each)[0].batches for each in local]
+        assert again == [recorder.batches for recorder, _ in runs]
+    whole = run(LocalTraining(epochs=2), local=local[0])
+    for recorder, trained in (run(LocalTraining(epochs=4, stragglers=1.0), local=each) for each in local[:20]):
+        shorter = min(len(recorder.batches), len(whole[0].batches))
+        assert recorder.batches[:shorter] == whole[0].batches[:shorter]
+        assert trained.consumed == 10 * len(recorder.batches) // 3
+
+
+def test_a_trial_run_counts_the_steps_that_it_took():
+    recorder = Recorder()
+    recorder.max_steps = 2
+    trained = LocalTraining(steps=5)(ClientState(OWN), NOTHING, data(), recorder)
+    assert trained.num_steps == len(recorder.batches) == 2
+
+
+@pytest.mark.parametrize("arguments", [{"stragglers": 1.5}, {"stragglers": -0.1}, {"stragglers": 0.5, "steps": 1}])
+def test_stragglers_are_a_share_of_clients_with_something_to_leave_out(arguments):
+    with pytest.raises(ValueError, match=r"got stragglers=.*; allowed are shares from 0 to 1, and those above"):
+        LocalTraining(**{"steps": 5, **arguments})
 
 
 @pytest.mark.parametrize("arguments", [{}, {"steps": 5, "epochs": 1}, {"steps": 0}, {"epochs": -1}])
