@@ -65,6 +65,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     check_hooks(method.clustering)
     for clustering in method.clustering:
         clustering.check(num_clients)
+        clustering.check_layout(module.layout)
     method.exchange.check(module.layout)
     method.local_update.check(module)
     sends = method.exchange.sends

@@ -1,10 +1,11 @@
 """What goes down to a client and what comes up from it: one class per kind of exchange."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from lcfl.clients import ClientState
@@ -23,6 +24,7 @@ __all__ = [
     "Exchange",
     "FullModel",
     "ModelKind",
+    "NamedLayers",
     "NoExchange",
     "NormalisedModel",
     "Reference",
@@ -258,3 +260,30 @@ class NoExchange(Exchange):
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """An empty message."""
         return {}
+
+
+@dataclass(frozen=True)
+class NamedLayers(Exchange):
+    """The initial model down, some layers of the trained model up: P + P_L floats (FedClust Algorithm 1, lines 3, 4).
+
+    For opening rounds: nothing that trains can be made of a few layers alone.
+
+    Args:
+        layers: names of layers, each with all that is inside it; None: the last layer.
+    """
+
+    layers: Sequence[str] | None = None
+
+    keeps_model = False
+    sends: ClassVar[tuple[str, ...]] = ("model",)
+    returns: ClassVar[tuple[str, ...]] = ("layers",)
+    models: ClassVar[tuple[ModelKind, ...]] = ()
+    reported: ClassVar[tuple[ModelKind, ...]] = ()
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """theta^0."""
+        return Downlink({"model": state.initial})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """The named layers' parameters, one after the other in the order of the network, ``[P_L]``."""
+        return {"layers": torch.cat([trained.model[place] for place in layout.places_of(self.layers)])}

@@ -3,7 +3,16 @@
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.clustering.choice import ClientChoice
 from lcfl.clustering.lowrank import LowRankCosine
+from lcfl.clustering.one_shot import OneShotHierarchical
 from lcfl.clustering.refreshed import RefreshedLowRankCosine
 from lcfl.clustering.tuning import ClusterNumberTuning
 
-__all__ = ["ClientChoice", "ClusterNumberTuning", "Clustering", "LowRankCosine", "Opening", "RefreshedLowRankCosine"]
+__all__ = [
+    "ClientChoice",
+    "ClusterNumberTuning",
+    "Clustering",
+    "LowRankCosine",
+    "OneShotHierarchical",
+    "Opening",
+    "RefreshedLowRankCosine",
+]

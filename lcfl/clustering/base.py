@@ -71,6 +71,9 @@ class Clustering(Callback):
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with so many clients."""
 
+    def check_layout(self, layout: Layout) -> None:
+        """Raises a ValueError for a setting that does not fit the network."""
+
     def openings(self, num_clients: int) -> list[Opening]:
         """The opening rounds it needs, in order; `on_opening_end` is called after each."""
         return []
