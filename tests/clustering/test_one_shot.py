@@ -200,7 +200,8 @@ def test_as_many_clusters_as_clients_is_everybody_alone(tmp_path, options):
 def test_the_warm_up_changes_nothing_of_the_clients_training(tmp_path):
     runs = [fit(blobs_module(), blobs(12), fedclust(num_clusters=1, warmup_steps=n), tmp_path, 2).state for n in (1, 9)]
     assert torch.equal(runs[0].centres, runs[1].centres)
-    assert [runs[0].clients[i].consumed for i in range(12)] == [60] * 12 or same(runs[0].clients[0], runs[1].clients[0])
+    assert all(same(runs[0].clients[i], runs[1].clients[i]) for i in range(12))
+    assert runs[0].clients[0].consumed > 0
 
 
 def test_clusters_stay(tmp_path):

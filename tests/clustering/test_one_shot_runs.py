@@ -1,0 +1,98 @@
+"""FedClust in whole runs: resumed before and after its clustering, on two ranks, with uploads that fail."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+import lcfl.session
+from lcfl.callbacks import Checkpoint
+from lcfl.federation import Federation
+from lcfl.hooks import Callback
+from tests.bits import assert_same_state
+from tests.builders import blobs, blobs_module, fit
+from tests.clustering.test_one_shot import fedclust
+from tests.fits import assert_same_run, newest_run
+from tests.fits import fit as command
+from tests.test_dropouts import dropping, faulty, spoil
+
+
+class StopAt(Callback):
+    """Asks for a stop before the opening round (-1) or after so many rounds."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_fit_start(self, state):
+        if state.round == self.number == -1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_round_logged(self, state):
+        if state.round == self.number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(root, path=None, callbacks=(), devices=1, restart=True):
+    federation = Federation(
+        4, 5, 2, "cpu", devices, logger=False, enable_progress_bar=False, default_root_dir=root, name="run",
+        callbacks=[Checkpoint(every_n_rounds=9), *callbacks],
+    )  # fmt: skip
+    return federation.fit(blobs_module(), blobs(12), fedclust(num_clusters=4, restart=restart), path)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize("at", [-1, 0, 2])
+def test_resumed_before_and_after_the_clustering(tmp_path, at, restart):
+    whole = run(tmp_path / "whole", restart=restart)
+    stopped = run(tmp_path / "parts", callbacks=[StopAt(at)], restart=restart)
+    assert stopped.signal == signal.SIGTERM and stopped.state.round == at
+    resumed = run(tmp_path / "parts", "last", restart=restart)
+    assert resumed.path == stopped.path
+    assert_same_state(resumed.state, whole.state)
+    assert resumed.metrics == whole.metrics
+    vectors = resumed.state.callbacks["OneShotHierarchical"]["vectors"]
+    assert vectors.shape == (12, 136) and vectors.any(dim=1).all()
+
+
+def test_two_ranks_have_the_bits_of_one(tmp_path):
+    one, two = (run(tmp_path / str(devices), devices=devices) for devices in (1, 2))
+    assert_same_state(one.state, two.state)
+    assert one.metrics == two.metrics
+
+
+def test_the_shipped_configuration_resumes_to_the_same_bits_on_another_number_of_ranks(tmp_path):
+    few = ("--method.local_update.init_args.epochs=1",)
+    whole = command(tmp_path / "whole", "fedclust", 1, 4, *few)
+    command(tmp_path / "parts", "fedclust", 2, 2, *few)
+    parts = command(tmp_path / "parts", "fedclust", 1, 4, *few, "--ckpt_path=last")
+    assert parts.path == newest_run(tmp_path / "parts")
+    assert_same_run(whole.path, parts.path)
+    assert whole.metrics["test/own_split/cluster/acc"] > whole.metrics["test/own_split/global/acc"] + 0.2
+
+
+def test_a_warm_up_that_fails_is_a_client_that_dropped_out(tmp_path, monkeypatch):
+    def train():
+        return fit(blobs_module(), blobs(12), fedclust(num_clusters=4), tmp_path, 3, 5)
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="client 4, round -1: .* left out"):
+        patch.setattr(lcfl.session, "Worker", faulty(4, -1, spoil("model", float("nan"))))
+        broken = train()
+    with monkeypatch.context() as patch:
+        patch.setattr(lcfl.session, "Server", dropping(4, -1))
+        dropped = train()
+    assert_same_state(broken.state, dropped.state, but=["total_bytes"])
+    sizes = broken.state.assignment[[i for i in range(12) if i != 4]].bincount()
+    assert sizes[broken.state.assignment[4]] == sizes.max()
+
+
+def test_an_upload_that_fails_in_training_leaves_its_cluster_to_the_others(tmp_path, monkeypatch):
+    def train(rounds):
+        return fit(blobs_module(), blobs(12), fedclust(num_clusters=12), tmp_path, rounds)
+
+    before = train(1).state
+    monkeypatch.setattr(lcfl.session, "Worker", faulty(4, 1, spoil("model", float("inf"))))
+    with pytest.warns(UserWarning, match="client 4, round 1"):
+        after = train(2).state
+    for client in range(12):
+        assert torch.equal(before.centre_of(client), after.centre_of(client)) == (client == 4)
