@@ -14,7 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
     from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -70,7 +70,7 @@ def save(figure: "Figure", path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[ListedColormap, NDArray[Any]]":
+def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[Colormap, NDArray[Any]]":
     """A colour for each cluster number up to the highest, grey below 0, and the K + 1 borders between the numbers."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap

@@ -22,7 +22,7 @@ from lcfl.figures.base import (
 
 if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
     from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 __all__ = ["assignment_heatmap", "cluster_colorbar", "cluster_sizes", "history", "similarity_matrix"]
@@ -152,7 +152,7 @@ def history(assignment_TN: Array, rounds_T: Array) -> tuple[NDArray[Any], NDArra
     return assignment_TN, rounds_T
 
 
-def cluster_colorbar(figure: "Figure", axes: "Axes", colours: "ListedColormap", edges_K1: NDArray[Any]) -> None:
+def cluster_colorbar(figure: "Figure", axes: "Axes", colours: "Colormap", edges_K1: NDArray[Any]) -> None:
     """The colours of the clusters, with integer ticks that do not crowd each other."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
