@@ -24,6 +24,8 @@ __all__ = [
     "Weights",
     "mean_model",
     "normalised_step",
+    "UpdateMean",
+    "updated_model",
 ]
 
 Weights = Literal["samples", "uniform"]
@@ -228,6 +230,46 @@ class ClusterMean(Aggregation):
         state.centres = centres
         ever = torch.nonzero(state.participated).flatten().tolist()
         state.global_model = mean(ever if self.embedding_over == "stored" else list(sent), self.embedding_over)
+
+
+@dataclass(frozen=True)
+class UpdateMean(Aggregation):
+    """``w_k <- base_k + sum_i (n_i / N_k) Delta_i`` over this round's members of cluster k (AS-CFL section 3.4).
+
+    base_k is the same mean of the models that these members were sent: the paper's w_k^t has no meaning for a
+    cluster that was made in this round, and where the membership has not changed base_k is w_k^t (reading A12).
+    The noise of Algorithm 1, line 31 is a transform of uploads, `lcfl.upload.GaussianNoise`. A cluster without any
+    upload keeps its model; the global model is the same mean over all uploads.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("update",)
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new cluster models and the new global model."""
+        centres = state.centres.clone()
+        for cluster in range(state.num_clusters):
+            theirs = [upload for upload in uploads if int(state.assignment[upload.client]) == cluster]
+            if theirs:
+                centres[cluster] = updated_model(theirs, layout)
+        state.centres = centres
+        state.global_model = updated_model(uploads, layout)
+
+
+def updated_model(uploads: Sequence[Uplink], layout: Layout) -> Tensor:
+    """sum_i (n_i / N) (start_i + Delta_i) ``[P + Q]``, start_i being what client i was sent; summed up in float64."""
+    share = torch.tensor([upload.num_samples for upload in uploads], dtype=torch.float64)
+    share /= share.sum()
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    models = []
+    for upload, weight in zip(uploads, share.tolist(), strict=True):
+        assert upload.answers is not None, "the server says what it had sent"
+        start, update = upload.answers.payload["model"], upload.payload["update"]
+        total.add_(start, alpha=weight).add_(update, alpha=weight)
+        models.append((start, update))
+    mean = total.to(torch.float32)
+    for place in layout.integer_slices():
+        mean[place] = torch.stack([start[place] + update[place] for start, update in models]).amax(dim=0)
+    return mean
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -142,12 +142,15 @@ def read(path: Path) -> Saved:
     )
     clients = ClientStore(blank)
     for shard in parts.values():
-        models = _unstacked(shard["has_model"], shard["models"])
-        own_buffers = _unstacked(*shard.get("own_buffers", ([False] * len(models), None)))
-        for client, model, consumed, buffers in zip(
-            shard["clients"], models, shard["consumed"], own_buffers, strict=True
-        ):
-            clients[client] = ClientState(model, consumed, buffers)
+        none = [False] * len(shard["clients"]), None
+        columns = (
+            _unstacked(shard["has_model"], shard["models"]),
+            shard["consumed"],
+            _unstacked(*shard.get("buffers", none)),
+            _unstacked(*shard.get("received", none)),
+        )
+        for client, *theirs in zip(shard["clients"], *columns, strict=True):
+            clients[client] = ClientState(*theirs)
     return Saved(path, FederationState(clients=clients, **server), manifest["identity"])
 
 
@@ -246,9 +249,11 @@ def _parts(state: FederationState) -> Iterator[tuple[str, bytes]]:
             "has_model": has_model,
             "models": models,
         }
-        if blank.buffers is not None:
-            own = [None if client.buffers is blank.buffers else client.buffers for client in states]
-            shard["own_buffers"] = _stacked(own)
+        own = {
+            "buffers": [None if client.buffers is blank.buffers else client.buffers for client in states],
+            "received": [client.received for client in states],
+        }
+        shard |= {name: _stacked(vectors) for name, vectors in own.items() if any(v is not None for v in vectors)}
         yield f"clients-{number:06d}-{{digest}}.pt", _serialized(shard)
 
 

@@ -29,6 +29,7 @@ import lcfl.data.transforms
 import lcfl.exchange
 import lcfl.local
 import lcfl.networks
+import lcfl.upload
 from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.partition import Partition
@@ -45,6 +46,7 @@ PARTS = {
     "trainer.callbacks": lcfl.callbacks,
     "method.local_update": lcfl.local,
     "method.exchange": lcfl.exchange,
+    "method.exchange.init_args.transforms": lcfl.upload,
     "method.aggregation": lcfl.aggregation,
     "method.clustering": lcfl.clustering,
     "model.network": lcfl.networks,

@@ -16,11 +16,13 @@ class ClientState:
         model: its own model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep none.
         consumed: training samples drawn so far in `steps` mode; its next batch begins there.
         buffers: of its networks, ``[Q]``, where they are not exchanged; None: those of the `blank` state.
+        received: what the server last received of the model, where a transform of uploads makes that another one.
     """
 
     model: Tensor | None = None
     consumed: int = 0
     buffers: Tensor | None = None
+    received: Tensor | None = None
 
 
 class ClientStore:

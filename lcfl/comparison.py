@@ -15,7 +15,14 @@ __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "f
 
 MAJORITY = "majority"
 TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
-FAIR = ("rounds", "clients_per_round", "batch_size", "drop_last", "precision")  # may differ, but then the table says so
+FAIR = (
+    "rounds",
+    "clients_per_round",
+    "client_dropout",
+    "batch_size",
+    "drop_last",
+    "precision",
+)  # may differ, but then the table says so
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
             "the same data configuration and data.seed, or say --mix to have a section for each."
         )
     for name in FAIR:
-        values = {json.dumps(entry.runs[0].settings[name]) for entry in entries}
+        values = {json.dumps(entry.runs[0].settings.get(name)) for entry in entries}
         if len(values) > 1:
             warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
 

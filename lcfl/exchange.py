@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from lcfl.local.update import LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
+from lcfl.upload import GaussianNoise, Guarantee, Releases, UploadTransform
+from lcfl.upload.base import NAMES
 
 __all__ = [
     "AdaptedModel",
@@ -21,6 +24,7 @@ __all__ = [
     "CentreAndEmbedding",
     "Choice",
     "ClusterModel",
+    "ClusterUpdate",
     "Exchange",
     "FullModel",
     "ModelKind",
@@ -31,10 +35,16 @@ __all__ = [
 ]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
+Self = TypeVar("Self", bound="Exchange")
 
 
+@dataclass(frozen=True)
 class Exchange(ABC):
     """Downlink and uplink of one client.
+
+    Args:
+        transforms: what an upload goes through, in this order: compression, clipping, noise. They work on the
+            difference to what the server sent, and the server puts that back together.
 
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
@@ -51,7 +61,9 @@ class Exchange(ABC):
             stands in ``extras["cluster"]`` of what this local update gives.
     """
 
-    keeps_model: bool
+    keeps_model: bool = field(init=False, default=False)
+    transforms: Sequence[UploadTransform] = field(kw_only=True, default=())
+
     uploads_whole: ClassVar[bool] = True
     sends: ClassVar[tuple[str, ...]]
     returns: ClassVar[tuple[str, ...]] = ("model",)
@@ -89,6 +101,48 @@ class Exchange(ABC):
     @abstractmethod
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """What the client sends of its trained model ``[P + Q]``, or of what else its run found."""
+
+    def upload(
+        self, trained: Trained, downlink: Downlink, layout: Layout, draw: np.random.Generator
+    ) -> Mapping[str, Tensor]:
+        """What goes over the wire: `up`, or with transforms what these make of its difference to the downlink."""
+        payload = self.up(trained, downlink, layout)
+        if not self.transforms or not payload:
+            return payload
+        update = {name: vector - _known(name, downlink, len(vector)) for name, vector in payload.items()}
+        for transform in self.transforms:
+            update = dict(transform.sent(update, layout, draw))
+        return update
+
+    def read(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """What the server reads out of an upload that went through the transforms."""
+        if not self.transforms or not payload:
+            return payload
+        for transform in reversed(self.transforms):
+            payload = transform.received(payload, layout)
+        return {name: vector + _known(name, downlink, len(vector)) for name, vector in payload.items()}
+
+    def calibrated(self: Self, releases: Releases) -> Self:
+        """The same with transforms whose settings follow from the length of the run."""
+        if not self.transforms:
+            return self
+        return replace(self, transforms=[transform.calibrated(releases) for transform in self.transforms])
+
+    def guarantee(self, releases: Releases) -> Guarantee | None:
+        """What the noise on uploads guarantees after these releases; None where there is none or nothing bounds it."""
+        found = [each.guarantee(releases) for each in self.transforms if isinstance(each, GaussianNoise)]
+        known = [guarantee for guarantee in found if guarantee is not None]
+        return min(known, key=lambda guarantee: guarantee.epsilon) if known else None
+
+
+def _known(name: str, downlink: Downlink, length: int) -> Tensor | float:
+    """The part of an uploaded vector that the server knows: what it sent under that name, or the centre it sent."""
+    if name not in NAMES:
+        raise ValueError(f"method.exchange: transforms know {', '.join(NAMES)}; got an upload of {name!r}.")
+    if name == "update":
+        return 0.0
+    sent = downlink.payload.get(name, downlink.payload.get("model", downlink.payload.get("centre")))
+    return 0.0 if sent is None else sent[:length]
 
 
 @dataclass(frozen=True)
@@ -172,6 +226,25 @@ class ClusterModel(Exchange):
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """w_i."""
         return {"model": trained.model}
+
+
+@dataclass(frozen=True)
+class ClusterUpdate(Exchange):
+    """The model of the client's cluster down, what training changed in it up: 2P floats (AS-CFL Algorithm 1, 4-10)."""
+
+    keeps_model = False
+    sends: ClassVar[tuple[str, ...]] = ("model",)
+    returns: ClassVar[tuple[str, ...]] = ("update",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """w_k of the client's cluster."""
+        return Downlink({"model": state.centre_of(client)})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Delta_i = w_i - w_k."""
+        return {"update": trained.model - downlink.payload["model"]}
 
 
 @dataclass(frozen=True)

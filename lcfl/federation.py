@@ -38,6 +38,7 @@ class Federation:
         rounds: training rounds in all; a resumed run goes on to this number.
         clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
         evaluate_every: rounds between two evaluations; 0 evaluates at the end only.
+        client_dropout: the chance that a sampled client gets the server's message and never answers.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         devices: processes per machine, GPUs by number, or ``auto``: on a CPU one process per core and
             never more than clients per round, else all GPUs; under torchrun or SLURM what was started.
@@ -63,6 +64,7 @@ class Federation:
         rounds: int = 100,
         clients_per_round: int | float = 1.0,
         evaluate_every: int = 10,
+        client_dropout: float = 0.0,
         accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
@@ -79,6 +81,8 @@ class Federation:
     ) -> None:
         if rounds < 0 or evaluate_every < 0:
             raise ValueError(f"trainer: got rounds={rounds}, evaluate_every={evaluate_every}; neither may be negative.")
+        if not 0 <= client_dropout < 1:
+            raise ValueError(f"trainer.client_dropout: got {client_dropout}; it must lie in [0, 1).")
         if strategy not in STRATEGIES:
             raise ValueError(
                 f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split a "
@@ -97,6 +101,7 @@ class Federation:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
+        self.client_dropout = client_dropout
         self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
         self.strategy, self.precision = strategy, precision
         self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
@@ -162,13 +167,14 @@ class Federation:
     def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:
         """One round of everything on random data in a folder that is gone afterwards."""
         trial = copy.copy(self)
-        trial.rounds, trial.evaluate_every, trial.logger = 1, 1, False
+        trial.rounds, trial.evaluate_every, trial.client_dropout, trial.logger = 1, 1, 0.0, False
         trial.callbacks = [callback for callback in self.callbacks if not isinstance(callback, Progress)]
         trial.clients_per_round = min(2, datamodule.num_participants)
         trial._add_default(Checkpoint, True)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
             warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose two models at most
+            warnings.filterwarnings("ignore", message="data.proxy: the")  # so few inputs have not every label
             trial.default_root_dir = Path(folder)
             done = trial._launch("fit", model, datamodule.random_like(), method, None)
             run = Run(Path(done["run"]), model, method, done["signal"])
@@ -207,7 +213,7 @@ class Federation:
             datamodule.setup(stage)
             check_batches(model, datamodule)  # other ranks do it when they have set up
         trial = 2 if self.fast_dev_run else None
-        schedule = Schedule(self.rounds, sampled, self.evaluate_every, most_clients=trial)
+        schedule = Schedule(self.rounds, sampled, self.evaluate_every, trial, self.client_dropout)
         max_steps = 1 if self.fast_dev_run else None
         settings = Settings(
             schedule,
@@ -220,6 +226,7 @@ class Federation:
             self._save_config,
             self.callbacks,
         )
+        method = method.calibrated(schedule.releases(datamodule.num_clients))
         session = Session(settings, stage, model, datamodule, method, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # only where every rank is a process of its own, as under torchrun

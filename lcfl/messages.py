@@ -36,11 +36,13 @@ class Uplink:
         client: its number.
         payload: tensors by name, e.g. ``model`` (w_i).
         num_samples: n_i, its number of training samples, the weight of weighted means.
+        answers: what the server had sent to it; added by the server, and not on the wire.
     """
 
     client: int
     payload: Mapping[str, Tensor]
     num_samples: int
+    answers: Downlink | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -1,11 +1,14 @@
 """A method of federated learning: four parts, and nothing else."""
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 
 from lcfl.aggregation import Aggregation
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.exchange import Exchange
 from lcfl.local.update import LocalUpdate
+from lcfl.upload import Guarantee, LowRankCompression, Releases
+from lcfl.upload.base import NAMES
 
 __all__ = ["Method"]
 
@@ -70,6 +73,43 @@ class Method:
                     f"method: {_name(clustering)} needs a centre for every cluster, and {_name(aggregation)} makes one "
                     "model for all. Use ClusterMean, or clustering: []."
                 )
+
+        self._check_transforms()
+
+    def _check_transforms(self) -> None:
+        transforms, returns = self.exchange.transforms, self.exchange.returns
+        unknown = [name for name in returns if name not in NAMES]
+        if transforms and not self.exchange.uploads_whole:
+            raise ValueError(
+                f"method.exchange: transforms work on uploads of whole models; {_name(self.exchange)} uploads a part. "
+                "Set transforms: []."
+            )
+        if transforms and unknown:
+            raise ValueError(
+                f"method.exchange: transforms work on uploads of {', '.join(NAMES)}; {_name(self.exchange)} uploads "
+                f"{', '.join(unknown)}. Set transforms: []."
+            )
+        if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
+            raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
+        if transforms and not returns:
+            warnings.warn(
+                f"method.exchange: transforms have no effect: {_name(self.exchange)} uploads nothing.", stacklevel=4
+            )
+
+    def calibrated(self, releases: Releases) -> "Method":
+        """The same with transforms of uploads whose settings follow from the length of the run."""
+        if not self.exchange.transforms:
+            return self
+        return replace(self, exchange=self.exchange.calibrated(self._with_openings(releases)))
+
+    def guarantee(self, releases: Releases) -> Guarantee | None:
+        """What noise on uploads guarantees after these training rounds, opening rounds included; None for nothing."""
+        if any(opening.exchange is not None for opening in self.openings(releases.num_clients)):
+            return None  # what comes up in that opening round is without noise
+        return self.exchange.guarantee(self._with_openings(releases))
+
+    def _with_openings(self, releases: Releases) -> Releases:
+        return replace(releases, openings=len(self.openings(releases.num_clients)))
 
     def openings(self, num_clients: int) -> list[Opening]:
         """The opening rounds that its clusterings need."""

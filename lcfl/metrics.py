@@ -10,8 +10,9 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics.cluster import contingency_matrix
 
-__all__ = ["ClientMetrics", "Evaluation", "summarize"]
+__all__ = ["ClientMetrics", "Evaluation", "co_membership_jaccard", "summarize"]
 
 WORST_SHARE = 0.1
 
@@ -70,3 +71,23 @@ class Evaluation:
         for name, metric in self.by_name.items():
             row |= {name: float(metric.values.mean())} if name.endswith("/loss") else summarize(name, metric)
         return row
+
+
+def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:
+    """|pairs of both| / |pairs of either| of the pairs of clients that share a cluster (AS-CFL section 4.4.2).
+
+    The paper's "Jaccard similarity of cluster memberships between consecutive rounds": 1 where the groups are the
+    same, whatever their numbers; 1 where nobody shares a cluster before or after.
+
+    Args:
+        before: the cluster of each client ``[N]``.
+        after: the same, one round later.
+    """
+    both = contingency_matrix(before, after)
+    joint, earlier, later = (_pairs(counts) for counts in (both, both.sum(axis=1), both.sum(axis=0)))
+    union = earlier + later - joint
+    return joint / union if union else 1.0
+
+
+def _pairs(counts: NDArray[np.int64]) -> int:
+    return int((counts * (counts - 1)).sum()) // 2

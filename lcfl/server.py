@@ -5,7 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +26,14 @@ from lcfl.local.order import pass_length
 from lcfl.local.update import Trained
 from lcfl.messages import Downlink
 from lcfl.method import Method
-from lcfl.metrics import Evaluation
+from lcfl.metrics import Evaluation, co_membership_jaccard
 from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
 from lcfl.state import FederationState
 from lcfl.table import MetricsTable
-from lcfl.worker import LocalResult, LocalTask
+from lcfl.upload import Guarantee, Releases
+from lcfl.worker import EvaluationTask, LocalResult, LocalTask
 
 __all__ = ["Schedule", "Server"]
 
@@ -46,12 +47,18 @@ class Schedule:
         clients_per_round: |S_t|.
         evaluate_every: rounds between evaluations; 0 for the one at the end only.
         most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
+        client_dropout: the chance that a sampled client does not report.
     """
 
     rounds: int
     clients_per_round: int
     evaluate_every: int
     most_clients: int | None = None
+    client_dropout: float = 0.0
+
+    def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
+        """How often clients upload in so many training rounds, in all of them if None."""
+        return Releases(self.rounds if rounds is None else rounds, self.clients_per_round, num_clients)
 
 
 class Server:
@@ -161,9 +168,7 @@ class Server:
             )
             for i in clients
         ]
-        receiver = exchange or self.method.exchange
-        results = self.train(tasks).values()
-        uploads = [receiver.delivered(result.uplink, state, self.layout) for result in results]
+        uploads = [result.uplink for result in self.train(tasks).values()]
         self.call("on_opening_end", uploads=uploads)
 
     def round(self) -> None:
@@ -180,10 +185,11 @@ class Server:
                 self.run_opening(extra)
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
-        results = self.train([LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled])
+        tasks = [LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled]
+        results = self.train(tasks, self.dropped(state.round, sampled))
         state.clients.update({i: result.state for i, result in results.items()})
         state.participated[list(results)] = True
-        uploads = [exchange.delivered(result.uplink, state, self.layout) for result in results.values()]
+        uploads = [result.uplink for result in results.values()]
         self.call("on_uploads", uploads=uploads)
 
         before = state.assignment
@@ -217,8 +223,22 @@ class Server:
             sampled += others[: len(chosen) - len(sampled)]
         return sorted(sampled)
 
-    def train(self, tasks: Sequence[LocalTask]) -> dict[int, LocalResult]:
-        """Local work of several clients; results by client, without those that came out NaN or infinite."""
+    def dropped(self, number: int, sampled: Sequence[int]) -> set[int]:
+        """Those of S_t that get the server's message and never answer; each by a stream of its own."""
+        chance = self.schedule.client_dropout
+        draws = {i: rng.generator(self.seed, "client dropout", number, i).random() for i in sampled if chance}
+        lost = {i for i, draw in draws.items() if draw < chance}
+        if chance:
+            self.log("train/dropped_clients", len(lost))
+        return lost
+
+    def train(self, tasks: Sequence[LocalTask], dropped: Collection[int] = ()) -> dict[int, LocalResult]:
+        """Local work of several clients; results by client, without those that came out NaN or infinite.
+
+        What the server sent to the clients `dropped` is counted, too; they do nothing and stay as they were.
+        """
+        down_bytes = sum(task.downlink.num_bytes for task in tasks)
+        tasks = [task for task in tasks if task.client not in dropped]
         work = [self.work_of(task) for task in tasks]
         with self.timed("local"):
             results: list[LocalResult] = self.ranks.map(tasks, work)
@@ -231,7 +251,6 @@ class Server:
                     "of this round and keeps its previous model. A smaller learning rate may help.",
                     stacklevel=2,
                 )
-        down_bytes = sum(task.downlink.num_bytes for task in tasks)
         up_bytes = sum(result.uplink.num_bytes for result in results)
         self.state.total_bytes += down_bytes + up_bytes
         self.log_training([result.trained for result in finite.values()])
@@ -239,7 +258,17 @@ class Server:
         self.add("comm/down_bytes", down_bytes)
         self.add("comm/up_bytes", up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
-        return finite
+        return {task.client: self.read(task, finite[task.client]) for task in tasks if task.client in finite}
+
+    def read(self, task: LocalTask, result: LocalResult) -> LocalResult:
+        """A result with the upload as the server reads it, and what it answers."""
+        exchange = task.exchange or self.method.exchange
+        payload = exchange.read(result.uplink.payload, task.downlink, self.layout)
+        state = result.state
+        if exchange.transforms and exchange.keeps_model:
+            state = replace(state, received=payload.get("model"))
+        uplink = replace(result.uplink, payload=payload, answers=task.downlink)
+        return replace(result, state=state, uplink=exchange.delivered(uplink, self.state, self.layout))
 
     def log_training(self, trained: Sequence[Trained]) -> None:
         """Logs the mean loss of the clients, and the means of what their training steps logged."""
@@ -285,6 +314,10 @@ class Server:
         grouped = state.active & (state.assignment >= 0)
         self.log("cluster/count", len(state.assignment[grouped].unique()))
         self.log("cluster/moved", int((before != state.assignment)[state.active].sum()))
+        if state.round > 0:  # what stood before the first round is no round's outcome
+            self.log(
+                "cluster/stability", co_membership_jaccard(before[grouped].numpy(), state.assignment[grouped].numpy())
+            )
         if groups is not None:
             self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], state.assignment[grouped].numpy()))
 
@@ -305,7 +338,35 @@ class Server:
             missing = [kind for kind in exchange.models if kind not in exchange.reported]
         evaluation = known | self.evaluate(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
-        return evaluation.summary() | majority_baseline(self.data, self.state.active)
+        stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
+        mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
+        return evaluation.summary() | majority_baseline(self.data, self.state.active) | mean_stability
+
+    def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
+        """The accuracy of models ``[P + Q]`` on the proxy set D_test, whose images are seen as they are.
+
+        Raises:
+            ValueError: if there is no proxy set, or the module measures no ``acc``.
+        """
+        proxy = self.data.population.proxy
+        if not len(proxy) or "acc" not in self.module.metrics:
+            raise ValueError(
+                f"a proxy set of {len(proxy)} images, and the metrics {', '.join(map(str, self.module.metrics))}: set "
+                "data.proxy to a number of images, and let the module's metrics have acc."
+            )
+        tasks = [EvaluationTask(model, (proxy,), ()) for model in models]
+        results = self.ranks.map(tasks, [len(proxy)] * len(tasks))
+        raise_failures(results)
+        return [float(measured["acc"]) for (measured,) in results]
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether there is a proxy set."""
+        return len(self.data.population.proxy) > 0
+
+    def guarantee(self) -> Guarantee | None:
+        """What the rounds so far give away of one client's data at most; None where nothing bounds that."""
+        return self.method.guarantee(self.schedule.releases(self.data.num_clients, self.state.round))
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
         """Whether a round's row is as full as any: it was evaluated, or no round is."""

@@ -173,6 +173,7 @@ class Session:
             "newcomers": describe(self.data.population.newcomers) or None,
             "leavers": describe(self.data.leavers) or None,
             "clients_per_round": self.settings.schedule.clients_per_round,
+            "client_dropout": self.settings.schedule.client_dropout,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "init_from": self.module.initial_fingerprint,
@@ -226,6 +227,7 @@ class Session:
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "rounds": server.state.round,
             "total_bytes": server.state.total_bytes,
+            "privacy": describe(server.guarantee()),
             "identity": server.identity,
             "ranks": server.fabric.world_size,
             "versions": {

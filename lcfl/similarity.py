@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["assign", "cosine", "kl_divergence", "principal_components", "project"]
+__all__ = [
+    "assign",
+    "cosine",
+    "distances_to_means",
+    "kl_divergence",
+    "leading_coordinates",
+    "principal_components",
+    "project",
+    "squared_distances",
+]
 
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
@@ -74,3 +83,45 @@ def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:
     best_N = similarity_NK.max(dim=1).values
     current_ties_N = similarity_NK.gather(1, current_N.unsqueeze(1)).squeeze(1) == best_N
     return torch.where(current_ties_N, current_N, similarity_NK.argmax(dim=1))
+
+
+def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
+    """U Sigma ``[n, r]`` of the truncated singular value decomposition of n rows, float64 (AS-CFL section 3.2.2).
+
+    r is the smallest rank whose squared singular values sum up to the share `explained` of the total, and None keeps
+    all: inner products of these coordinates are then those of the rows. Goes through the n x n Gram matrix. A
+    matrix of zeros has rank 0.
+    """
+    gram_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
+    for columns in torch.arange(row_nP.shape[1]).split(CHUNK):
+        part = row_nP[:, columns].double()
+        gram_nn += part @ part.T
+    square_n, vector_nn = (found.flip(-1) for found in torch.linalg.eigh(gram_nn))
+    square_n = square_n.clamp(min=0)
+    share_n = square_n.cumsum(dim=0)
+    rank = int((square_n > square_n[0] * VARIANCE_FLOOR).sum())
+    if explained is not None and rank:
+        rank = min(rank, int((share_n < explained * share_n[-1]).sum()) + 1)
+    code_nD: Tensor = vector_nn[:, :rank] * square_n[:rank].sqrt()
+    return code_nD
+
+
+def squared_distances(row_nP: Tensor) -> Tensor:
+    """|x_i - x_j|^2 of n rows ``[n, n]``, float64; exactly 0 for equal rows."""
+    square_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
+    for columns in torch.arange(row_nP.shape[1]).split(CHUNK):
+        part = row_nP[:, columns].double()
+        square_nn += torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return square_nn
+
+
+def distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
+    """|x_i - c_k|^2 ``[n, K]`` to the means c_k of the rows with label k, from the rows' `squared_distances` alone.
+
+    |x_i - c_k|^2 = mean_j |x_i - x_j|^2 - 1/2 mean_jl |x_j - x_l|^2 over j and l in k; infinite where k is empty.
+    """
+    member_nK = torch.nn.functional.one_hot(label_n, num_clusters).double()
+    share_nK = member_nK / member_nK.sum(dim=0)
+    mean_nK = square_nn @ share_nK
+    spread_K = (share_nK * mean_nK).sum(dim=0) / 2
+    return (mean_nK - spread_K).clamp(min=0).nan_to_num(nan=torch.inf)

@@ -99,7 +99,8 @@ class FederationState:
 
     def model_of(self, client: int) -> Tensor:
         """w_i as the server last received it; only where clients keep models that they upload whole."""
-        model = self.clients[client].model
+        theirs = self.clients[client]
+        model = theirs.model if theirs.received is None else theirs.received
         assert model is not None, "stored models need an exchange whose clients keep them"
         return model
 

@@ -95,7 +95,7 @@ class EvaluationTask:
     Attributes:
         model: ``[P + Q]``.
         sets: indices of the examples in each.
-        clients: whose model it is.
+        clients: whose model it is; none for one that the server tries on its proxy set.
         owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
         buffers: of the model, ``[Q]``, where they are not part of it.
     """
@@ -107,6 +107,8 @@ class EvaluationTask:
     buffers: Tensor | None = None
 
     def __str__(self) -> str:
+        if not self.clients:
+            return "evaluation on the proxy set"
         few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
         return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {few}"
 
@@ -157,7 +159,9 @@ class Worker:
         downlink = exchange.received(task.downlink, task.state, self.engine.layout)
         with rng.scope(self.seed, "local", task.round, task.client):
             trained: Trained = local_update(task.state, downlink, data, self.engine)
-        uplink = Uplink(task.client, exchange.up(trained, task.downlink, self.engine.layout), len(indices))
+        draw = rng.generator(self.seed, "upload", task.round, task.client)
+        payload = exchange.upload(trained, task.downlink, self.engine.layout, draw)
+        uplink = Uplink(task.client, payload, len(indices))
         kept = trained.model if exchange.keeps_model else None
         own = self.engine.buffers if self.engine.module.buffer_policy == "local" else None
         return LocalResult(replace(task.state, model=kept, consumed=trained.consumed, buffers=own), uplink, trained)

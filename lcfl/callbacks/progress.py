@@ -213,6 +213,8 @@ def closing_lines(server: Server) -> list[str]:
     if extra:
         more = int(sum(extra))
         lines.append(f"if the clients projected: {size(more)} more, {size(state.total_bytes + more)} in all")
+    if (guarantee := server.guarantee()) is not None:
+        lines.append(f"privacy: {guarantee}")
     lines.append(f"logs: {server.run_dir}")
     for logger in server.loggers:
         if isinstance(logger, TensorBoardLogger):

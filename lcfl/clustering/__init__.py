@@ -2,17 +2,22 @@
 
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.clustering.choice import ClientChoice
+from lcfl.clustering.incentive import GreedyIncentive
 from lcfl.clustering.lowrank import LowRankCosine
 from lcfl.clustering.one_shot import OneShotHierarchical
 from lcfl.clustering.refreshed import RefreshedLowRankCosine
 from lcfl.clustering.tuning import ClusterNumberTuning
+from lcfl.clustering.updates import SplitAndMerge, UpdateEM
 
 __all__ = [
     "ClientChoice",
     "ClusterNumberTuning",
     "Clustering",
+    "GreedyIncentive",
     "LowRankCosine",
     "OneShotHierarchical",
     "Opening",
     "RefreshedLowRankCosine",
+    "SplitAndMerge",
+    "UpdateEM",
 ]

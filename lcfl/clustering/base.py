@@ -29,6 +29,13 @@ class ServerView(Protocol):
     def initial_model(self, number: int) -> Tensor:
         """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
 
+    @property
+    def has_proxy(self) -> bool:
+        """Whether the server has a proxy set, images that no client holds."""
+
+    def proxy_accuracy(self, models: Sequence[Tensor]) -> list[float]:
+        """The accuracy of each of these models ``[P + Q]`` on the proxy set."""
+
     def log(self, name: str, value: float) -> None:
         """Adds a metric to this round's row."""
 

@@ -3,8 +3,9 @@
 Legend: N clients, n of them with a model, K clusters, P parameters, D components.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, isnan, nan
 from typing import Any, ClassVar, Literal
 
@@ -17,12 +18,12 @@ from lcfl import rng
 from lcfl.aggregation import mean_model
 from lcfl.clustering.base import Clustering, ServerView
 from lcfl.clustering.first import spherical_kmeans
+from lcfl.clustering.moves import Groups, Move, best_by_silhouette, by_ratio, drop_empty, one_after_another
 from lcfl.similarity import principal_components, project
 from lcfl.state import FederationState
 
-__all__ = ["ClusterNumberTuning", "granularity"]
+__all__ = ["ClusterNumberTuning", "Tuning", "granularity"]
 
-SMALLEST_TO_SPLIT = 4  # clients of a cluster that may be split
 COMPONENTS = 50  # of the codes where no clustering keeps any
 SEEN = 0.9  # of the clients have taken part before anything is tuned
 
@@ -44,44 +45,22 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
     return torch.tensor(intra, dtype=torch.float64), inter_K
 
 
-@dataclass(frozen=True)
-class Move:
-    """Joins the clusters `cluster` and `other`, or (other None) cuts `cluster` along `second_half`."""
-
-    cluster: int
-    other: int | None = None
-    second_half: tuple[int, ...] = ()
-
-
 @dataclass
-class ClusterNumberTuning(Clustering):
-    """Merges and splits clusters after the round's aggregation (FedAC section 4.5, Algorithm 3).
-
-    ``ratio`` is the paper's criterion: G_k = Dist_intra / Dist_inter; a cluster with G_k < a is merged
-    into the closest one, one with G_k > b is split by two new centres and one re-clustering pass. As
-    printed it does not stop at the right number: tight, well separated clusters have a G near 0, and a
-    singleton has 0, so it merges exactly the clusters that are right. Hence the safeguards below.
-
-    ``silhouette`` proposes the same moves - join the closest pair, cut a cluster by two centres - and
-    takes the one, or none, that raises the mean silhouette (cosine distance) of the low-rank models by
-    more than a margin; a single cluster is left when a cut in two scores above a threshold.
-
-    Where a clustering keeps codes they are used, else the models' own principal components. Clients
-    that never took part go with their cluster; in a split they stay in the first half. Clusters that
-    nobody is assigned to are dropped.
+class Tuning(Clustering):
+    """When a criterion is asked, and what it is told; the clusters themselves are a `Groups`.
 
     Args:
         criterion: ``ratio`` or ``silhouette``.
-        lower: a of `ratio`.
-        upper: b of `ratio`.
+        lower: below it `ratio` merges a cluster.
+        upper: above it `ratio` splits a cluster.
         margin: of `silhouette`: how much better a move must be.
         single_threshold: of `silhouette`: the score from which on a single cluster is cut in two.
-        literal: of `ratio`: Algorithm 3 to the letter: one cluster after the other, distances computed anew
+        literal: of `ratio`: the papers' algorithms to the letter: one cluster after the other, distances computed anew
             each time, any number of moves, no bounds.
         start: the first round that may move anything; None: the first after 90 % of the clients took part.
         interval: rounds between two looks.
         cooldown: rounds without a move after a move.
-        min_clusters: fewest K to go on with; the most is half of the clients that have taken part.
+        min_clusters: fewest K to go on with; the most is half of the clients whose models or updates there are.
     """
 
     criterion: Literal["ratio", "silhouette"] = "ratio"
@@ -96,7 +75,6 @@ class ClusterNumberTuning(Clustering):
     min_clusters: int = 2
 
     reads: ClassVar[tuple[str, ...]] = ()
-    uses_stored: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -116,18 +94,23 @@ class ClusterNumberTuning(Clustering):
         if not state.callbacks:
             self._moved = -inf
 
-    def on_aggregated(self, server: ServerView, state: FederationState) -> None:
+    def tune(self, server: ServerView, state: FederationState, look: Callable[[], Groups]) -> None:
         """Drops empty clusters, logs G, and moves what is due."""
-        _drop_empty(state)
-        ratio_K = self._log_granularity(server, state)
+        drop_empty(state)
+        groups = look()
+        ratio_K = groups.ratio()
+        _log_ratio(server, ratio_K)
         if not self._is_due(state):
             return
         if self.literal:
-            moved = self._literal(server, state)
+            moved = one_after_another(look, self.lower, self.upper)
         else:
-            moves = self._by_ratio(server, state, ratio_K) if self.criterion == "ratio" else self._best(server, state)
+            if self.criterion == "ratio":
+                moves = by_ratio(groups, ratio_K, self.lower, self.upper, self.min_clusters)
+            else:
+                moves = best_by_silhouette(groups, self.margin, self.single_threshold, self.min_clusters)
             for move in moves:
-                _apply(move, server, state)
+                groups.apply(move)
             moved = bool(moves)
         if moved:
             self._moved = state.round
@@ -145,161 +128,128 @@ class ClusterNumberTuning(Clustering):
         begun = state.round >= self.start if self.start is not None else seen >= SEEN
         return bool(begun) and state.round % self.interval == 0 and state.round - self._moved > self.cooldown
 
-    def _log_granularity(self, server: ServerView, state: FederationState) -> Tensor:
-        intra_K, inter_K = granularity(state, server.layout.num_parameters)
-        ratio_K = intra_K / inter_K
-        known = ratio_K[~ratio_K.isnan()]
-        for cluster, ratio in enumerate(ratio_K.tolist()):
-            if not isnan(ratio):
-                server.log(f"cluster/granularity_{cluster:02d}", ratio)
-        if len(known):
-            server.log("cluster/granularity", float(known.mean()))
-        return ratio_K
 
-    def _by_ratio(self, server: ServerView, state: FederationState, ratio_K: Tensor) -> list[Move]:
-        """At most one split and one merge, of one snapshot; the split first, which renumbers nothing."""
-        smallest, largest = _extreme(ratio_K, lowest=True), _extreme(ratio_K, lowest=False)
-        if smallest is None or largest is None:
+@dataclass
+class ClusterNumberTuning(Tuning):
+    """Merges and splits clusters after the round's aggregation (FedAC section 4.5, Algorithm 3).
+
+    ``ratio`` is the paper's criterion: G_k = Dist_intra / Dist_inter; a cluster with G_k < a (`lower`) is merged
+    into the closest one, one with G_k > b (`upper`) is split by two new centres and one re-clustering pass. As
+    printed it does not stop at the right number: tight, well separated clusters have a G near 0, and a
+    singleton has 0, so it merges exactly the clusters that are right. Hence the safeguards of `Tuning`.
+
+    ``silhouette`` proposes the same moves - join the closest pair, cut a cluster by two centres - and
+    takes the one, or none, that raises the mean silhouette (cosine distance) of the low-rank models by
+    more than a margin; a single cluster is left when a cut in two scores above a threshold.
+
+    Where a clustering keeps codes they are used, else the models' own principal components. Clients
+    that never took part go with their cluster; in a split they stay in the first half. Clusters that
+    nobody is assigned to are dropped.
+
+    The arguments are those of `Tuning`.
+    """
+
+    uses_stored: ClassVar[bool] = True
+
+    def on_aggregated(self, server: ServerView, state: FederationState) -> None:
+        """One look at the stored models, when the round's models stand."""
+        self.tune(server, state, lambda: StoredModels(server, state))
+
+
+class StoredModels(Groups):
+    """Clusters of the clients that ever took part, by their stored models and these models' codes."""
+
+    def __init__(self, server: ServerView, state: FederationState) -> None:
+        super().__init__(state, torch.nonzero(state.participated).flatten().tolist())
+        self.server = server
+
+    @property
+    def centre_KP(self) -> Tensor:
+        """Omega without buffers."""
+        return self.state.centres[:, : self.server.layout.num_parameters]
+
+    @cached_property
+    def code_nD(self) -> Tensor:
+        """Directions of the low-rank models of all that took part."""
+        return self._directions(self.clients)
+
+    def ratio(self) -> Tensor:
+        """G_k = Dist_intra / Dist_inter."""
+        intra_K, inter_K = granularity(self.state, self.server.layout.num_parameters)
+        return intra_K / inter_K
+
+    def members(self, cluster: int) -> list[int]:
+        """Those that took part."""
+        return self.state.members(cluster)
+
+    def closest(self, cluster: int) -> int:
+        """By the L2 distance of the centres."""
+        centre_KP = self.centre_KP
+        distance_K = (centre_KP.double() - centre_KP[cluster].double()).norm(dim=1)
+        distance_K[cluster] = inf
+        return int(distance_K.argmin())
+
+    def seeded_half(self, cluster: int) -> list[int]:
+        """In the space of the codes' directions."""
+        members = self.members(cluster)
+        code_nD = self._directions(members)
+        draw = rng.generator(self.server.seed, "split", self.state.round, cluster)
+        first = int(draw.integers(len(members)))
+        square_n = (code_nD - code_nD[first]).square().sum(dim=1).numpy()
+        if not square_n.sum() > 0:
             return []
-        moves, closest = [], None
-        if ratio_K[smallest] < self.lower and state.num_clusters > self.min_clusters:
-            closest = _closest(state.centres[:, : server.layout.num_parameters], smallest)
-        may_split = len(state.members(largest)) >= SMALLEST_TO_SPLIT and largest != closest
-        if ratio_K[largest] > self.upper and may_split and state.num_clusters < int(state.participated.sum()) // 2:
-            moves += _cut(state, largest, _seeded_halves(server, state, largest))
-        if closest is not None:
-            moves.append(Move(smallest, closest))
-        return moves
+        second = int(draw.choice(len(members), p=square_n / square_n.sum()))
+        to_second = (code_nD @ code_nD[second] > code_nD @ code_nD[first]).tolist()
+        return [client for client, moves in zip(members, to_second, strict=True) if moves]
 
-    def _literal(self, server: ServerView, state: FederationState) -> bool:
-        """Algorithm 3, lines 1 to 10."""
-        moved = False
-        for centre in list(state.centres):
-            found = [k for k in range(state.num_clusters) if torch.equal(state.centres[k], centre)]
-            if not found or state.num_clusters == 1:
-                continue  # merged with another one in the meantime; or G is not defined
-            cluster = found[0]
-            intra_K, inter_K = granularity(state, server.layout.num_parameters)
-            ratio = float(intra_K[cluster] / inter_K[cluster])
-            moves = []
-            if ratio < self.lower:
-                moves = [Move(cluster, _closest(state.centres[:, : server.layout.num_parameters], cluster))]
-            elif ratio > self.upper and len(state.members(cluster)) > 1:
-                moves = _cut(state, cluster, _seeded_halves(server, state, cluster))
-            for move in moves:
-                _apply(move, server, state)
-                moved = True
-        return moved
+    def silhouette(self, label_n: Tensor) -> float:
+        """Of directions, by their cosine distance."""
+        if not 1 < len(label_n.unique()) < len(label_n):
+            return -1.0
+        return float(silhouette_score(self.code_nD.numpy(), label_n.numpy(), metric="cosine"))
 
-    def _best(self, server: ServerView, state: FederationState) -> list[Move]:
-        """The move that raises the mean silhouette most, if by more than the margin."""
-        known = torch.nonzero(state.participated).flatten()
-        code_nD = normalize(_codes(server, state, known).double(), dim=1)
-        label_n = state.assignment[known]
-        to_beat = self.single_threshold if state.num_clusters == 1 else _silhouette(code_nD, label_n) + self.margin
-        best: list[Move] = []
-        for move, moved_n in self._proposals(server, state, known, code_nD, label_n):
-            score = _silhouette(code_nD, moved_n)
-            if score > to_beat:
-                to_beat, best = score, [move]
-        return best
+    def closest_pair(self, present: list[int]) -> tuple[int, int]:
+        """By the cosine of the clusters' mean directions."""
+        centre_KD = torch.stack([self.code_nD[self.label_n == cluster].mean(dim=0) for cluster in present])
+        similarity_KK = normalize(centre_KD, dim=1) @ normalize(centre_KD, dim=1).T
+        place = int(similarity_KK.fill_diagonal_(-inf).argmax())
+        return present[place // len(present)], present[place % len(present)]
 
-    def _proposals(
-        self, server: ServerView, state: FederationState, known: Tensor, code_nD: Tensor, label_n: Tensor
-    ) -> Iterator[tuple[Move, Tensor]]:
-        """The closest pair joined; every cluster that is large enough cut in two: move and labels after it."""
-        present = label_n.unique().tolist()
-        if len(present) > self.min_clusters:
-            centre_KD = torch.stack([code_nD[label_n == cluster].mean(dim=0) for cluster in present])
-            similarity_KK = normalize(centre_KD, dim=1) @ normalize(centre_KD, dim=1).T
-            place = int(similarity_KK.fill_diagonal_(-inf).argmax())
-            cluster, other = present[place // len(present)], present[place % len(present)]
-            yield Move(cluster, other), torch.where(label_n == cluster, other, label_n)
-        if len(present) < len(known) // 2:
-            for cluster in present:
-                members = torch.nonzero(label_n == cluster).flatten()
-                if len(members) < SMALLEST_TO_SPLIT:
-                    continue
-                half_n = spherical_kmeans(code_nD[members], 2, server.seed, state.round, cluster)
-                second = members[half_n == 1]
-                moved_n = label_n.clone()
-                moved_n[second] = state.num_clusters
-                yield Move(cluster, second_half=tuple(known[second].tolist())), moved_n
+    def half_of(self, members: Tensor, cluster: int) -> Tensor:
+        """By spherical k-means."""
+        return spherical_kmeans(self.code_nD[members], 2, self.server.seed, self.state.round, cluster)
+
+    def apply(self, move: Move) -> None:
+        """Centres of changed clusters are the means of their stored models."""
+        state = self.state
+        assignment, centres = state.assignment.clone(), state.centres.clone()
+        if move.other is None:
+            changed = [move.cluster, state.num_clusters]
+            assignment[list(move.second_half)] = state.num_clusters
+            centres = torch.cat([centres, centres[move.cluster : move.cluster + 1]])
+        else:
+            changed = [move.other]
+            assignment[assignment == move.cluster] = move.other
+        state.assignment, state.centres = assignment, centres
+        for cluster in changed:
+            models = [state.model_of(client) for client in state.members(cluster)]
+            if models:
+                state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
+        drop_empty(state)
+
+    def _directions(self, clients: list[int]) -> Tensor:
+        """Of the clients' codes, or else of their models in the principal components of these, ``[n, D]``."""
+        if self.state.codes is not None:
+            return normalize(self.state.codes[clients].double(), dim=1)
+        num_parameters = self.server.layout.num_parameters
+        model_nP = torch.stack([self.state.model_of(client)[:num_parameters] for client in clients])
+        return normalize(project(model_nP, principal_components(model_nP, COMPONENTS)).double(), dim=1)
 
 
-def _silhouette(code_nD: Tensor, label_n: Tensor) -> float:
-    """The mean silhouette of directions; -1 where it is not defined."""
-    if not 1 < len(label_n.unique()) < len(label_n):
-        return -1.0
-    return float(silhouette_score(code_nD.numpy(), label_n.numpy(), metric="cosine"))
-
-
-def _codes(server: ServerView, state: FederationState, known: Tensor) -> Tensor:
-    """Low-rank models ``[n, D]`` of the clients `known`."""
-    if state.codes is not None:
-        return state.codes[known]
-    num_parameters = server.layout.num_parameters
-    model_nP = torch.stack([state.model_of(client)[:num_parameters] for client in known.tolist()])
-    return project(model_nP, principal_components(model_nP, COMPONENTS))
-
-
-def _seeded_halves(server: ServerView, state: FederationState, cluster: int) -> list[int]:
-    """The members nearer to the second of two new centres: a k-means++ pair in the reduced space, one pass."""
-    members = state.members(cluster)
-    code_nD = normalize(_codes(server, state, torch.tensor(members)).double(), dim=1)
-    draw = rng.generator(server.seed, "split", state.round, cluster)
-    first = int(draw.integers(len(members)))
-    square_n = (code_nD - code_nD[first]).square().sum(dim=1).numpy()
-    if not square_n.sum() > 0:
-        return []
-    second = int(draw.choice(len(members), p=square_n / square_n.sum()))
-    to_second = (code_nD @ code_nD[second] > code_nD @ code_nD[first]).tolist()
-    return [client for client, moves in zip(members, to_second, strict=True) if moves]
-
-
-def _cut(state: FederationState, cluster: int, second_half: list[int]) -> list[Move]:
-    """The split, unless one of its halves is empty."""
-    if not 0 < len(second_half) < len(state.members(cluster)):
-        return []
-    return [Move(cluster, second_half=tuple(second_half))]
-
-
-def _apply(move: Move, server: ServerView, state: FederationState) -> None:
-    """Changes assignment and centres; centres of changed clusters are the means of their stored models."""
-    assignment, centres = state.assignment.clone(), state.centres.clone()
-    if move.other is None:
-        changed = [move.cluster, state.num_clusters]
-        assignment[list(move.second_half)] = state.num_clusters
-        centres = torch.cat([centres, centres[move.cluster : move.cluster + 1]])
-    else:
-        changed = [move.other]
-        assignment[assignment == move.cluster] = move.other
-    state.assignment, state.centres = assignment, centres
-    for cluster in changed:
-        models = [state.model_of(client) for client in state.members(cluster)]
-        if models:
-            state.centres[cluster] = mean_model(models, [1] * len(models), server.layout)
-    _drop_empty(state)
-
-
-def _drop_empty(state: FederationState) -> None:
-    """Removes clusters that no client is assigned to; the numbers of the others close up."""
-    used = state.assignment[state.active].unique()
-    if len(used) < state.num_clusters:
-        state.assignment = torch.searchsorted(used, state.assignment).clamp(max=len(used) - 1)
-        state.centres = state.centres[used]
-
-
-def _extreme(ratio_K: Tensor, lowest: bool) -> int | None:
-    """The cluster with the smallest or the largest G; None where no G is defined."""
-    if bool(ratio_K.isnan().all()):
-        return None
-    filled_K = ratio_K.nan_to_num(nan=inf if lowest else -inf)
-    return int(filled_K.argmin() if lowest else filled_K.argmax())
-
-
-def _closest(centre_KP: Tensor, cluster: int) -> int:
-    """The other cluster whose centre is nearest (L2)."""
-    distance_K = (centre_KP.double() - centre_KP[cluster].double()).norm(dim=1)
-    distance_K[cluster] = inf
-    return int(distance_K.argmin())
+def _log_ratio(server: ServerView, ratio_K: Tensor) -> None:
+    known = ratio_K[~ratio_K.isnan()]
+    for cluster, ratio in enumerate(ratio_K.tolist()):
+        if not isnan(ratio):
+            server.log(f"cluster/granularity_{cluster:02d}", ratio)
+    if len(known):
+        server.log("cluster/granularity", float(known.mean()))

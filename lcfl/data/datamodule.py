@@ -1,7 +1,9 @@
 """The data of a federation as a LightningDataModule."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +53,9 @@ class FederatedDataModule(LightningDataModule):
             images, ``label_view`` takes those of the client's labels, ``label_proportional`` a part with its label
             proportions, ``global`` all, ``global_plain`` all and without client transforms. The first one is also
             ``test_dataloader``'s.
+        proxy: how many official test images, drawn at random, the server keeps as its proxy set, for methods that try
+            models on one (AS-CFL's D_test); nobody trains, validates or is tested on them, and the server sees them
+            as they are in the data set.
         pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
         test_fraction: part of each share held out for ``own_split``; unused without that protocol.
         val_fraction: part of the remaining share held out for validation; 0 for none.
@@ -72,6 +77,7 @@ class FederatedDataModule(LightningDataModule):
         batch_size: int = 32,
         drop_last: bool = False,
         protocols: Sequence[Protocol] = ("own_split",),
+        proxy: int = 0,
         pool: Literal["train", "all"] = "train",
         test_fraction: float = 0.25,
         val_fraction: float = 0.1,
@@ -83,6 +89,7 @@ class FederatedDataModule(LightningDataModule):
         self.num_clients, self.batch_size, self.drop_last = num_clients, batch_size, drop_last
         self.newcomers, self.leavers = newcomers, dict(leavers or {})
         self.protocols = list(protocols)
+        self.proxy = proxy
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.client_transforms = list(client_transforms)
@@ -147,7 +154,7 @@ class FederatedDataModule(LightningDataModule):
         pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split = self._split(shares, examples)
+        split, proxy = self._without_proxy(self._split(shares, examples))
         counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
         label_counts = np.stack(counts).astype(np.int64)
         tests = self._tests(split)
@@ -163,6 +170,7 @@ class FederatedDataModule(LightningDataModule):
             views,
             shares.groups,
             self.newcomer_clients,
+            proxy,
         )
         self._loaded = examples, population
 
@@ -178,6 +186,7 @@ class FederatedDataModule(LightningDataModule):
             self.batch_size,
             drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
             protocols=self.protocols,
+            proxy=min(self.proxy, 1),  # all but one of the few random test inputs are left for the protocols
             pool=self.pool,
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
@@ -213,6 +222,8 @@ class FederatedDataModule(LightningDataModule):
         for name, fraction in {"test_fraction": self.test_fraction, "val_fraction": self.val_fraction}.items():
             if not 0 <= fraction < 1:
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
+        if self.proxy < 0:
+            raise ValueError(f"data.proxy must be 0 or a number of images, got {self.proxy}")
         if self.pool not in ("train", "all"):
             raise ValueError(f"data.pool must be 'train' or 'all', got {self.pool!r}")
         unknown = [name for name in self.protocols if name not in PROTOCOLS]
@@ -253,6 +264,31 @@ class FederatedDataModule(LightningDataModule):
         held = np.concatenate(shares.indices)
         official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
         return Split(*roles, official, examples.targets, self.seed)
+
+    def _without_proxy(self, split: Split) -> tuple[Split, Indices]:
+        """The split whose official test images are those that are not in the proxy set, and the proxy set, ascending.
+
+        Drawn from the stream (seed, "proxy").
+        """
+        if self.proxy == 0:
+            return split, split.official[:0]
+        if self.proxy >= len(split.official):
+            raise ValueError(
+                f"data.proxy takes {self.proxy} official test images and must leave some for testing, but "
+                f"{len(split.official)} are free; lower data.proxy, or use a data set with official test images and "
+                "data.pool: train"
+            )
+        proxy = np.sort(rng.generator(self.seed, "proxy").choice(split.official, self.proxy, replace=False))
+        learnt = np.unique(split.targets[np.concatenate(split.train)])
+        missing = np.setdiff1d(learnt, split.targets[proxy])
+        if len(missing):
+            few = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+            warnings.warn(
+                f"data.proxy: the {self.proxy} images of the proxy set show none of the {len(missing)} labels {few}, "
+                "which clients learn: what is tried on it says nothing about these. Raise data.proxy.",
+                stacklevel=2,
+            )
+        return replace(split, official=np.setdiff1d(split.official, proxy)), proxy
 
     def _views(self, groups: Indices | None, num_classes: int) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
         """The true groups of the clients, and what each sees its images through."""

@@ -1,7 +1,7 @@
 """Who trains, validates and is tested on what. Shapes: N clients, C classes, S images in all."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ class Population:
         views: per client what it sees its images through; None: as they are.
         partition_groups: with views, [N] the groups of the partition alone, which views may divide.
         newcomers: the clients that are kept out of the federation, ascending.
+        proxy: the server's own images, which no client holds and nobody is tested on, possibly none.
     """
 
     train: list[Indices]
@@ -39,6 +40,7 @@ class Population:
     views: list[tuple[View, ...]] | None = None
     partition_groups: Indices | None = None
     newcomers: tuple[int, ...] = ()
+    proxy: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -72,6 +74,8 @@ class Population:
             digest.update(repr(self.views).encode())
         if self.newcomers:
             digest.update(f"newcomers:{self.newcomers}".encode())
+        if len(self.proxy):
+            digest.update(b"proxy:" + np.ascontiguousarray(self.proxy, dtype="<i8").tobytes())
         return digest.hexdigest()
 
     def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
@@ -125,6 +129,7 @@ class Population:
             "train": _lists(self.train),
             "val": _lists(self.val),
             "test": {name: _lists_or_one(lists) for name, lists in self.test.items()},
+            "proxy": self.proxy.tolist(),
         }
 
 
