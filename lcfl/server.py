@@ -312,14 +312,13 @@ class Server:
             return
         state, groups = self.state, self.data.population.groups
         grouped = state.active & (state.assignment >= 0)
-        self.log("cluster/count", len(state.assignment[grouped].unique()))
+        now = state.assignment[grouped]
+        self.log("cluster/count", len(now.unique()))
         self.log("cluster/moved", int((before != state.assignment)[state.active].sum()))
         if state.round > 0:  # what stood before the first round is no round's outcome
-            self.log(
-                "cluster/stability", co_membership_jaccard(before[grouped].numpy(), state.assignment[grouped].numpy())
-            )
+            self.log("cluster/stability", co_membership_jaccard(before[grouped].numpy(), now.numpy()))
         if groups is not None:
-            self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], state.assignment[grouped].numpy()))
+            self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the method's paper reports and logs every summary."""

@@ -49,8 +49,8 @@ def dropping(client, number):
     """Servers that `client` has left before its upload of round `number` came in."""
 
     class Dropping(lcfl.server.Server):
-        def train(self, tasks):
-            results = super().train(tasks)
+        def train(self, tasks, dropped=()):
+            results = super().train(tasks, dropped)
             if self.state.round == number:
                 del results[client]
             return results

@@ -35,8 +35,8 @@ class StopAt(Callback):
 
 def run(root, path=None, callbacks=(), devices=1, restart=True):
     federation = Federation(
-        4, 5, 2, "cpu", devices, logger=False, enable_progress_bar=False, default_root_dir=root, name="run",
-        callbacks=[Checkpoint(every_n_rounds=9), *callbacks],
+        4, 5, 2, accelerator="cpu", devices=devices, logger=False, enable_progress_bar=False, default_root_dir=root,
+        name="run", callbacks=[Checkpoint(every_n_rounds=9), *callbacks],
     )  # fmt: skip
     return federation.fit(blobs_module(), blobs(12), fedclust(num_clusters=4, restart=restart), path)
 
