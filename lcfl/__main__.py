@@ -11,7 +11,8 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that are no LightningCLI: each module has a main(args).
-COMMANDS = {name: f"lcfl.commands.{name}" for name in ("compare", "configs", "export", "partition", "predict", "sweep")}
+NAMES = ("compare", "configs", "export", "onboard", "partition", "predict", "sweep")
+COMMANDS = {name: f"lcfl.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -26,6 +27,7 @@ commands:
   compare     finished runs side by side
   predict     labels of the clients' test images by their models
   export      one trained model as a file
+  onboard     clients that were kept out join a finished run
   configs     the configurations that come with lcfl
 
 options of fit, validate and test:

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any
 
-__all__ = ["HOOKS", "Callback", "check_hooks"]
+__all__ = ["HOOKS", "Callback", "check_hooks", "keyed"]
 
 # What each hook may take beside `server` and `state`.
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -68,6 +68,17 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts back what `state_dict` returned."""
+
+
+def keyed(callbacks: Iterable["Callback"]) -> list[tuple[str, "Callback"]]:
+    """Callbacks with the keys of their states in a checkpoint; a second one of a class has the key ``Name#2``."""
+    found: dict[str, Callback] = {}
+    for callback in callbacks:
+        key, number = callback.key, 2
+        while key in found:
+            key, number = f"{callback.key}#{number}", number + 1
+        found[key] = callback
+    return list(found.items())
 
 
 def check_hooks(callbacks: Iterable[object]) -> None:

@@ -77,6 +77,11 @@ class Run:
         ):
             if number is not None and not 0 <= number < end:
                 raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
+        if client is not None and not self.state.active[client]:
+            raise ValueError(
+                f"model: client {client} is not in the federation: it is a newcomer, which lcfl onboard brings in, or "
+                "it has left."
+            )
         if kind == "global":
             vector = self.state.global_model
         elif kind == "cluster" and cluster is not None:

@@ -21,7 +21,7 @@ from lcfl import rng
 from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.evaluation import Evaluator, raise_failures
-from lcfl.hooks import Callback
+from lcfl.hooks import Callback, keyed
 from lcfl.local.order import pass_length
 from lcfl.local.update import Trained
 from lcfl.messages import Downlink
@@ -291,14 +291,8 @@ class Server:
                 callback.load_state_dict(self.state.callbacks[key])
 
     def keyed_callbacks(self) -> list[tuple[str, Callback]]:
-        """Clusterings, then callbacks; a second one of a class has the key ``Name#2``."""
-        keyed: dict[str, Callback] = {}
-        for callback in self.callbacks:
-            key, number = callback.key, 2
-            while key in keyed:
-                key, number = f"{callback.key}#{number}", number + 1
-            keyed[key] = callback
-        return list(keyed.items())
+        """Clusterings, then callbacks, with the keys of their states."""
+        return keyed(self.callbacks)
 
     def work_of(self, task: LocalTask) -> int:
         """How many samples a task computes."""

@@ -38,7 +38,7 @@ from lcfl.server import Schedule, Server, majority_baseline
 from lcfl.state import FederationState
 from lcfl.worker import Worker
 
-__all__ = ["Session", "Settings"]
+__all__ = ["Session", "Settings", "run_of"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Session:
         if self.resumed is None:
             run = RunDirectory.claim(self.settings.root, self.settings.name)
         else:
-            run = RunDirectory(_run_of(self.resumed))
+            run = RunDirectory(run_of(self.resumed))
         try:
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, ranks, state, run.path, loggers)
@@ -241,11 +241,11 @@ class Session:
         }
 
 
-def _run_of(path: Path) -> Path:
+def run_of(path: Path) -> Path:
     """The run directory that a checkpoint lies in.
 
     Raises:
-        CheckpointError: if it lies elsewhere, where a resumed run would have no history to go on with.
+        CheckpointError: if it lies elsewhere, where there is neither its configuration nor its history.
     """
     run = path.resolve().parent.parent
     if path.resolve().parent.name != "checkpoints" or not (run / "config.yaml").is_file():

@@ -60,6 +60,7 @@ LAYERS = [
     "layers",
     "cli",
     "loading",
+    "onboarding",
     "comparison",
     "shipped",
     "sweep",

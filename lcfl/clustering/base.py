@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -9,10 +10,11 @@ from torch import Tensor
 from lcfl.exchange import Exchange
 from lcfl.hooks import Callback
 from lcfl.local.update import LocalUpdate
+from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
-__all__ = ["Clustering", "Opening", "ServerView"]
+__all__ = ["Clustering", "NewcomerView", "Opening", "ServerView"]
 
 
 class ServerView(Protocol):
@@ -38,6 +40,20 @@ class ServerView(Protocol):
 
     def log(self, name: str, value: float) -> None:
         """Adds a metric to this round's row."""
+
+
+class NewcomerView(Protocol):
+    """What a clustering may ask of a client that joins a federation which has ended."""
+
+    @property
+    def layout(self) -> Layout:
+        """How models lie in flat vectors."""
+
+    def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
+        """Local work, the method's own if none is given, from a model that is sent down; what comes up."""
+
+    def losses(self, model_KP: Tensor) -> list[float]:
+        """The losses on the client's training images of models ``[K, P + Q]`` that are sent down."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +84,14 @@ class Clustering(Callback):
         reads: the names in an uplink that it looks at.
         needs_centres: whether it compares with one centre per cluster.
         uses_stored: whether it looks at the stored models of clients that did not take part in the round.
+        newcomer_rule: in words, what `place` does.
     """
 
     shapes_result = True
     reads: ClassVar[tuple[str, ...]] = ("model",)
     needs_centres: ClassVar[bool] = True
     uses_stored: ClassVar[bool] = False
+    newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training images"
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with so many clients."""
@@ -91,3 +109,13 @@ class Clustering(Callback):
         Asked again after each one, whose uploads go to `on_opening_end`. Its bytes are counted in the training round.
         """
         return None
+
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """The cluster of a client that joins after the last round; changes nothing.
+
+        Here the one whose model has the smallest loss on the newcomer's training images, the lowest number in a tie:
+        that needs nothing but the models, so it is there for every clustering. A clustering with a rule of its own
+        overrides this and says so in `newcomer_rule`.
+        """
+        losses = [inf if isnan(loss) else loss for loss in newcomer.losses(state.centres)]
+        return losses.index(min(losses))

@@ -6,7 +6,7 @@ Legend: N clients, K clusters, P parameters, D components.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,16 +14,18 @@ from torch import Tensor
 
 from lcfl.aggregation import mean_model
 from lcfl.clients import ClientState
-from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
 from lcfl.clustering.first import balanced, spherical_kmeans
-from lcfl.local.update import LocalTraining
-from lcfl.messages import Uplink
+from lcfl.exchange import FullModel
+from lcfl.local.update import LocalTraining, LocalUpdate
+from lcfl.messages import Downlink, Uplink
 from lcfl.similarity import assign, cosine, principal_components, project
 from lcfl.state import FederationState
 
-__all__ = ["LowRankCosine", "fitted"]
+__all__ = ["LowRankCosine", "directions", "fitted"]
 
 FLOAT_BYTES = 4
+RULE = "the cluster that lies, seen from the global model, in the direction of a newcomer's short run from there"
 
 
 @dataclass
@@ -61,6 +63,8 @@ class LowRankCosine(Clustering):
     keep_offline_models: bool = False
     init: Literal["kmeans", "random"] = "kmeans"
 
+    newcomer_rule: ClassVar[str] = RULE
+
     def __post_init__(self) -> None:
         for name in ("num_clusters", "dimension", "offline_clients"):
             if getattr(self, name) < 1:
@@ -89,8 +93,7 @@ class LowRankCosine(Clustering):
     def openings(self, num_clients: int) -> list[Opening]:
         """The offline phase: S_d is spread evenly over the client numbers."""
         chosen = np.linspace(0, num_clients - 1, min(num_clients, self.offline_clients)).round().astype(int)
-        work = None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)
-        return [Opening(chosen.tolist(), work)]
+        return [Opening(chosen.tolist(), self._offline_work())]
 
     def on_opening_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Fits M to the offline models; the first codes, R and Omega."""
@@ -141,6 +144,16 @@ class LowRankCosine(Clustering):
         assignment[known] = assign(cosine(codes[known], centre_KD), assignment[known])
         state.assignment = assignment
 
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """``arg max_k cos(M^T (w - G), M^T (Omega_k - G))`` with w trained briefly from the global model G.
+
+        Eq. 4 compares a member's model, trained for many rounds, with the centres as they are. A newcomer's has only
+        begun: as seen from where it began, its direction already tells the clusters apart, its position does not.
+        """
+        assert state.projection is not None
+        own_1P, centre_KP = directions(newcomer, state, self._offline_work())
+        return int(cosine(project(own_1P, state.projection), project(centre_KP, state.projection)).argmax())
+
     def state_dict(self) -> dict[str, Tensor | None]:
         """The mean that `center` subtracts."""
         return {"offset": self._offset}
@@ -148,6 +161,19 @@ class LowRankCosine(Clustering):
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
         """Puts back the mean that `center` subtracts."""
         self._offset = state["offset"]
+
+    def _offline_work(self) -> LocalTraining | None:
+        return None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)
+
+
+def directions(
+    newcomer: NewcomerView, state: FederationState, local_update: LocalUpdate | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of a newcomer's short run ``[1, P]`` and of the centres ``[K, P]``, both from the global model: P down, P up."""
+    uplink = newcomer.run(Downlink({"model": state.global_model}), FullModel(), local_update)
+    models = torch.cat([uplink.payload["model"].unsqueeze(0), state.centres]) - state.global_model
+    models = models[:, : newcomer.layout.num_parameters]
+    return models[:1], models[1:]
 
 
 def fitted(model_nP: Tensor, dimension: int, owner: str) -> Tensor:

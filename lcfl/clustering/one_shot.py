@@ -5,16 +5,16 @@ Legend: N clients, n of them with a vector, K clusters, P parameters, P_L of the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
 from lcfl.clustering.hierarchical import Choose, Linkage, check_options, cut, distances
 from lcfl.exchange import NamedLayers
 from lcfl.local.update import LocalTraining
-from lcfl.messages import Uplink
+from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
@@ -45,6 +45,9 @@ class OneShotHierarchical(Clustering):
         warmup_steps: mini-batches of the opening round instead.
         restart: every cluster begins at theta^0 (line 7). False: at theta^0 with the compared layers replaced by
             the mean of the members' ones, which is all that the server has been sent.
+        reference: what a newcomer's layers are compared with: ``warm_up``, the mean of what the cluster's members
+            sent in the opening round, which began at theta^0 as the newcomer does; ``model``, the layers of the trained
+            cluster model ("models of existing clusters", section 4.2; reading A33).
     """
 
     linkage: Linkage = "average"
@@ -55,12 +58,16 @@ class OneShotHierarchical(Clustering):
     warmup_epochs: int | None = None
     warmup_steps: int | None = None
     restart: bool = True
+    reference: Literal["warm_up", "model"] = "warm_up"
 
     reads: ClassVar[tuple[str, ...]] = ()
+    newcomer_rule: ClassVar[str] = "the cluster whose layers are nearest to those of a newcomer that has warmed up"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose)
+        if self.reference not in ("warm_up", "model"):
+            raise ValueError(f"{name}: got reference={self.reference!r}; allowed are warm_up and model.")
         if self.layers is not None and not self.layers:
             raise ValueError(f"{name}: got layers=[]; name at least one layer, or null for the last one.")
         if self.warmup_epochs is not None and self.warmup_steps is not None:
@@ -124,6 +131,16 @@ class OneShotHierarchical(Clustering):
             self._replace_layers(state, server.layout)
         server.log("cluster/count", found.num_clusters)
         server.log("cluster/threshold", found.threshold)
+
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """The nearest cluster to the layers of the newcomer's own warm-up (Algorithm 2, Eq. 4): P down, P_L up."""
+        uplink = newcomer.run(Downlink({"model": state.initial}), NamedLayers(self.layers), self._warm_up())
+        vector_L = uplink.payload["layers"].double()
+        references = self._means(state)
+        if self.reference == "model":
+            places = newcomer.layout.places_of(self.layers)
+            references = {k: torch.cat([state.centres[k, place] for place in places]).double() for k in references}
+        return min(references, key=lambda cluster: float((references[cluster] - vector_L).norm()))
 
     def state_dict(self) -> dict[str, Any]:
         """The vectors of the opening round ``[N, P_L]``, and whose there are."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lcfl.clustering.base import Clustering, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, ServerView
 from lcfl.clustering.first import balanced, spherical_kmeans
-from lcfl.clustering.lowrank import FLOAT_BYTES, fitted
+from lcfl.clustering.lowrank import FLOAT_BYTES, RULE, directions, fitted
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, cosine, project
 from lcfl.state import FederationState
@@ -55,6 +55,7 @@ class RefreshedLowRankCosine(Clustering):
     similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
 
     uses_stored: ClassVar[bool] = True
+    newcomer_rule: ClassVar[str] = RULE
 
     def __post_init__(self) -> None:
         for name in ("num_clusters", "dimension", "refresh_every"):
@@ -111,6 +112,16 @@ class RefreshedLowRankCosine(Clustering):
         assignment = state.assignment.clone()
         assignment[known] = assign(self._similarities(server, state, known), assignment[known])
         state.assignment = assignment
+
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """As LCFed's, by this clustering's similarity; by the smallest training loss while M has not been fitted."""
+        if not self.similarity.startswith("low_rank"):
+            return int(_alike(self.similarity, *directions(newcomer, state)).argmax())
+        if state.projection is None:
+            return super().place(newcomer, state)
+        own_1P, centre_KP = directions(newcomer, state)
+        codes = (project(each, state.projection) for each in (own_1P, centre_KP))
+        return int(_alike(self.similarity, *codes).argmax())
 
     def state_dict(self) -> dict[str, Any]:
         """The mean that `center` subtracts, and the round in which M was fitted."""

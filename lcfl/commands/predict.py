@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="lcfl predict", description="Predicts the labels of the clients' test images.")
     made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
-    made.add_argument("--client", type=int, help="only this client; all if not given")
+    made.add_argument("--client", type=int, help="only this client; all of the federation if not given")
     made.add_argument("--protocol", help="whose test images; the run's first protocol if not given")
     made.add_argument("--out", type=Path, help="a CSV file; the terminal if not given")
     return made
@@ -60,7 +60,7 @@ def _rows(
     protocol = data.protocols[0] if protocol is None else protocol
     if protocol not in data.protocols:
         raise ValueError(f"predict: got --protocol {protocol}; this run has {', '.join(data.protocols)}.")
-    for client in range(data.num_clients) if only is None else [only]:
+    for client in torch.nonzero(run.state.active).flatten().tolist() if only is None else [only]:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
         indices, seen = data.population.test[protocol][client], data.seen_by(client)
         for start in range(0, len(indices), BATCH):
