@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl import checkpoint
-from lcfl.clients import ClientState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
 from lcfl.evaluation import raise_failures, sets_of
@@ -119,6 +118,7 @@ class Newcomer:
         self.client, self.layout = client, layout
         self.down_bytes = self.up_bytes = 0
         self._worker, self._round = worker, state.round
+        self._own = state.clients[client]  # blank
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
         """See `lcfl.clustering.base.NewcomerView.run`.
@@ -138,20 +138,26 @@ class Newcomer:
         return [self.measure(model, [images], [self.client])[0]["loss"] for model in model_KP]
 
     def personalise(self, model: Tensor, epochs: int) -> Tensor:
-        """What becomes of a model ``[P + Q]`` in so many epochs of plain training, without pulls."""
-        downlink = Downlink({"model": model})
-        return self._train(downlink, FullModel(), LocalTraining(epochs=epochs)).uplink.payload["model"]
+        """What becomes of a model ``[P + Q]`` in so many epochs of plain training, without pulls.
+
+        From then on the client is measured with its own buffers where these are not part of a model.
+        """
+        result = self._train(Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
+        if result.state.buffers is not None:
+            self._own = result.state
+        return result.trained.model
 
     def measure(
         self, model: Tensor, sets: list[NDArray[np.int64]], owners: list[int | None] | list[int]
     ) -> list[dict[str, float]]:
         """The metrics of a model on sets of images as their owners see them, None: as they are."""
-        values = self._worker.run(EvaluationTask(model, tuple(sets), (self.client,), tuple(owners)))
+        task = EvaluationTask(model, tuple(sets), (self.client,), tuple(owners), self._own.buffers)
+        values = self._worker.run(task)
         raise_failures([values])
         return cast(list[dict[str, float]], values)
 
     def _train(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None) -> LocalResult:
-        task = LocalTask(self.client, self._round, ClientState(), downlink, local_update, exchange)
+        task = LocalTask(self.client, self._round, self._own, downlink, local_update, exchange)
         result = self._worker.run(task)
         raise_failures([result])
         assert isinstance(result, LocalResult)
@@ -206,8 +212,8 @@ def onboard(
         state.assignment[client] = cluster or 0
         newcomer.down_bytes += method.exchange.down(state, client, module.layout).num_bytes
         given = method.exchange.personal(state, client, module.layout)
-        for stage, model in zip(STAGES, (given, newcomer.personalise(given, epochs)), strict=True):
-            evaluation.add(stage, newcomer, model, data)
+        evaluation.add("before", newcomer, given, data)
+        evaluation.add("after", newcomer, newcomer.personalise(given, epochs), data)
         group = None if groups is None else int(groups[client])
         joined.append(Joined(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes))
     rule = method.clustering[0].newcomer_rule if method.is_clustered else NO_CLUSTERS

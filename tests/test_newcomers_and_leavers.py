@@ -52,6 +52,11 @@ def fedac():
     return Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, clustering)
 
 
+def quiet(root):
+    files = {"default_root_dir": root, "name": "run", "logger": False, "enable_progress_bar": False}
+    return {"evaluate_every": 0, "accelerator": "cpu", "devices": 1, **files}
+
+
 METHODS = {"fedavg": fedavg, "lcfed": lcfed, "fedac": fedac}
 
 
@@ -219,10 +224,7 @@ def test_cluster_metrics_are_of_those_that_are_there(tmp_path):
 
 def test_a_resumed_run_knows_who_has_left(tmp_path):
     def run(root, rounds, path=None):
-        federation = Federation(
-            rounds, 3, 0, "cpu", 1, logger=False, enable_progress_bar=False, default_root_dir=root, name="run"
-        )
-        federation.callbacks = [Checkpoint(every_n_rounds=1)]
+        federation = Federation(rounds, 3, callbacks=[Checkpoint(every_n_rounds=1)], **quiet(root))
         return federation.fit(blobs_module(), blobs(8, newcomers=1, leavers=leavers), lcfed(), path)
 
     leavers = {0: 2} if 0 not in blobs(8, newcomers=1).newcomer_clients else {1: 2}
@@ -235,10 +237,7 @@ def test_a_resumed_run_knows_who_has_left(tmp_path):
 
 def test_another_list_of_leavers_is_another_run(tmp_path):
     def run(path=None, **options):
-        federation = Federation(
-            2, 3, 0, "cpu", 1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, name="run"
-        )
-        return federation.fit(blobs_module(), blobs(8, **options), fedavg(), path)
+        return Federation(2, 3, **quiet(tmp_path)).fit(blobs_module(), blobs(8, **options), fedavg(), path)
 
     run()
     with pytest.raises(checkpoint.CheckpointError, match=r"leavers: the checkpoint has None, this run \{'1': 1\}"):

@@ -34,10 +34,9 @@ class StopAt(Callback):
 
 
 def run(root, path=None, callbacks=(), devices=1, restart=True):
-    federation = Federation(
-        4, 5, 2, accelerator="cpu", devices=devices, logger=False, enable_progress_bar=False, default_root_dir=root,
-        name="run", callbacks=[Checkpoint(every_n_rounds=9), *callbacks],
-    )  # fmt: skip
+    options = {"accelerator": "cpu", "devices": devices, "default_root_dir": root, "name": "run"}
+    options |= {"logger": False, "enable_progress_bar": False, "callbacks": [Checkpoint(every_n_rounds=9), *callbacks]}
+    federation = Federation(rounds=4, clients_per_round=5, evaluate_every=2, **options)
     return federation.fit(blobs_module(), blobs(12), fedclust(num_clusters=4, restart=restart), path)
 
 
