@@ -16,6 +16,7 @@ __all__ = [
     "principal_components",
     "project",
     "squared_distances",
+    "squared_to_centres",
 ]
 
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
@@ -63,6 +64,11 @@ def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
     return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
 
 
+def squared_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:
+    """|w - Omega|^2 of every row and centre ``[n, K]``, as sums over differences, so that equal centres tie."""
+    return torch.stack([(row_nP - centre_P).square().sum(dim=1) for centre_P in centre_KP], dim=1)
+
+
 def kl_divergence(count_NC: Tensor) -> Tensor:
     """``KL(p_i || p_j) = sum_c p_ic log(p_ic / p_jc)`` of rows scaled to sum 1 ``[N, N]``, float64 (FedAC Fig. 2).
 
@@ -78,10 +84,11 @@ def kl_divergence(count_NC: Tensor) -> Tensor:
 def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:
     """R ``[N]``: the most similar cluster of each row (LCFed Eq. 3).
 
-    In a tie the current cluster wins where it is among the best, else the lowest number.
+    In a tie the current cluster wins where there is one (not -1) and it is among the best, else the lowest number.
     """
     best_N = similarity_NK.max(dim=1).values
-    current_ties_N = similarity_NK.gather(1, current_N.unsqueeze(1)).squeeze(1) == best_N
+    current_ties_N = similarity_NK.gather(1, current_N.clamp(min=0).unsqueeze(1)).squeeze(1) == best_N
+    current_ties_N &= current_N >= 0
     return torch.where(current_ties_N, current_N, similarity_NK.argmax(dim=1))
 
 

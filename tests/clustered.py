@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClientChoice
-from lcfl.exchange import AllCentres
+from lcfl.clustering import ClientChoice, ModelKMeans, RecursiveBipartition
+from lcfl.exchange import AllCentres, ClusterModel
 from lcfl.hooks import Callback
-from lcfl.local import LeastLossTraining
+from lcfl.local import LeastLossTraining, LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
@@ -30,6 +30,15 @@ def normed_module(lr=0.05):
 def ifca(num_clusters=4, max_redraws=0, min_share=0.4, mean=SAMPLES, **local):
     clustering = ClientChoice(num_clusters, max_redraws, min_share)
     return Method(LeastLossTraining(**(local or {"steps": 3})), AllCentres(), mean, [clustering])
+
+
+def fesem(num_clusters=4, over="stored", mean=UNIFORM, **local):
+    clustering = ModelKMeans(num_clusters, over)
+    return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(keeps_model=True), mean, [clustering])
+
+
+def cfl(steps=3, mean=UNIFORM, **options):
+    return Method(LocalTraining(steps=steps), ClusterModel(), mean, [RecursiveBipartition(**options)])
 
 
 class Evaluations(Callback):

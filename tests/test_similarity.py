@@ -6,7 +6,7 @@ import torch
 from sklearn.decomposition import PCA
 
 import lcfl.similarity
-from lcfl.similarity import assign, cosine, principal_components, project
+from lcfl.similarity import assign, cosine, principal_components, project, squared_to_centres
 
 
 def models(num=8, size=40, seed=0, offset=0.0):
@@ -120,3 +120,15 @@ def test_assignment_and_its_ties(similarities, current, expected):
 def test_every_row_is_assigned_by_itself():
     similarity_NK = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
     assert assign(similarity_NK, torch.tensor([1, 0, 1, 0])).tolist() == [0, 1, 1, 0]
+
+
+def test_squared_distances_to_equal_centres_are_equal():
+    rows = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0))
+    found = squared_to_centres(rows, torch.stack([rows[1], rows[1], rows[2]]))
+    assert torch.equal(found[:, 0], found[:, 1])
+    assert found[1, 0] == found[2, 2] == 0
+    np.testing.assert_allclose(found, ((rows[:, None] - rows[None, [1, 1, 2]]) ** 2).sum(dim=2), rtol=1e-5)
+
+
+def test_a_row_without_a_current_cluster_takes_the_lowest_of_a_tie():
+    assert assign(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([-1, 1, -1])).tolist() == [0, 1, 1]

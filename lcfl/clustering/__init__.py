@@ -1,8 +1,10 @@
 """Who belongs together: callbacks of the server that run at the end of a round, one per paper."""
 
 from lcfl.clustering.base import Clustering, Opening
+from lcfl.clustering.bipartition import RecursiveBipartition
 from lcfl.clustering.choice import ClientChoice
 from lcfl.clustering.incentive import GreedyIncentive
+from lcfl.clustering.kmeans import ModelKMeans
 from lcfl.clustering.lowrank import LowRankCosine
 from lcfl.clustering.one_shot import OneShotHierarchical
 from lcfl.clustering.refreshed import RefreshedLowRankCosine
@@ -15,8 +17,10 @@ __all__ = [
     "Clustering",
     "GreedyIncentive",
     "LowRankCosine",
+    "ModelKMeans",
     "OneShotHierarchical",
     "Opening",
+    "RecursiveBipartition",
     "RefreshedLowRankCosine",
     "SplitAndMerge",
     "UpdateEM",

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from lcfl import rng
 
-__all__ = ["balanced", "spherical_kmeans"]
+__all__ = ["balanced", "kmeans", "spherical_kmeans"]
 
 
 def balanced(num_clients: int, num_clusters: int, seed: int) -> Tensor:
@@ -30,9 +30,22 @@ def spherical_kmeans(code_nD: Tensor, num_clusters: int, seed: int, *stream: int
         seed: of the run.
         stream: numbers that address the draws further, e.g. the round.
     """
-    direction_nD = normalize(code_nD.double(), dim=1).numpy()
-    num_distinct = len(np.unique(direction_nD, axis=0))
+    return kmeans(normalize(code_nD.double(), dim=1), num_clusters, seed, *stream)
+
+
+def kmeans(point_nD: Tensor, num_clusters: int, seed: int, *stream: int, max_iter: int = 300) -> Tensor:
+    """Clusters ``[n]`` of points by k-means: k-means++ seeding, the best of ten runs.
+
+    Args:
+        point_nD: ``[n, D]``.
+        num_clusters: K; fewer where there are fewer distinct points.
+        seed: of the run.
+        stream: numbers that address the draws further, e.g. the round.
+        max_iter: steps of a run at most.
+    """
+    points = point_nD.double().numpy()
+    num_distinct = len(np.unique(points, axis=0))
     state = np.random.RandomState(rng.stream_seed(seed, "kmeans", *stream) % 2**32)
-    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on codes this small
-        kmeans = KMeans(min(num_clusters, num_distinct), n_init=10, random_state=state).fit(direction_nD)
-    return torch.as_tensor(kmeans.labels_, dtype=torch.int64)
+    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on points this short
+        fitted = KMeans(min(num_clusters, num_distinct), n_init=10, max_iter=max_iter, random_state=state).fit(points)
+    return torch.as_tensor(fitted.labels_, dtype=torch.int64)

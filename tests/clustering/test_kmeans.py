@@ -1,0 +1,172 @@
+"""FeSEM: k-means of whole models, a run in numpy, the first clusters, and what must be exactly true."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl.aggregation import ClusterMean, GlobalMean
+from lcfl.clustering import ModelKMeans
+from lcfl.exchange import ClusterModel, FullModel
+from lcfl.local import LocalTraining
+from lcfl.method import Method
+from tests.bits import same
+from tests.builders import (
+    blobs,
+    blobs_module,
+    dealt,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.clustered import UNIFORM, Evaluations, fesem, normed_module
+from tests.clustering.models import LAYOUT, axis
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
+STORED = ClusterMean("stored", "stored", "uniform")
+
+
+def best_halves(points):
+    """The partition of points into two parts with the least sum of squares, by trying all."""
+    everybody = set(range(len(points)))
+    halves = [set(part) for size in (1, 2) for part in combinations(everybody, size)]
+
+    def scatter(part):
+        rows = points[sorted(part)]
+        return ((rows - rows.mean(axis=0)) ** 2).sum()
+
+    best = min(halves, key=lambda part: scatter(part) + scatter(everybody - part))
+    return np.array([int(i in best) for i in range(len(points))])
+
+
+def test_three_rounds_in_numpy(tmp_path):
+    module = linear_module(lr=0.5)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), fesem(2, mean=STORED, steps=2), tmp_path, rounds=3)
+    w0 = module.initial_model(0).double().numpy()
+    start, omega = [w0] * 4, None
+    for each in watch.history:
+        w = np.stack(start)
+        for _ in range(2):
+            slopes = [linear_step(w[i], INPUTS[TRAIN[i]], TARGETS[TRAIN[i]])[1] for i in range(4)]
+            w = w - 0.5 * np.stack(slopes)
+        r = best_halves(w) if omega is None else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+        omega = np.stack([w[r == k].mean(axis=0) if (r == k).any() else omega[k] for k in (0, 1)])
+        np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
+        np.testing.assert_allclose(each.global_model, w.mean(axis=0), atol=2e-6)
+        start = list(omega[r])
+    assert r.tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("mean", [UNIFORM, ClusterMean("participants", "participants", "samples")])
+def test_one_cluster_is_fedavg(tmp_path, mean):
+    one = fit(blobs_module(), blobs(12), fesem(1, mean=mean), tmp_path, rounds=4, clients_per_round=5)
+    plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean(mean.weights))
+    averaged = fit(blobs_module(), blobs(12), plain, tmp_path, rounds=4, clients_per_round=5)
+    for left, right in zip(one.history, averaged.history, strict=True):
+        assert same(left.centres, right.centres) and same(left.global_model, right.global_model)
+
+
+def rounds_of(clustering, models, uploads, state):
+    clustering.on_round_end(server_of(LAYOUT), state, [upload(i, models[i]) for i in uploads])
+
+
+def test_all_parameters_count_not_one_layer():
+    """Models that differ in the first layer only, and in the last only, both fall into two clusters."""
+    for place in (0, LAYOUT.num_parameters - 1):
+        models = [axis(place, value) for value in (1.0, 1.1, -1.0, -1.1)]
+        state, clustering = state_of(models, [0] * 4, [[0.0] * LAYOUT.size]), ModelKMeans(2)
+        rounds_of(clustering, models, range(4), state)
+        assert state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+        assert sorted(round(float(centre[place]), 4) for centre in state.centres) == [-1.05, 1.05]
+
+
+def test_no_clusters_before_k_different_models_are_there():
+    models, clustering = [axis(0), axis(0), axis(0), axis(1)], ModelKMeans(2)
+    state = state_of([models[0], models[1], None, None], [0] * 4, [[0.0] * LAYOUT.size])
+    rounds_of(clustering, models, [0, 1], state)
+    assert state.assignment.tolist() == [0] * 4 and state.num_clusters == 1
+    state = state_of([*models[:2], None, models[3]], [0] * 4, [[0.0] * LAYOUT.size])
+    rounds_of(clustering, models, [3], state)
+    assert state.num_clusters == 2
+    assert state.assignment[2] == -1  # never took part: no cluster, the global model
+    assert torch.equal(state.centre_of(2), state.global_model)
+
+
+def test_ties_keep_the_cluster_and_newcomers_take_the_first():
+    clustering = ModelKMeans(2)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(0)] * 4
+    state = state_of(models, [1, 0, -1, 1], [[0.0] * LAYOUT.size] * 2)
+    rounds_of(clustering, models, range(4), state)
+    assert state.assignment.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("over", "expected"), [("stored", [0, 1]), ("participants", [1, 1])])
+def test_whose_models_are_compared(over, expected):
+    clustering = ModelKMeans(2, over)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(0), axis(1)]
+    state = state_of(models, [1, 0], torch.stack(models))
+    rounds_of(clustering, models, [1], state)
+    assert state.assignment.tolist() == expected
+
+
+def test_an_empty_cluster_keeps_its_centre(tmp_path):
+    class Emptied(ModelKMeans):
+        def on_round_end(self, server, state, uploads):
+            super().on_round_end(server, state, uploads)
+            if state.round == 1:
+                state.assignment = torch.ones_like(state.assignment)
+
+    method = fesem(3)
+    method.clustering = [Emptied(3)]
+    first, second = fit(blobs_module(), blobs(12), method, tmp_path, rounds=2).history
+    assert same(first.centres[[0, 2]], second.centres[[0, 2]]) and not same(first.centres[1], second.centres[1])
+
+
+@pytest.mark.parametrize("clients_per_round", [1.0, 6])
+def test_separable_groups_are_found(tmp_path, clients_per_round):
+    method = fesem(4, steps=10)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=10, clients_per_round=clients_per_round)
+    seen = watch.state.participated
+    assert seen.all()
+    assert adjusted_rand_score(np.repeat(range(4), 3), watch.state.assignment) == 1
+
+
+def test_a_client_that_was_never_sampled_is_evaluated_with_the_global_model(tmp_path):
+    evaluations = Evaluations()
+    watch = fit(blobs_module(), blobs(12), fesem(2), tmp_path, clients_per_round=4, callbacks=[evaluations])
+    found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
+    never = ~watch.state.participated.numpy()
+    same_for = found["test/own_split/cluster/loss"] == found["test/own_split/global/loss"]
+    assert never.sum() == 8 and same_for.tolist() == never.tolist()
+
+
+def test_bytes(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fesem(3), tmp_path, rounds=2, clients_per_round=5)
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 5 * 4 * watch.state.initial.numel()
+
+
+def test_batch_normalisation_is_averaged_and_not_clustered_by(tmp_path):
+    watch = fit(normed_module(), blobs(12), fesem(4), tmp_path, rounds=3)
+    counter = watch.server.layout.integer_slices()[0]
+    assert watch.state.centres.isfinite().all()
+    assert watch.state.centres[:, counter].flatten().tolist() == [9.0] * 4
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="num_clusters=0; it must be at least 1"):
+        ModelKMeans(0)
+    with pytest.raises(ValueError, match="over='all'; allowed are stored and participants"):
+        ModelKMeans(2, "all")
+    with pytest.raises(ValueError, match=r"num_clusters=5 for data\.num_clients=4"):
+        ModelKMeans(5).check(4)
+    with pytest.raises(ValueError, match="looks at stored models, and ClusterModel keeps none"):
+        Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2)])
