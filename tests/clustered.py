@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClientChoice, ModelKMeans, RecursiveBipartition
+from lcfl.clustering import ClientChoice, ModelKMeans, RecursiveBipartition, UpdateDirections
 from lcfl.exchange import AllCentres, ClusterModel
 from lcfl.hooks import Callback
 from lcfl.local import LeastLossTraining, LocalTraining
@@ -39,6 +39,11 @@ def fesem(num_clusters=4, over="stored", mean=UNIFORM, **local):
 
 def cfl(steps=3, mean=UNIFORM, **options):
     return Method(LocalTraining(steps=steps), ClusterModel(), mean, [RecursiveBipartition(**options)])
+
+
+def fedgroup(num_clusters=4, pretrain_steps=5, clients_per_group=20, measure="edc", mean=SAMPLES, **local):
+    clustering = UpdateDirections(num_clusters, pretrain_steps, clients_per_group, measure)
+    return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(), mean, [clustering])
 
 
 class Evaluations(Callback):

@@ -9,6 +9,10 @@ CLUSTERING = "--method.clustering.init_args"
 METHODS = {
     "ifca": ((f"{CLUSTERING}.max_redraws=1", f"{CLUSTERING}.min_share=1.0"), (1, 4)),
     "fesem": ((), (1, 4)),
+    "fedgroup": (
+        tuple(f"{CLUSTERING}.{word}" for word in ("num_clusters=3", "clients_per_group=2", "pretrain_steps=5")),
+        (1, 4),
+    ),
     "cfl": (
         tuple(f"{CLUSTERING}.{word}" for word in ("eps1=9", "eps2=0", "min_round=1", "stale_max=20", "min_size=4")),
         (1, 4, 7),

@@ -3,6 +3,7 @@
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.clustering.bipartition import RecursiveBipartition
 from lcfl.clustering.choice import ClientChoice
+from lcfl.clustering.directions import UpdateDirections
 from lcfl.clustering.incentive import GreedyIncentive
 from lcfl.clustering.kmeans import ModelKMeans
 from lcfl.clustering.lowrank import LowRankCosine
@@ -23,5 +24,6 @@ __all__ = [
     "RecursiveBipartition",
     "RefreshedLowRankCosine",
     "SplitAndMerge",
+    "UpdateDirections",
     "UpdateEM",
 ]

@@ -1,0 +1,170 @@
+"""FedGroup: its measures against plain numpy, a run with a cold start in numpy, and what must be exactly true."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl.clustering import UpdateDirections
+from lcfl.clustering.directions import decomposed_cosines, mean_cosine_differences
+from lcfl.module import FederatedModule
+from tests.bits import same
+from tests.builders import blobs, blobs_module, dealt, fedavg, fit, linear_module, linear_step, two_sided
+from tests.clustered import fedgroup, normed_module
+from tests.clustering.models import axis, four_ways, opened
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
+LR = 0.5
+
+
+def cosine(a, b):
+    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+def trained(w, client, steps):
+    for _ in range(steps):
+        w = w - LR * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
+    return w
+
+
+def least_scatter(points):
+    everybody = set(range(len(points)))
+    parts = [set(part) for size in range(1, len(points)) for part in combinations(everybody, size)]
+
+    def scatter(part):
+        rows = points[sorted(part)]
+        return ((rows - rows.mean(axis=0)) ** 2).sum()
+
+    return min(parts, key=lambda part: scatter(part) + scatter(everybody - part))
+
+
+def test_pre_training_a_cold_start_and_a_round_in_numpy(tmp_path):
+    module = linear_module(LR)
+    data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    watch = fit(module, data, fedgroup(2, 3, 2, steps=2), tmp_path)
+    w0 = module.initial_model(0).double().numpy()
+    early, delta = [0, 1, 3, 4], {i: trained(w0, i, 3) - w0 for i in range(5)}
+    matrix = np.stack([delta[i] for i in early], axis=1)  # P x n
+    direction = np.linalg.svd(matrix, full_matrices=False)[0][:, :2]
+    embedding = np.array([[cosine(delta[i], v) for v in direction.T] for i in early])
+    part = least_scatter(embedding)
+    groups = [[i for n, i in enumerate(early) if n in part], [i for n, i in enumerate(early) if n not in part]]
+    omega = [w0 + np.mean([delta[i] for i in group], axis=0) for group in groups]
+    opening = watch.history[0]
+    assert opening.round == -1 and opening.assignment[2] == -1
+    for group, centre in zip(groups, omega, strict=True):
+        (number,) = set(opening.assignment[group].tolist())
+        np.testing.assert_allclose(opening.centres[number], centre, atol=2e-6)
+    means = [np.mean([delta[i] for i in group], axis=0) for group in groups]
+    groups[int(np.argmin([(1 - cosine(delta[2], mean)) / 2 for mean in means]))].append(2)
+    for group, centre in zip(groups, omega, strict=True):
+        (number,) = set(watch.state.assignment[group].tolist())
+        expected = np.mean([trained(centre, i, 2) for i in group], axis=0)
+        np.testing.assert_allclose(watch.state.centres[number], expected, atol=3e-6)
+    assert sorted(map(sorted, groups)) == [[0, 2, 4], [1, 3]]
+    size = len(w0)
+    assert opening.row["comm/down_bytes"] == opening.row["comm/up_bytes"] == 4 * 4 * size
+    assert watch.rows[0]["comm/down_bytes"] == watch.rows[0]["comm/up_bytes"] == (1 + 5) * 4 * size
+
+
+def test_measures_in_plain_numpy():
+    rows = np.random.default_rng(0).normal(size=(6, 20))
+    u = np.linalg.svd(rows.T, full_matrices=False)[0][:, :3]
+    expected = np.array([[cosine(row, v) for v in u.T] for row in rows])
+    np.testing.assert_allclose(decomposed_cosines(torch.from_numpy(rows), 3).abs(), np.abs(expected), atol=1e-9)
+    cos = np.array([[cosine(a, b) for b in rows] for a in rows])
+    found = mean_cosine_differences(torch.from_numpy(rows))
+    for i, j in combinations(range(6), 2):
+        others = [z for z in range(6) if z not in (i, j)]
+        assert found[i, j] == pytest.approx(np.mean([abs(cos[i, z] - cos[j, z]) for z in others]), abs=1e-9)
+    assert (np.diag(found) == 0).all() and (found == found.T).all()
+
+
+@pytest.mark.parametrize("measure", ["edc", "madc"])
+def test_directions_count_and_lengths_do_not(measure):
+    models, groups = four_ways()
+    state = opened(UpdateDirections(4, measure=measure), models)
+    assert adjusted_rand_score(groups, state.assignment) == 1
+    assert state.num_clusters == 4
+
+
+def test_fewer_directions_than_groups_give_fewer_groups():
+    state = opened(UpdateDirections(4), [axis(0), axis(0, 2.0), axis(1), axis(1, 3.0)])
+    assert state.num_clusters == 2 and state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_a_zero_update_joins_a_random_group():
+    models = [axis(0), axis(1)] + [axis(0, 0.0)] * 20
+    state = opened(UpdateDirections(2), models)
+    assert set(state.assignment[2:].tolist()) == {0, 1}
+    assert opened(UpdateDirections(2), [axis(0, 0.0)] * 3).assignment.tolist() == [0, 0, 0]
+
+
+def test_one_group_is_fedavg_from_the_mean_pre_trained_model(tmp_path):
+    grouped = fit(blobs_module(), blobs(12), fedgroup(1), tmp_path, rounds=4, clients_per_round=5)
+
+    class Warm(FederatedModule):
+        def initial_model(self, seed, number=0):
+            return grouped.history[0].centres[0]
+
+    module = blobs_module()
+    warm = Warm(module.make_network, module.optimizer)
+    averaged = fit(warm, blobs(12), fedavg(), tmp_path, rounds=4, clients_per_round=5)
+    for left, right in zip(grouped.history[1:], averaged.history, strict=True):
+        assert same(left.centres, right.centres) and same(left.global_model, right.global_model)
+
+
+def test_every_client_pre_trains_once_and_keeps_its_group(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fedgroup(2, clients_per_group=2), tmp_path, rounds=6, clients_per_round=4)
+    size, grouped = watch.state.initial.numel(), set(torch.nonzero(watch.history[0].assignment >= 0).flatten().tolist())
+    assert len(grouped) == 4
+    before = watch.history[0].assignment
+    for each in watch.history[1:]:
+        new = set(watch.sampled[each.round]) - grouped
+        assert each.row["comm/down_bytes"] == 4 * size * (4 + len(new))
+        grouped |= new
+        assert set(torch.nonzero(each.assignment >= 0).flatten().tolist()) == grouped
+        known = before >= 0
+        assert torch.equal(each.assignment[known], before[known])
+        before = each.assignment
+    assert watch.state.participated.sum() < len(grouped)
+
+
+def test_a_newcomer_whose_pre_training_fails_has_no_group_and_the_round_goes_on(tmp_path):
+    inputs = INPUTS.copy()
+    inputs[TRAIN[2]] *= 1e30
+    with pytest.warns(UserWarning, match="client 2, round 0: its loss or its upload is not finite"):
+        watch = fit(linear_module(LR), dealt(inputs, TARGETS, TRAIN, test=TEST), fedgroup(2, 3, 2, steps=2), tmp_path)
+    assert watch.state.assignment.tolist()[2] == -1
+    assert watch.rows[0]["train/failed_clients"] == 2  # in the extra round and in the round itself
+    assert watch.state.centres.isfinite().all()
+
+
+def test_separable_groups_are_found_at_once_also_by_newcomers(tmp_path):
+    method = fedgroup(4, 20, clients_per_group=2)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=6, clients_per_round=6)
+    assert (watch.history[0].assignment >= 0).sum() == 8
+    assert (watch.state.assignment >= 0).all()
+    assert adjusted_rand_score(np.repeat(range(4), 3), watch.state.assignment) == 1
+
+
+def test_batch_normalisation_is_averaged_and_not_clustered_by(tmp_path):
+    watch = fit(normed_module(), blobs(12), fedgroup(4), tmp_path, rounds=2)
+    counter = watch.server.layout.integer_slices()[0]
+    assert watch.history[0].centres[:, counter].flatten().tolist() == [5.0] * 4
+    assert watch.state.centres.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
+        ({"pretrain_steps": 0}, "pretrain_steps=0; it must be at least 1"),
+        ({"measure": "l2"}, "measure='l2'; allowed are edc and madc"),
+    ],
+)
+def test_what_it_refuses(options, says):
+    with pytest.raises(ValueError, match=says):
+        UpdateDirections(**options)
