@@ -32,6 +32,7 @@ __all__ = [
     "NoExchange",
     "NormalisedModel",
     "Reference",
+    "Signature",
 ]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
@@ -360,3 +361,15 @@ class NamedLayers(Exchange):
     def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """The named layers' parameters, one after the other in the order of the network, ``[P_L]``."""
         return {"layers": torch.cat([trained.model[place] for place in layout.places_of(self.layers)])}
+
+
+@dataclass(frozen=True)
+class Signature(NoExchange):
+    """Nothing down, the signature of the client's data up (PACFL before training): D p floats per label of its own."""
+
+    keeps_model = False
+    returns: ClassVar[tuple[str, ...]] = ("signature",)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """U_i."""
+        return {"signature": trained.extras["signature"]}

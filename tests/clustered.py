@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClientChoice, ModelKMeans, RecursiveBipartition, UpdateDirections
+from lcfl.clustering import (
+    ClientChoice,
+    HierarchicalUpdates,
+    ModelKMeans,
+    PrincipalAngles,
+    RecursiveBipartition,
+    UpdateDirections,
+)
 from lcfl.exchange import AllCentres, ClusterModel
 from lcfl.hooks import Callback
 from lcfl.local import LeastLossTraining, LocalTraining
@@ -44,6 +51,16 @@ def cfl(steps=3, mean=UNIFORM, **options):
 def fedgroup(num_clusters=4, pretrain_steps=5, clients_per_group=20, measure="edc", mean=SAMPLES, **local):
     clustering = UpdateDirections(num_clusters, pretrain_steps, clients_per_group, measure)
     return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(), mean, [clustering])
+
+
+def fl_hc(after=2, local=None, mean=SAMPLES, **options):
+    local = LocalTraining(steps=3) if local is None else local
+    return Method(local, ClusterModel(), mean, [HierarchicalUpdates(after, **options)])
+
+
+def pacfl(local=None, mean=SAMPLES, **options):
+    local = LocalTraining(steps=3) if local is None else local
+    return Method(local, ClusterModel(), mean, [PrincipalAngles(**options)])
 
 
 class Evaluations(Callback):

@@ -13,6 +13,8 @@ METHODS = {
         tuple(f"{CLUSTERING}.{word}" for word in ("num_clusters=3", "clients_per_group=2", "pretrain_steps=5")),
         (1, 4),
     ),
+    "pacfl": ((), (4,)),
+    "fl_hc": ((f"{CLUSTERING}.after=3",), (3, 4)),
     "cfl": (
         tuple(f"{CLUSTERING}.{word}" for word in ("eps1=9", "eps2=0", "min_round=1", "stale_max=20", "min_size=4")),
         (1, 4, 7),

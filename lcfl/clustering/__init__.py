@@ -1,5 +1,6 @@
 """Who belongs together: callbacks of the server that run at the end of a round, one per paper."""
 
+from lcfl.clustering.angles import PrincipalAngles
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.clustering.bipartition import RecursiveBipartition
 from lcfl.clustering.choice import ClientChoice
@@ -10,6 +11,7 @@ from lcfl.clustering.lowrank import LowRankCosine
 from lcfl.clustering.one_shot import OneShotHierarchical
 from lcfl.clustering.refreshed import RefreshedLowRankCosine
 from lcfl.clustering.tuning import ClusterNumberTuning
+from lcfl.clustering.update_tree import HierarchicalUpdates
 from lcfl.clustering.updates import SplitAndMerge, UpdateEM
 
 __all__ = [
@@ -17,10 +19,12 @@ __all__ = [
     "ClusterNumberTuning",
     "Clustering",
     "GreedyIncentive",
+    "HierarchicalUpdates",
     "LowRankCosine",
     "ModelKMeans",
     "OneShotHierarchical",
     "Opening",
+    "PrincipalAngles",
     "RecursiveBipartition",
     "RefreshedLowRankCosine",
     "SplitAndMerge",

@@ -80,6 +80,10 @@ class Examples(ABC):
         """``batch`` for a training step: changed by ``augmentation``, which draws from global generators."""
         return self.batch(indices, device)
 
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Network inputs [B, ...] as they were before normalisation, up to rounding."""
+        return inputs
+
     @abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the content: equal for the same images, labels and split, on every machine."""
@@ -127,6 +131,10 @@ class TensorExamples(Examples):
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same with the augmentation between gather and normalisation."""
         return self._batch(indices, device, self.augmentation)
+
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Undoes scale and shift: uint8 images are in 0..255 again."""
+        return _unnormalised(inputs, self._affine)
 
     def _batch(
         self, indices: NDArray[np.int64] | Tensor, device: torch.device, augmentation: Augmentation | None
@@ -194,6 +202,10 @@ class DatasetExamples(Examples):
         index = np.asarray(indices)
         images = torch.stack([self._read(*self._position(int(each)))[0] for each in index]).to(device)
         return _normalised(images, self._affine), torch.from_numpy(self.targets[index]).to(device)
+
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Undoes the scale of uint8 inputs; what the data set's own transforms did stays."""
+        return _unnormalised(inputs, self._affine)
 
     def fingerprint(self) -> str:
         """SHA-256 of labels, split, class names, raw ``data`` or ``tensors`` and a sample of items; computed once.
@@ -375,6 +387,13 @@ def _normalised(images: Tensor, affine: _Affine) -> Tensor:
         return images
     scale, shift = affine
     return (images if images.is_floating_point() else images.float()).mul_(scale).add_(shift)
+
+
+def _unnormalised(images: Tensor, affine: _Affine) -> Tensor:
+    if affine is None:
+        return images
+    scale, shift = (each.to(images.device) for each in affine)
+    return (images - shift) / scale
 
 
 def _update(digest: Any, values: Tensor | NDArray[Any]) -> None:

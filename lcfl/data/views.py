@@ -91,6 +91,10 @@ class SeenExamples(Examples):
         """The training batch, augmented where that is so, then every view of it."""
         return self._seen(self.examples.training_batch(indices, device), indices)
 
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """As of the images themselves: turns stay, and noise is scaled back with them."""
+        return self.examples.pixels(inputs)
+
     def _seen(self, batch: tuple[Tensor, Tensor], indices: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = batch
         numbers = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)

@@ -4,6 +4,7 @@ from lcfl.local.choice import LeastLoss, LeastLossTraining
 from lcfl.local.engine import Engine, Gradient
 from lcfl.local.meta import GradientStep, MetaTraining
 from lcfl.local.normalised import NormalisedTraining
+from lcfl.local.signature import PixelSignature
 from lcfl.local.update import LocalTraining, LocalUpdate, Trained
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "LocalUpdate",
     "MetaTraining",
     "NormalisedTraining",
+    "PixelSignature",
     "Trained",
 ]

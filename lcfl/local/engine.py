@@ -118,3 +118,7 @@ class Engine(Protocol):
             indices: into the pool of examples; the mean is over all of them.
         """
         ...
+
+    def pixels(self, indices: Positions) -> tuple[Tensor, Tensor]:
+        """Raw values ``[n, D]`` as the client sees them, before normalisation and augmentation, and labels ``[n]``."""
+        ...

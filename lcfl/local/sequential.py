@@ -168,7 +168,7 @@ class SequentialEngine:
 
     @torch.no_grad()
     def loss(self, model: Tensor, indices: Positions) -> float:
-        """See `lcfl.local.update.Engine.loss`."""
+        """See `lcfl.local.engine.Engine.loss`."""
         module, total = self.load(model).eval(), 0.0
         for start in range(0, len(indices), LOSS_BATCH):
             inputs, targets = self.examples.batch(indices[start : start + LOSS_BATCH], self.fabric.device)
@@ -176,6 +176,11 @@ class SequentialEngine:
                 scores = module(inputs).float()
             total += float(module.loss(scores, targets)) * len(targets)
         return total / len(indices)
+
+    def pixels(self, indices: Positions) -> tuple[Tensor, Tensor]:
+        """See `lcfl.local.engine.Engine.pixels`; on the CPU."""
+        inputs, targets = self.examples.batch(indices, torch.device("cpu"))
+        return self.examples.pixels(inputs).flatten(1), targets
 
     def _fresh_scaler(self) -> None:
         """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""

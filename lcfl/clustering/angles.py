@@ -1,0 +1,117 @@
+"""Clusters by the angles between the subspaces of the clients' data, made once before training: PACFL.
+
+Legend: N clients, K clusters, D values of an image, p vectors of a client's signature.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.hierarchical import Linkage, check_options, cut
+from lcfl.exchange import Signature
+from lcfl.local.signature import FLOOR, PixelSignature
+from lcfl.messages import Uplink
+from lcfl.state import FederationState
+
+__all__ = ["PrincipalAngles", "angle_between", "angles"]
+
+Angle = Literal["vector_min", "principal", "trace"]
+
+
+def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float:
+    """An angle of two signatures in degrees, 0 to 90 (``trace``: times the number of vectors of the smaller one).
+
+    ``vector_min``: the smallest angle of any vector of one with any of the other, as the authors' code, but of lines:
+    the sign of a singular vector is arbitrary (reading A23). ``principal``: the smallest principal angle of the
+    two spaces. ``trace``: the sum of the principal angles. A signature without vectors is at a right angle to all.
+    """
+    if signature_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
+        return 90.0
+    one, other = signature_Dp.double(), other_Dq.double()
+    if angle == "vector_min":
+        cosine = (normalize(one, dim=0).T @ normalize(other, dim=0)).abs().max().reshape(1)
+    else:
+        cosine = torch.linalg.svdvals(_basis(one).T @ _basis(other))
+        cosine = cosine[:1] if angle == "principal" else cosine
+    return float(torch.rad2deg(cosine.clamp(0, 1).acos()).sum())
+
+
+def angles(signatures: Sequence[Tensor], angle: Angle) -> NDArray[np.float64]:
+    """Degrees ``[N, N]`` between all signatures: symmetric, with a diagonal of zeros."""
+    matrix = np.zeros((len(signatures), len(signatures)))
+    for i, one in enumerate(signatures):
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = angle_between(one, signatures[j], angle)
+    return matrix
+
+
+def _basis(signature_Dp: Tensor) -> Tensor:
+    """An orthonormal basis of the space that the vectors of all labels span together."""
+    left_Dp, value_p, _ = torch.linalg.svd(signature_Dp, full_matrices=False)
+    basis_Dp: Tensor = left_Dp[:, value_p > FLOOR * value_p[0]]
+    return basis_Dp
+
+
+@dataclass
+class PrincipalAngles(Clustering):
+    """Clusters all clients once by the angles of their data's signatures (PACFL).
+
+    Before the first round every client sends the `PixelSignature` of its training data; nobody trains. Agglomerative
+    clustering of the angles gives clusters that stay, all of which begin at the common initial model.
+
+    Args:
+        num_vectors: p, singular vectors per label.
+        angle: ``vector_min``, ``principal`` or ``trace``; see `angle_between`.
+        linkage: ``average`` (UPGMA), ``weighted`` (WPGMA, the authors' loop), ``complete`` or ``single``.
+        threshold: in degrees: no clusters farther apart are joined; give this or `num_clusters`.
+        num_clusters: K.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    num_vectors: int = 3
+    angle: Angle = "vector_min"
+    linkage: Linkage = "average"
+    threshold: float | None = None
+    num_clusters: int | None = 4
+
+    def __post_init__(self) -> None:
+        if self.num_vectors < 1:
+            raise ValueError(f"PrincipalAngles: got num_vectors={self.num_vectors}; it must be at least 1.")
+        if self.angle not in ("vector_min", "principal", "trace"):
+            raise ValueError(f"PrincipalAngles: got angle={self.angle!r}; allowed are vector_min, principal and trace.")
+        if (self.threshold is None) == (self.num_clusters is None):
+            raise ValueError(
+                f"PrincipalAngles: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one "
+                "of them and set the other to null."
+            )
+        check_options("PrincipalAngles", self.linkage, self.threshold, self.num_clusters, None, euclidean=False)
+
+    def check(self, num_clients: int) -> None:
+        """K is at most N."""
+        if self.num_clusters is not None and self.num_clusters > num_clients:
+            raise ValueError(
+                f"method.clustering: PrincipalAngles got num_clusters={self.num_clusters} for data.num_clients="
+                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
+            )
+
+    def openings(self, num_clients: int) -> list[Opening]:
+        """Everybody's signature."""
+        return [Opening(range(num_clients), PixelSignature(self.num_vectors), Signature())]
+
+    def on_opening_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """R, and K centres at the initial model."""
+        matrix = angles([upload.payload["signature"] for upload in uploads], self.angle)
+        number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
+        found = cut(matrix, self.linkage, self.threshold, number)
+        state.assignment = torch.full_like(state.assignment, -1)
+        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
+        state.centres = state.initial.repeat(found.num_clusters, 1)
+        server.log("cluster/threshold", found.threshold)

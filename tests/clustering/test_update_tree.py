@@ -1,0 +1,163 @@
+"""FL+HC: one extra round of all clients, a run in numpy, and what must be exactly true."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl.clustering import HierarchicalUpdates
+from lcfl.local import LocalTraining
+from tests.bits import same
+from tests.builders import (
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.clustered import fl_hc, normed_module
+from tests.clustering.models import LAYOUT, axis
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
+TRAIN = [share[: 6 - i] for i, share in enumerate(TRAIN)]  # weights by samples show
+LR = 0.5
+
+
+def trained(w, client, steps=2):
+    for _ in range(steps):
+        w = w - LR * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
+    return w
+
+
+def mean(models, clients):
+    return sum(len(TRAIN[i]) * models[i] for i in clients) / sum(len(TRAIN[i]) for i in clients)
+
+
+def farthest_first(points):
+    """Complete linkage to two clusters, literally: join the two groups whose farthest members are closest."""
+    groups = [{i} for i in range(len(points))]
+    while len(groups) > 2:
+
+        def apart(pair):
+            return max(np.abs(points[i] - points[j]).sum() for i in pair[0] for j in pair[1])
+
+        one, other = min(combinations(groups, 2), key=apart)
+        groups = [group for group in groups if group not in (one, other)] + [one | other]
+    return [sorted(group) for group in groups]
+
+
+def test_pre_training_the_clustering_and_a_round_after_it_in_numpy(tmp_path):
+    method = fl_hc(1, LocalTraining(steps=2), metric="l1", linkage="complete", num_clusters=2)
+    watch = fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
+    w0 = linear_module().initial_model(0).double().numpy()
+    w1 = mean([trained(w0, i) for i in range(5)], range(5))
+    np.testing.assert_allclose(watch.history[0].centres, w1[None], atol=2e-6)
+    # the clustering round and training round 1 are the same local runs here: full batches from w1
+    w = [trained(w1, i) for i in range(5)]
+    groups = farthest_first(np.stack(w) - w1)
+    for group in groups:
+        (number,) = set(watch.state.assignment[group].tolist())
+        np.testing.assert_allclose(watch.state.centres[number], mean(w, group), atol=3e-6)
+    assert sorted(groups) == [[0, 2, 4], [1, 3]]
+
+
+def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
+    options = {"rounds": 5, "clients_per_round": 5}
+    one = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=1), tmp_path, **options)
+    plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, **options)
+    for left, right in zip(one.history, plain.history, strict=True):
+        assert same(left.centres, right.centres) and same(left.global_model, right.global_model)
+    assert one.sampled == plain.sampled
+    assert [one.state.clients[i].consumed for i in range(12)] == [plain.state.clients[i].consumed for i in range(12)]
+
+
+def test_bytes_of_all_clients_once(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=3), tmp_path, rounds=4, clients_per_round=5)
+    size = watch.state.initial.numel()
+    for number, row in enumerate(watch.rows):
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 4 * size * (5 + 12 * (number == 2))
+        assert ("cluster/threshold" in row) is (number == 2)
+    assert [each.row["cluster/count"] for each in watch.history] == [1, 1, 3, 3]
+    assert [each.round for each in watch.history] == [0, 1, 2, 3]
+
+
+def test_every_client_has_a_cluster_also_those_that_were_never_sampled(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fl_hc(1, num_clusters=4), tmp_path, rounds=2, clients_per_round=2)
+    assert (watch.state.assignment >= 0).all() and not watch.state.participated.all()
+    sampled = {int(watch.state.assignment[i]) for i in watch.sampled[1]}
+    common = watch.history[0].centres[0]
+    for cluster in range(4):  # the others begin at the common model and are still there
+        assert same(watch.state.centres[cluster], common) is (cluster not in sampled)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_clusters": 4},
+        {"num_clusters": 4, "metric": "cosine", "linkage": "average"},
+        {"num_clusters": 4, "metric": "l1", "linkage": "complete"},
+        {"num_clusters": None, "metric": "cosine", "linkage": "average", "threshold": 0.5},
+    ],
+)
+def test_separable_groups_are_found_at_once(tmp_path, options):
+    method = fl_hc(2, LocalTraining(steps=10), **options)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=3, clients_per_round=4)
+    assert adjusted_rand_score(np.repeat(range(4), 3), watch.state.assignment) == 1
+
+
+def clustered(clustering, updates, common):
+    state = state_of([None] * 4, [0] * 4, [common.tolist()])
+    uploads = [upload(i, common + update) for i, update in updates.items()]
+    clustering.on_opening_end(server_of(LAYOUT), state, uploads)
+    return state
+
+
+def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
+    """Beside the large common model all models have nearly the same direction; the updates are two opposite ones."""
+    common = axis(3, 100.0)
+    updates = {0: axis(0), 1: axis(0, -1.0), 2: axis(0, 2.0), 3: axis(0, -2.0)}
+    state = clustered(HierarchicalUpdates(0, "cosine", "average", num_clusters=2), updates, common)
+    assert state.assignment.tolist() == [0, 1, 0, 1]
+    assert torch.equal(state.centres, common.repeat(2, 1))
+    state = clustered(HierarchicalUpdates(0, "cosine", "average", 0.5, None), updates, common)
+    assert state.assignment.tolist() == [0, 1, 0, 1]
+
+
+def test_ties_an_update_that_is_missing_and_none_at_all():
+    equal = {i: axis(0) for i in range(4)}
+    assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1
+    state = clustered(HierarchicalUpdates(0, num_clusters=4), {i: axis(i) for i in (0, 2, 3)}, axis(1))
+    assert state.assignment.tolist() == [0, -1, 1, 2] and state.num_clusters == 3
+    with pytest.raises(ValueError, match="no model came up finite"):
+        clustered(HierarchicalUpdates(0), {}, axis(1))
+
+
+def test_batch_normalisation(tmp_path):
+    watch = fit(normed_module(), blobs(12), fl_hc(1, num_clusters=3), tmp_path, rounds=3)
+    counter = watch.server.layout.integer_slices()[0]
+    assert watch.state.centres.isfinite().all()
+    assert watch.state.centres[:, counter].flatten().tolist() == [9.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"after": -1}, "after=-1; it must be at least 0"),
+        ({"threshold": 1.0}, "threshold=1.0, num_clusters=4; give exactly one"),
+        ({"metric": "l3"}, "metric='l3'; allowed are l2, l1, cosine"),
+        ({"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
+    ],
+)
+def test_what_it_refuses(options, says):
+    with pytest.raises(ValueError, match=says):
+        HierarchicalUpdates(**options)
+    with pytest.raises(ValueError, match="num_clusters=4 for"):
+        HierarchicalUpdates().check(3)
