@@ -164,3 +164,44 @@ def test_a_round_in_which_everybody_fails_changes_nothing(tmp_path, monkeypatch,
     assert torch.equal(before.state.global_model, after.state.global_model)
     assert after.rows[1]["train/failed_clients"] == 7
     assert "train/loss" not in after.rows[1]
+
+
+def test_clients_that_do_not_report_are_drawn_by_round_and_client(tmp_path):
+    watch = watched(tmp_path, "fedavg", client_dropout=0.3, rounds=6)
+    lost = [watch.server.dropped(number, watch.sampled[number]) for number in range(6)]
+    assert [row["train/dropped_clients"] for row in watch.rows] == [len(each) for each in lost]
+    assert 0 < sum(map(len, lost)) < 6 * 7
+    more = watch.server.dropped(0, range(12))
+    assert lost[0] == more & set(watch.sampled[0])  # whoever else was sampled
+    participated = set().union(*({*watch.sampled[number]} - lost[number] for number in range(6)))
+    assert set(torch.nonzero(watch.state.participated).flatten().tolist()) == participated
+
+
+def test_what_was_sent_to_a_client_that_does_not_report_counts(tmp_path, whole):
+    watch = watched(tmp_path, "fedavg", client_dropout=0.3)
+    size = 4 * watch.state.initial.numel()
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == 7 * size
+        assert row["comm/up_bytes"] == (7 - row["train/dropped_clients"]) * size
+    assert "train/dropped_clients" not in whole("fedavg").rows[0]
+
+
+def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
+    watch = watched(tmp_path / "lost", "lcfed", client_dropout=0.2)
+    lost = {(number, i) for number in range(4) for i in watch.server.dropped(number, watch.sampled[number])}
+
+    class Faulty(lcfl.worker.Worker):
+        def train(self, task):
+            result = super().train(task)
+            return spoil("loss", float("nan"))(result) if (task.round, task.client) in lost else result
+
+    monkeypatch.setattr(lcfl.session, "Worker", Faulty)
+    with pytest.warns(UserWarning, match="not finite"):
+        failed = watched(tmp_path / "failed", "lcfed")
+    assert_same_state(watch.state, failed.state, but=["total_bytes"])
+
+
+@pytest.mark.parametrize("chance", [-0.1, 1.0])
+def test_a_chance_out_of_its_range(tmp_path, chance):
+    with pytest.raises(ValueError, match=rf"trainer.client_dropout: got {chance}; it must lie in \[0, 1\)"):
+        watched(tmp_path, "fedavg", client_dropout=chance)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lcfl.metrics import ClientMetrics, Evaluation, summarize
+from lcfl.metrics import ClientMetrics, Evaluation, co_membership_jaccard, summarize
 
 
 def metric(values, num_samples=None):
@@ -51,3 +51,12 @@ def test_a_set_that_nobody_has_is_left_out():
     evaluation = Evaluation()
     evaluation.add("val/own_split/personal", [], [], [])
     assert evaluation.summary() == {}
+
+
+def test_stability_by_hand():
+    # Pairs before: 01 02 12 34; after: 01 23 24 34. Both: 01, 34. Either: 01 02 12 34 23 24.
+    before, after = np.array([0, 0, 0, 1, 1]), np.array([5, 5, 2, 2, 2])
+    assert co_membership_jaccard(before, after) == pytest.approx(2 / 6)
+    assert co_membership_jaccard(before, 7 - before) == 1.0
+    assert co_membership_jaccard(np.arange(4), np.arange(4)) == 1.0
+    assert co_membership_jaccard(np.arange(4), np.zeros(4, dtype=int)) == 0.0

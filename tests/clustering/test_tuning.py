@@ -1,5 +1,6 @@
 """The number of clusters: G by hand, the paper's rule and what it does, and a criterion that finds the groups."""
 
+import hashlib
 from types import SimpleNamespace
 
 import pytest
@@ -205,6 +206,27 @@ def test_to_the_letter_every_loose_cluster_is_split():
     s = state(models, [group // 2 for group in groups])
     ClusterNumberTuning("ratio", literal=True, lower=0.0, upper=0.2).on_aggregated(server(), s)
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "assignment", "digest"),
+    [
+        ({}, "512061602422413621315341", "bb6e407260e6e0cf"),
+        ({"literal": True}, "382074102822445621563574", "aeb5dce2d28b894d"),
+        ({"criterion": "silhouette"}, "010001000000010001010101", "1a05d3d511429206"),
+    ],
+)
+def test_the_numbers_are_those_of_before_the_criteria_were_shared(options, assignment, digest):
+    models, _ = groups_of(noise=0.6, seed=1)
+    first = torch.randint(3, (24,), generator=torch.Generator().manual_seed(8))
+    first[:3] = torch.arange(3)
+    s, tuning = state(models, first.tolist()), ClusterNumberTuning(**options)
+    where = server()
+    where.seed = 1
+    for s.round in range(4):
+        tuning.on_aggregated(where, s)
+    assert "".join(map(str, s.assignment.tolist())) == assignment
+    assert hashlib.sha256(s.centres.numpy().tobytes()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""The server's proxy set: official test images that nobody trains, validates or is tested on."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lcfl.data.datasets import Synthetic, Tensors
+from lcfl.data.partition import IID, Pathological
+from lcfl.data.protocols import PROTOCOLS
+from tests.builders import blobs, loaded
+from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
+
+BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
+
+
+def module(partition=None, **options):
+    return blobs(**{"dataset": BLOBS, "num_clients": 8, "partition": partition or Pathological(2), **options})
+
+
+@pytest.mark.filterwarnings("ignore:data.proxy")
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS),
+    st.sampled_from(["train", "all"]),
+    st.integers(1, 119),
+    st.integers(0, 10**6),
+)
+def test_nobody_else_holds_a_proxy_image(partition, pool, proxy, seed):
+    data = module(partition, protocols=list(PROTOCOLS), proxy=proxy, pool=pool, seed=seed)
+    try:
+        loaded(data)
+    except ValueError:  # too few free test images, or a draw that cannot be
+        return
+    population, official = data.population, set(range(data.examples.num_train, len(data.examples)))
+    held = set(population.proxy.tolist())
+    assert len(held) == proxy and held <= official
+    for lists in (population.train, population.val, *population.test.values()):
+        assert not held & set(np.concatenate(lists).tolist())
+    if pool == "train":
+        assert held | set(population.test["global"][0].tolist()) == official
+
+
+def test_what_a_proxy_set_takes_away_is_missing_from_official_test_sets_only():
+    protocols = ["own_split", "global"]
+    plain, with_proxy = (loaded(module(protocols=protocols, proxy=proxy)).population for proxy in (0, 30))
+    for one, other in ((plain.train, with_proxy.train), (plain.test["own_split"], with_proxy.test["own_split"])):
+        assert all(map(np.array_equal, one, other))
+    left = np.setdiff1d(plain.test["global"][0], with_proxy.proxy)
+    assert np.array_equal(with_proxy.test["global"][0], left) and len(left) == 90
+    assert plain.fingerprint != with_proxy.fingerprint
+    other = loaded(module(protocols=protocols, proxy=30, seed=1)).population.proxy
+    assert not np.array_equal(other, with_proxy.proxy)  # drawn, not the first ones
+
+
+def test_it_stands_in_the_partitions_file(tmp_path):
+    data = loaded(module(proxy=30))
+    data.write(tmp_path / "partition.json")
+    content = json.loads((tmp_path / "partition.json").read_text())
+    assert content["proxy"] == data.population.proxy.tolist() and len(content["proxy"]) == 30
+
+
+def test_labels_that_it_does_not_show_are_named():
+    with pytest.warns(UserWarning, match=r"data.proxy: the 2 images .* none of the [45] labels .*Raise data.proxy"):
+        data = loaded(module(proxy=2))
+    assert len(data.population.proxy) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded(module(proxy=100))
+
+
+@pytest.mark.parametrize("proxy", [120, 1000])
+def test_some_test_images_must_be_left(proxy):
+    with pytest.raises(ValueError, match=rf"data.proxy takes {proxy} official test images .* but 120 are free"):
+        loaded(module(proxy=proxy))
+
+
+def test_a_data_set_without_official_test_images_has_none():
+    data = blobs(2, dataset=Tensors((np.zeros((20, 2), dtype=np.float32), np.arange(20) % 2)), partition=IID(), proxy=5)
+    with pytest.raises(ValueError, match=r"data.proxy takes 5 official test images .* but 0 are free"):
+        loaded(data)
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(ValueError, match=r"data.proxy must be 0 or a number of images, got -1"):
+        module(proxy=-1)
