@@ -1,4 +1,4 @@
-"""Sphinx: the markdown of docs/ and the docstrings of lcfl as HTML; `make docs` runs it. What is generated is in pages.py."""
+"""Sphinx makes HTML of the markdown in docs/ and of the docstrings of lcfl; `make docs` runs it."""
 
 import sys
 from pathlib import Path

@@ -46,7 +46,7 @@ def escape_bars(app: Any, what: str, name: str, made: Any, options: Any, lines: 
 
 
 class LinkedNames(SphinxPostTransform):
-    """Makes a link of every `name` that stands for one thing in the reference: its full path, or a class's name alone."""
+    """Makes a link of every `name` that stands for one thing of the reference: its full path, or a class's name."""
 
     default_priority = 200
 

@@ -72,9 +72,7 @@ def public(module: ModuleType) -> list[str]:
         above = above.rpartition(".")[0]
         package = import_module(above)
         offered = getattr(package, "__all__", [])
-        names = [
-            name for name in names if name not in offered or getattr(package, name) is not getattr(module, name)
-        ]
+        names = [name for name in names if name not in offered or getattr(package, name) is not getattr(module, name)]
     return names
 
 

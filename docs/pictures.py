@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: `python docs/pictures.py` writes them all anew.
 
-`round.svg` is drawn here. The picture of a partition is what `lcfl partition` draws for the YAML on its page, which also
-gets the table that the command prints; those of monitoring are what a run draws.
+`round.svg` is drawn here. The picture of a partition is what `lcfl partition` draws for the YAML on its page, which
+also gets the table that the command prints; those of monitoring are what a run draws.
 """
 
 import contextlib
@@ -90,7 +90,8 @@ def draw_round() -> Figure:
     box(axes, 8.55, 4.85, 2.75, 0.83, EXCHANGE, "4  exchange, up", r"what every client returns: $w_i$")
     box(axes, 8.55, 3.82, 2.75, 0.83, CLUSTERING, "5  clustering", "who belongs together?")
     box(axes, 8.55, 2.79, 2.75, 0.83, AGGREGATION, "6  aggregation", "uploads become Ω and Φ")
-    box(axes, 8.55, 1.76, 2.75, 1.0, FRAME, "7  evaluate, log, save", "validation and test images of\nevery client; checkpoint")
+    last = "validation and test images of\nevery client; checkpoint"
+    box(axes, 8.55, 1.76, 2.75, 1.0, FRAME, "7  evaluate, log, save", last)
     for top in (4.02, 2.99, 1.96):
         arrow(axes, (9.92, top), (9.92, top - 0.2), FRAME)
 

@@ -16,6 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/howto").glob("*.md")}
 BLOCKS = [(page, name) for page in PAGES for name in re.findall(r"<!-- block: (\w+) -->", PAGES[page])]
 
+SHORT = ["--trainer.rounds=2", "--trainer.evaluate_every=2", "--trainer.devices=1"]
+SHORT += ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+
 
 def write_files(page, folder):
     """The files that a page shows."""
@@ -30,6 +33,7 @@ def followed(here):
     def follow(page, block):
         write_files(page, here)
         sys.path.insert(0, str(here))  # as `python -m` does
+        result = None
         text = marked(PAGES[page], f"block: {block}").replace("$LCFL", str(ROOT))
         for line in text.splitlines():
             if line.startswith("python make_"):
@@ -39,9 +43,8 @@ def followed(here):
             if command in COMMANDS:
                 import_module(COMMANDS[command]).main(words)
             else:
-                rounds = ["--trainer.rounds=2", "--trainer.evaluate_every=2", "--trainer.devices=1", "--trainer.logger=false"]
-                result = cli.main([command, *words, *rounds, "--trainer.enable_progress_bar=false"])
-        return locals().get("result")
+                result = cli.main([command, *words, *SHORT])
+        return result
 
     return follow
 
