@@ -24,7 +24,7 @@ myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4  # the anchors that code hosts give to headings
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_default_options = {"members": True, "show-inheritance": True, "special-members": "__call__"}
+autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Class attributes", "params_style")]
 python_use_unqualified_type_names = True
@@ -35,7 +35,7 @@ html_title = f"lcfl {version}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["lcfl.css"]
-html_copy_source = html_show_sourcelink = False
+html_copy_source = html_show_sourcelink = html_show_copyright = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 

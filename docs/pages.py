@@ -4,6 +4,7 @@ All of it lies in `docs/api/` and `docs/project/`, which are not tracked.
 """
 
 import inspect
+import json
 import pkgutil
 import re
 from importlib import import_module
@@ -29,9 +30,16 @@ PROJECT = {
 # What stands below a page in the navigation; a part of it by pattern, so that new pages come in by themselves.
 NAVIGATION = {
     "index": {
-        "Begin": ["project/readme", "Overview <self>"],
-        "Experiments": ["data", "partitions", "client_transforms", "protocols", "networks", "methods"],
-        "Runs": ["commands", "monitoring", "project/runs", "checkpoints", "comparing", "troubleshooting"],
+        "Begin": ["Quickstart <project/readme>", "Overview <self>"],
+        "Experiments": ["data", "partitions", "client_transforms", "Test protocols <protocols>", "networks", "methods"],
+        "Runs": [
+            "commands",
+            "monitoring",
+            "The run directory <project/runs>",
+            "checkpoints",
+            "comparing",
+            "troubleshooting",
+        ],
         "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback"],
         "Background": ["api/index", "results", "project/contributing", "project/changelog"],
     },
@@ -138,7 +146,13 @@ def navigation(page: str) -> str:
 
 def methods_table() -> str:
     """The four parts of every method in configs/methods/, from the files."""
-    lines = ["## Their four parts", "", "| method | local update | exchange | aggregation | clustering |"]
+    lines = [
+        "## Their four parts",
+        "",
+        "With the arguments that differ from the defaults.",
+        "",
+        "| method | local update | exchange | aggregation | clustering |",
+    ]
     lines += ["|---" * 5 + "|"]
     for path in sorted((ROOT / "configs/methods").glob("*.yaml")):
         parts = yaml.safe_load(path.read_text())["method"]
@@ -161,10 +175,13 @@ def check(app: Any, env: Any) -> None:
 
 
 def _shown(part: dict[str, Any]) -> str:
-    """A class with those of its arguments that are set."""
-    name = part["class_path"].rpartition(".")[2]
-    given = {key: value for key, value in part.get("init_args", {}).items() if value is not None}
-    return " ".join([f"`{name}`", ", ".join(f"{key}: {value}" for key, value in given.items())]).strip()
+    """A class with those of its arguments that differ from its defaults."""
+    module, _, name = part["class_path"].rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), name)).parameters
+    given = {key: value for key, value in part.get("init_args", {}).items() if value != parameters[key].default}
+    return " ".join(
+        [f"`{name}`", ", ".join(f"{key}: {json.dumps(value).strip(chr(34))}" for key, value in given.items())]
+    ).strip()
 
 
 def _summary(module: str) -> str:
@@ -190,7 +207,9 @@ def _page(page: str, members: list[str]) -> str:
 
 def _directive(module: str, name: str, made: Any) -> list[str]:
     if inspect.isclass(made) or inspect.isroutine(made):
-        return [f".. auto{'class' if inspect.isclass(made) else 'function'}:: {module}.{name}", ""]
+        kind = "class" if inspect.isclass(made) else "function"
+        more = ["   :special-members: __call__"] if kind == "class" and "__call__" in vars(made) else []
+        return [f".. auto{kind}:: {module}.{name}", *more, ""]
     # A constant has no docstring: the comment above it, if there is one.
     source = inspect.getsource(import_module(module))
     comment = re.search(rf"((?:^#.*\n)+){name}\b", source, re.MULTILINE)

@@ -48,7 +48,7 @@ class Callback:
     between rounds it returns from `state_dict`; it is saved with every checkpoint.
     """
 
-    #: False for a callback that only watches: a run may be resumed with other watchers.
+    #: False for a callback that only watches; a run may be resumed with other watchers.
     shapes_result: bool = False
 
     @property
