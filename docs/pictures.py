@@ -128,9 +128,9 @@ def draw_monitoring() -> None:
 
 
 def shrink(picture: Path, target: Path) -> None:
-    """The picture in 64 colours, which are enough, and a third of the bytes."""
+    """The picture in 192 colours, which are enough, and a third of the bytes."""
     target.parent.mkdir(exist_ok=True)
-    Image.open(picture).convert("RGB").quantize(64).save(target)
+    Image.open(picture).convert("RGB").quantize(192).save(target)
 
 
 if __name__ == "__main__":
