@@ -6,7 +6,7 @@ __all__ = ["configurations", "find"]
 
 
 def configurations() -> Path:
-    """The folder with ``quickstart.yaml``, ``data/`` and ``methods/``.
+    """The folder with ``quickstart.yaml``, ``data/``, ``methods/`` and ``papers/``.
 
     Raises:
         FileNotFoundError: if the installation has none.

@@ -13,6 +13,7 @@ from lcfl.result import Run
 CONFIGS = Path(__file__).parents[1] / "configs"
 METHODS = sorted((CONFIGS / "methods").glob("*.yaml"))
 DATA = sorted((CONFIGS / "data").glob("*.yaml"))
+PAPERS = sorted((CONFIGS / "papers").glob("*.yaml"))
 QUICKSTART = CONFIGS / "quickstart.yaml"
 SYNTHETIC = ("-c", CONFIGS / "data" / "synthetic.yaml")
 LCFED = ("-c", CONFIGS / "methods" / "lcfed.yaml")

@@ -18,7 +18,7 @@ from lcfl import cli
 from lcfl.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "logs/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "logs/README.md"]
 BUILT = ("docs/_build/", "docs/api/", "docs/project/")  # by `make docs`
 PAGES += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if not page.startswith(BUILT)]

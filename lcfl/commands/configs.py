@@ -32,6 +32,8 @@ def main(args: Sequence[str]) -> None:
         print(f"copied to {options.copy}")
         return
     print(folder)
-    for path in sorted(folder.rglob("*.yaml")):
+    paths = sorted(folder.rglob("*.yaml"))
+    width = max(len(str(path.relative_to(folder))) for path in paths)
+    for path in paths:
         comment = path.read_text().partition("\n")[0]
-        print(f"  {path.relative_to(folder)!s:<28} {comment.removeprefix('#').strip()}")
+        print(f"  {path.relative_to(folder)!s:<{width}}  {comment.removeprefix('#').strip()}")
