@@ -86,7 +86,7 @@ def test_own_data_and_network_as_written(tmp_path):
 
 
 def test_adding_a_method_as_written(here, monkeypatch):
-    for name in ("fedprox.py", "fedprox.yaml", "test_fedprox.py"):
+    for name in ("median.py", "median.yaml", "test_median.py"):
         (here / name).write_text(marked(CONTRIBUTING, f"file: {name}"))
     trial, training = marked(CONTRIBUTING, "block: try").splitlines()
     monkeypatch.setenv("LCFL", str(ROOT))

@@ -80,7 +80,7 @@ class NormalisedTraining(LocalTraining):
         """w_i as `LocalTraining`, and a_i, or (a_i, tau_i)."""
         trained = super().__call__(state, downlink, data, engine)
         settings = _sgd_settings(engine.module)
-        rate = settings.pop("lr")
+        rate = settings.pop("lr") * self._lr_factor(data)
         pull = rate * engine.module.cluster_weight if "centre" in downlink.payload else 0.0
         numbers = [normaliser(trained.num_steps, pull=pull, **settings)]
         if self.effective_steps == "steps":

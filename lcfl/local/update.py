@@ -165,8 +165,12 @@ class LocalTraining(LocalUpdate):
         consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
         batches = batches[: engine.max_steps]
         centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
-        model, loss, logged = engine.descend(start, batches, centre, embedding, self.lr_decay ** max(data.round, 0))
+        model, loss, logged = engine.descend(start, batches, centre, embedding, self._lr_factor(data))
         return Trained(model, consumed, loss, logged, len(batches))
+
+    def _lr_factor(self, data: LocalData) -> float:
+        """eta_t / eta."""
+        return self.lr_decay ** max(data.round, 0)
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
         """All that there is to do, or what a straggler manages of it in this round."""

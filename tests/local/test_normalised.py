@@ -56,11 +56,11 @@ def test_it_is_how_far_torchs_sgd_goes_where_every_gradient_is_one(settings):
 INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
 
 
-def extras(module, update, max_steps=None, centre=True):
+def extras(module, update, max_steps=None, centre=True, round_=0):
     data = dealt(INPUTS, TARGETS, TRAIN)
     start = module.initial_model(0)
     downlink = Downlink({"centre" if centre else "model": start})
-    local = LocalData(TRAIN[0], 4, seed=0, client=0)
+    local = LocalData(TRAIN[0], 4, seed=0, client=0, round=round_)
     trained = update(ClientState(), downlink, local, engine(module, data, max_steps))
     return trained.extras["normaliser"].tolist()
 
@@ -73,6 +73,13 @@ def test_rho_eta_and_mu_are_those_of_the_module():
     assert extras(linear_module(0.5, cluster_weight=1.0), update) == [1.75]
     assert extras(linear_module(0.5, cluster_weight=1.0), update, centre=False) == [3.0]  # nothing pulls
     assert extras(linear_module(0.5, cluster_weight=1.0), update, max_steps=1) == [1.0]
+
+
+def test_a_learning_rate_that_decays_pulls_less():
+    update = NormalisedTraining(steps=3, start="centre", lr_decay=0.5)
+    module = linear_module(0.5, cluster_weight=2.0)
+    assert extras(module, update, round_=1) == [1.75]  # eta mu = 0.5
+    assert extras(module, update) == [1.0]  # eta mu = 1
 
 
 def test_the_authors_tau_goes_up_beside_it():
