@@ -1,5 +1,6 @@
 """What becomes of BatchNorm's statistics under each policy, in every kind of model, by hand."""
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,22 @@ from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
 from lcfl.worker import LocalResult
 from tests.bits import assert_same_state
-from tests.builders import Normed, NormedMLP, alone, blobs, blobs_module, dealt, fedavg, fit, lcfed
+from tests.builders import (
+    Normed,
+    NormedMLP,
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    per_fedavg,
+)
 from tests.checkpoints import full_state
 from tests.fits import assert_same_run
 from tests.fits import fit as command
@@ -130,6 +146,35 @@ def test_local_by_hand(tmp_path, policy):
     statistics = [[0, 1]] * 2 if policy == "keep_server" else [row[:2] for row in TWICE]
     assert watch.metrics["test/own_split/personal/loss"] == pytest.approx(np.mean(losses(made, statistics)), rel=1e-5)
     assert watch.rows[0]["comm/total_bytes"] == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("method", "batches"),
+    [
+        (fedprox(steps=2), 2),
+        (fednova(steps=2), 2),
+        (fedper(steps=2), 2),
+        (lg_fedavg(1, steps=2), 2),
+        (per_fedavg(steps=2), 4),
+        (per_fedavg(steps=2, hessian=True), 4),  # the batch of the Hessian is looked at, not trained on
+    ],
+    ids=["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg", "per_fedavg, exact"],
+)
+def test_every_baseline_follows_the_policy(tmp_path, method, batches, policy):
+    watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), method, tmp_path, rounds=2, clients_per_round=3)
+    state, times = watch.state, Counter(client for sampled in watch.sampled.values() for client in sampled)
+    assert len(state.global_model) == watch.server.layout.size
+    for client in range(12):
+        own = state.clients[client].buffers
+        if policy == "local":
+            assert own[-1] == batches * times[client]  # the counter of batches seen
+        else:
+            assert own is state.clients.blank.buffers
+    if policy == "average":
+        kept_below = type(method.exchange).__name__ == "SharedLayers"
+        assert state.global_model[-1] == (0 if kept_below else 2 * batches)
+    assert all(np.isfinite(value) for name, value in watch.metrics.items() if name.endswith("loss"))
 
 
 def test_a_client_that_never_took_part_has_the_initial_buffers(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lcfl import rng
+from lcfl.federation import Federation
 from lcfl.module import FederatedModule
 from tests.builders import (
     alone,
@@ -208,6 +209,14 @@ def test_per_fedavg_is_measured_after_one_step_on_training_data(tmp_path):
         assert watch.metrics[f"test/own_split/{kind}/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     with pytest.raises(KeyError):
         watch.metrics["test/own_split/cluster/loss"]
+
+
+def test_per_fedavgs_personal_models_are_not_kept(tmp_path):
+    federation = Federation(rounds=1, devices=1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    done = federation.fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), per_fedavg())
+    assert done.model("global") is not None
+    with pytest.raises(ValueError, match="got kind='personal'; this run's method has global"):
+        done.model("personal", client=0)
 
 
 def test_local_with_its_full_budget_trains_everybody_in_every_round(tmp_path):

@@ -106,7 +106,7 @@ class Engine(Protocol):
     def hessian_product(self, model: Tensor, batch: Positions, direction: Tensor, number: int = 0) -> Gradient:
         """``H(w; batch) v``, exactly, by differentiating the gradient along v = `direction` ``[P]``; without pulls.
 
-        Its `vector` is the product; the rest is as `gradient` gives it.
+        Its `vector` is the product; the rest is as `gradient` gives it. Buffers that clients keep stay as they are.
         """
         ...
 

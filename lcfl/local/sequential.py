@@ -126,7 +126,8 @@ class SequentialEngine:
             along = sum((slope * place).sum() for slope, place in zip(slopes, places, strict=True))
             assert isinstance(along, Tensor)
             slopes = self._slopes(along, parameters)
-        self._keep_buffers()
+        else:
+            self._keep_buffers()
         found = dict(zip(map(id, parameters), slopes, strict=True))
         flat = [found.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
         return Gradient(
