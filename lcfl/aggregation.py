@@ -17,6 +17,7 @@ from lcfl.state import FederationState
 
 __all__ = [
     "Aggregation",
+    "BlendedClusterMean",
     "ClusterMean",
     "GlobalMean",
     "NoAggregation",
@@ -270,6 +271,39 @@ def updated_model(uploads: Sequence[Uplink], layout: Layout) -> Tensor:
     for place in layout.integer_slices():
         mean[place] = torch.stack([start[place] + update[place] for start, update in models]).amax(dim=0)
     return mean
+
+
+@dataclass(frozen=True)
+class BlendedClusterMean(ClusterMean):
+    """`ClusterMean` that goes only a part of the way: ``Omega_k <- (1 - beta) Omega_k + beta mean`` (pFedMe, CGPFL).
+
+    Args:
+        over: see `ClusterMean`.
+        embedding_over: see `ClusterMean`.
+        weights: see `ClusterMean`.
+        beta: 1 is `ClusterMean`; above 1 a centre goes beyond the mean, up to 2.
+
+    Raises:
+        ValueError: for a beta outside (0, 2].
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta <= 2:
+            raise ValueError(f"method.aggregation: got beta={self.beta}; allowed are numbers above 0 and up to 2.")
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new centres; the global model is the mean itself. Counters in buffers are not blended."""
+        before = state.centres
+        super().__call__(state, uploads, layout)
+        if self.beta == 1:
+            return
+        blended = before + self.beta * (state.centres - before)
+        for place in layout.integer_slices():
+            blended[:, place] = state.centres[:, place]
+        state.centres = blended
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -106,6 +106,8 @@ class Method:
         """What noise on uploads guarantees after these training rounds, opening rounds included; None for nothing."""
         if any(opening.exchange is not None for opening in self.openings(releases.num_clients)):
             return None  # what comes up in that opening round is without noise
+        if any(clustering.has_extra_rounds for clustering in self.clustering):
+            return None  # so may be what comes up in those, and nobody knows how many there will be
         return self.exchange.guarantee(self._with_openings(releases))
 
     def _with_openings(self, releases: Releases) -> Releases:

@@ -16,10 +16,11 @@ from lcfl.clustering import (
 )
 from lcfl.exchange import AllCentres, ClusterModel
 from lcfl.hooks import Callback
-from lcfl.local import LeastLossTraining, LocalTraining
+from lcfl.local import EnvelopeTraining, LeastLossTraining, LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
+from lcfl.personal import ClusterReference, EnvelopeModel
 
 SAMPLES = ClusterMean("participants", "participants", "samples")
 UNIFORM = ClusterMean("participants", "participants", "uniform")
@@ -61,6 +62,16 @@ def fl_hc(after=2, local=None, mean=SAMPLES, **options):
 def pacfl(local=None, mean=SAMPLES, **options):
     local = LocalTraining(steps=3) if local is None else local
     return Method(local, ClusterModel(), mean, [PrincipalAngles(**options)])
+
+
+def cgpfl(num_clusters=4, mean=UNIFORM, **local):
+    local = EnvelopeTraining(**{"steps": 3, "inner_lr": 0.05, "outer_lr": 0.05, **local})
+    return Method(local, EnvelopeModel(), mean, [ModelKMeans(num_clusters, "participants")])
+
+
+def cgpfl_prox(num_clusters=4, mean=UNIFORM, **local):
+    local = LocalTraining(**(local or {"steps": 3}))
+    return Method(local, ClusterReference(), mean, [ModelKMeans(num_clusters, "participants")])
 
 
 class Evaluations(Callback):

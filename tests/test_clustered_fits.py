@@ -14,6 +14,8 @@ METHODS = {
         (1, 4),
     ),
     "pacfl": ((), (4,)),
+    "cgpfl": ((), (4,)),
+    "cgpfl_prox": ((), (4,)),
     "fl_hc": ((f"{CLUSTERING}.after=3",), (3, 4)),
     "cfl": (
         tuple(f"{CLUSTERING}.{word}" for word in ("eps1=9", "eps2=0", "min_round=1", "stale_max=20", "min_size=4")),

@@ -33,6 +33,7 @@ LAYERS = [
     "upload",
     "exchange",
     "partial",
+    "personal",
     "aggregation",
     "similarity",
     "clustering",

@@ -83,15 +83,20 @@ class Clustering(Callback):
     Class attributes:
         reads: the names in an uplink that it looks at.
         needs_centres: whether it compares with one centre per cluster.
-        uses_stored: whether it looks at the stored models of clients that did not take part in the round.
+        has_extra_rounds: whether `extra_round` ever asks for one; what noise on uploads guarantees is then not known.
         newcomer_rule: in words, what `place` does.
     """
 
     shapes_result = True
     reads: ClassVar[tuple[str, ...]] = ("model",)
     needs_centres: ClassVar[bool] = True
-    uses_stored: ClassVar[bool] = False
     newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training images"
+    has_extra_rounds: ClassVar[bool] = False
+
+    @property
+    def uses_stored(self) -> bool:
+        """Whether it looks at the stored models of clients that did not take part in the round."""
+        return False
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with so many clients."""

@@ -90,7 +90,7 @@ class RecursiveBipartition(Clustering):
         """Takes in the new updates, then tests every cluster."""
         self._remember(server, state, uploads)
         for cluster in range(state.num_clusters):
-            member_n = torch.nonzero(state.assignment == cluster).flatten()
+            member_n = torch.nonzero((state.assignment == cluster) & state.active).flatten()
             known = [client for client in member_n.tolist() if client in self._updates]
             if not known:
                 continue
@@ -117,7 +117,8 @@ class RecursiveBipartition(Clustering):
             update = upload.payload["model"] - state.centre_of(upload.client)
             self._updates[upload.client] = update[:num_parameters].clone()
             self._rounds[upload.client] = state.round
-        self._drop([client for client, number in self._rounds.items() if number < state.round - self.stale_max])
+        oldest = state.round - self.stale_max
+        self._drop([i for i, number in self._rounds.items() if number < oldest or not state.active[i]])
         if self._scale is None and self._updates:
             self._scale = max(float(update.norm()) for update in self._updates.values())
 

@@ -38,6 +38,7 @@ class ClientChoice(Clustering):
     """
 
     reads: ClassVar[tuple[str, ...]] = ("cluster",)
+    has_extra_rounds: ClassVar[bool] = True
 
     num_clusters: int = 4
     max_redraws: int = 10

@@ -5,7 +5,7 @@ Legend: N clients, n of them pre-trained, K groups, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -64,6 +64,8 @@ class UpdateDirections(Clustering):
         clients_per_group: how many clients pre-train before the first round, times K.
         measure: ``edc`` as above; ``madc``: complete linkage of the mean differences of pairwise cosines.
     """
+
+    has_extra_rounds: ClassVar[bool] = True
 
     num_clusters: int = 5
     pretrain_steps: int = 50

@@ -43,6 +43,8 @@ def kmeans(point_nD: Tensor, num_clusters: int, seed: int, *stream: int, max_ite
         stream: numbers that address the draws further, e.g. the round.
         max_iter: steps of a run at most.
     """
+    if point_nD.shape[1] == 0:
+        return torch.zeros(len(point_nD), dtype=torch.int64)
     points = point_nD.double().numpy()
     num_distinct = len(np.unique(points, axis=0))
     state = np.random.RandomState(rng.stream_seed(seed, "kmeans", *stream) % 2**32)

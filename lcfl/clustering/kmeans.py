@@ -5,7 +5,7 @@ Legend: N clients, n of them with a model, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,8 +39,6 @@ class ModelKMeans(Clustering):
             ``participants``: this round's uploads.
     """
 
-    uses_stored: ClassVar[bool] = True
-
     num_clusters: int = 4
     over: Literal["stored", "participants"] = "stored"
 
@@ -50,6 +48,11 @@ class ModelKMeans(Clustering):
         if self.over not in ("stored", "participants"):
             raise ValueError(f"ModelKMeans: got over={self.over!r}; allowed are stored and participants.")
         self._is_begun = False
+
+    @property
+    def uses_stored(self) -> bool:
+        """Unless it is over participants."""
+        return self.over == "stored"
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""

@@ -54,7 +54,6 @@ class RefreshedLowRankCosine(Clustering):
     fit_over: Literal["stored", "participants"] = "stored"
     similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
 
-    uses_stored: ClassVar[bool] = True
     newcomer_rule: ClassVar[str] = RULE
 
     def __post_init__(self) -> None:
@@ -68,6 +67,11 @@ class RefreshedLowRankCosine(Clustering):
                 )
         self._offset: Tensor | None = None
         self._fitted: int | None = None
+
+    @property
+    def uses_stored(self) -> bool:
+        """It needs the models of everybody that ever took part."""
+        return True
 
     def check(self, num_clients: int) -> None:
         """K is at most N, and N is at least 2."""

@@ -5,7 +5,7 @@ Legend: N clients, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 
@@ -33,6 +33,8 @@ class HierarchicalUpdates(Clustering):
         threshold: no clusters farther apart than this are joined; give this or `num_clusters`.
         num_clusters: K.
     """
+
+    has_extra_rounds: ClassVar[bool] = True
 
     after: int = 10
     metric: Metric = "l2"
@@ -71,7 +73,7 @@ class HierarchicalUpdates(Clustering):
         """All clients train once from the common model."""
         if self._is_done or state.round < self.after:
             return None
-        return Opening(range(state.num_clients), exchange=ClusterModel())
+        return Opening(torch.nonzero(state.active).flatten().tolist(), exchange=ClusterModel())
 
     def on_opening_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """R, and K centres at the common model."""

@@ -2,6 +2,7 @@
 
 from lcfl.local.choice import LeastLoss, LeastLossTraining
 from lcfl.local.engine import Engine, Gradient
+from lcfl.local.envelope import EnvelopeTraining
 from lcfl.local.meta import GradientStep, MetaTraining
 from lcfl.local.normalised import NormalisedTraining
 from lcfl.local.signature import PixelSignature
@@ -9,6 +10,7 @@ from lcfl.local.update import LocalTraining, LocalUpdate, Trained
 
 __all__ = [
     "Engine",
+    "EnvelopeTraining",
     "Gradient",
     "GradientStep",
     "LeastLoss",

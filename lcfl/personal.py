@@ -1,0 +1,62 @@
+"""Exchanges of methods whose clients keep a personal model near the model of their cluster.
+
+Legend: P parameters of a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from lcfl.exchange import Exchange, ModelKind
+from lcfl.local.update import Trained
+from lcfl.messages import Downlink
+from lcfl.networks.split import Layout
+from lcfl.state import FederationState
+
+__all__ = ["ClusterReference", "EnvelopeModel"]
+
+
+@dataclass(frozen=True)
+class ClusterReference(Exchange):
+    """The centre of the client's cluster down, to be pulled to; its own model up, which it keeps: 2P floats.
+
+    For a local update with ``start: own``; mu of mu/2 |w_i - Omega|^2 is ``model.cluster_weight``.
+    """
+
+    keeps_model = True
+    sends: ClassVar[tuple[str, ...]] = ("centre",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Omega_{R_i}."""
+        return Downlink({"centre": state.centre_of(client)})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w_i."""
+        return {"model": trained.model}
+
+
+@dataclass(frozen=True)
+class EnvelopeModel(Exchange):
+    """The model of the client's cluster down, to start from; what the run made of it up: 2P floats.
+
+    The client keeps another model, its personal one, which the server never sees; for `EnvelopeTraining`.
+    """
+
+    keeps_model = True
+    uploads_whole: ClassVar[bool] = False
+    sends: ClassVar[tuple[str, ...]] = ("model",)
+    extras: ClassVar[tuple[str, ...]] = ("model",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Omega_{R_i}."""
+        return Downlink({"model": state.centre_of(client)})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w, not the personal theta_i."""
+        return {"model": trained.extras["model"]}
