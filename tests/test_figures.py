@@ -13,6 +13,7 @@ from lcfl.figures import (
     accuracy_curves,
     assignment_heatmap,
     cluster_sizes,
+    distance_matrix,
     label_counts,
     similarity_matrix,
     sorted_accuracies,
@@ -99,6 +100,13 @@ def test_similarity_is_ordered_by_cluster_with_a_border_around_each():
     assert axes.images[0].get_clim() == (0.2, 1.0)
 
 
+def test_distances_are_ordered_by_cluster_and_begin_at_zero():
+    distance = np.array([[0.0, 7.0, 1.0], [7.0, 0.0, 5.0], [1.0, 5.0, 0.0]])
+    axes, bar = distance_matrix(distance, [1, 0, 1], "T").axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[0.0, 7.0, 5.0], [7.0, 0.0, 1.0], [5.0, 1.0, 0.0]])
+    assert axes.images[0].get_clim() == (0.0, 7.0) and bar.get_ylabel() == "distance" and axes.get_title() == "T"
+
+
 def test_similarity_with_negative_cosines_is_symmetric_around_zero():
     image = similarity_matrix(np.array([[1.0, -0.5], [-0.5, 1.0]]), [0, 1]).axes[0].images[0]
     assert image.get_clim() == (-1.0, 1.0) and image.cmap.name == "RdBu_r"
@@ -174,6 +182,8 @@ def test_a_history_that_does_not_fit_is_refused(shape):
 def test_similarities_and_accuracies_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="figures: got similarities"):
         similarity_matrix(np.eye(3), [0, 1])
+    with pytest.raises(ValueError, match="figures: got distances"):
+        distance_matrix(np.eye(3), [0, 1])
     with pytest.raises(ValueError, match="no accuracies of test own_split"):
         sorted_accuracies({"personal": np.array([])}, "test own_split")
 

@@ -31,8 +31,9 @@ class Monitor(Callback):
     """Writes histograms and pictures to the loggers that take them and the pictures to ``figures/`` too.
 
     Before the first round the picture ``figures/partition``: how many training images of each class every
-    client has. At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients'
-    accuracies; where a method clusters, ``cluster/members``, the histogram of the cluster numbers.
+    client has. After the opening rounds what clusterings show of their own, e.g. ``figures/distances`` (FedClust).
+    At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies; where a
+    method clusters, ``cluster/members``, the histogram of the cluster numbers.
     At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
     cluster of each client over the rounds), ``figures/assignment_flow`` (who went where), ``figures/cluster_sizes``
     and, where clients have low-rank models, ``figures/similarity`` and ``figures/codes`` (their directions in two
@@ -71,6 +72,14 @@ class Monitor(Callback):
         if state.round <= 0:
             self._step = 0
             self._draw_partition(server)
+
+    def on_opening_end(self, server: Server, state: FederationState) -> None:
+        """The clusterings' own pictures after the last opening round."""
+        if state.round == -1:
+            self._step = 0
+            for clustering in server.method.clustering:
+                for name, figure in clustering.figures(state).items():
+                    self._figure(server, name, figure)
 
     def on_aggregated(self, server: Server, state: FederationState) -> None:
         """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from lcfl.local.update import LocalUpdate
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
+
+if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+    from matplotlib.figure import Figure
 
 __all__ = ["Clustering", "NewcomerView", "Opening", "ServerView"]
 
@@ -114,6 +117,10 @@ class Clustering(Callback):
         Asked again after each one, whose uploads go to `on_opening_end`. Its bytes are counted in the training round.
         """
         return None
+
+    def figures(self, state: FederationState) -> "dict[str, Figure]":
+        """Pictures of its own by name; `Monitor` writes them once the opening rounds are over."""
+        return {}
 
     def place(self, newcomer: NewcomerView, state: FederationState) -> int:
         """The cluster of a client that joins after the last round; changes nothing.

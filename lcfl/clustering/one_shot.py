@@ -5,11 +5,12 @@ Legend: N clients, n of them with a vector, K clusters, P parameters, P_L of the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from lcfl import figures
 from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
 from lcfl.clustering.hierarchical import Choose, Linkage, check_options, cut, distances
 from lcfl.exchange import NamedLayers
@@ -17,6 +18,9 @@ from lcfl.local.update import LocalTraining
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["OneShotHierarchical"]
 
@@ -141,6 +145,13 @@ class OneShotHierarchical(Clustering):
             places = newcomer.layout.places_of(self.layers)
             references = {k: torch.cat([state.centres[k, place] for place in places]).double() for k in references}
         return min(references, key=lambda cluster: float((references[cluster] - vector_L).norm()))
+
+    def figures(self, state: FederationState) -> "dict[str, Figure]":
+        """``distances``: the proximity matrix M, by cluster; of 256 clients if there are more."""
+        known = torch.nonzero(self._known).flatten()
+        known = known[figures.shown(len(known))]
+        title = f"Distance of the clients' {', '.join(self.layers or ['last layer'])} after the warm-up"
+        return {"distances": figures.distance_matrix(distances(self._vectors[known]), state.assignment[known], title)}
 
     def state_dict(self) -> dict[str, Any]:
         """The vectors of the opening round ``[N, P_L]``, and whose there are."""

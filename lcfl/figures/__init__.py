@@ -2,7 +2,7 @@
 
 from lcfl.figures.base import save, shown
 from lcfl.figures.clients import label_counts, sorted_accuracies
-from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, similarity_matrix
+from lcfl.figures.clusters import assignment_heatmap, cluster_sizes, distance_matrix, similarity_matrix
 from lcfl.figures.codes import code_map, granularity_bars
 from lcfl.figures.curves import accuracy_curves
 from lcfl.figures.flow import assignment_flow
@@ -14,6 +14,7 @@ __all__ = [
     "assignment_heatmap",
     "cluster_sizes",
     "code_map",
+    "distance_matrix",
     "granularity_bars",
     "label_counts",
     "label_similarity",

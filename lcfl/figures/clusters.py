@@ -25,7 +25,14 @@ if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["assignment_heatmap", "cluster_colorbar", "cluster_sizes", "history", "similarity_matrix"]
+__all__ = [
+    "assignment_heatmap",
+    "cluster_colorbar",
+    "cluster_sizes",
+    "distance_matrix",
+    "history",
+    "similarity_matrix",
+]
 
 
 def assignment_heatmap(
@@ -115,21 +122,40 @@ def similarity_matrix(similarity_NN: Array, cluster_N: Array, title: str = "Simi
     Raises:
         ValueError: if there is no client or the shapes do not fit together.
     """
-    similarity_NN, cluster_N = np.asarray(similarity_NN), np.asarray(cluster_N)
+    similarity_NN = np.asarray(similarity_NN)
+    lowest = float(similarity_NN.min(initial=1.0))
+    colours = {"cmap": "cividis" if lowest >= 0 else "RdBu_r", "vmin": lowest if 0 <= lowest < 1 else -1, "vmax": 1}
+    return _ordered(similarity_NN, np.asarray(cluster_N), colours, "cosine", title)
+
+
+def distance_matrix(distance_NN: Array, cluster_N: Array, title: str = "Distance of clients") -> "Figure":
+    """Pairwise distances of clients, ordered by cluster, with a border around each cluster; near is light.
+
+    FedClust's Fig. 1.
+
+    Args:
+        distance_NN: the distance of each pair of clients ``[N, N]``.
+        cluster_N: the cluster of each client ``[N]``; clients of one cluster keep their order.
+        title: of the picture.
+
+    Raises:
+        ValueError: if there is no client or the shapes do not fit together.
+    """
+    return _ordered(np.asarray(distance_NN), np.asarray(cluster_N), {"cmap": "cividis_r", "vmin": 0}, "distance", title)
+
+
+def _ordered(
+    matrix_NN: NDArray[Any], cluster_N: NDArray[Any], colours: dict[str, Any], label: str, title: str
+) -> "Figure":
+    """A matrix of clients in the order of their clusters."""
     num_clients = len(cluster_N)
-    if num_clients == 0 or similarity_NN.shape != (num_clients, num_clients):
-        raise ValueError(f"figures: got similarities {similarity_NN.shape} and clusters {cluster_N.shape}.")
+    if num_clients == 0 or matrix_NN.shape != (num_clients, num_clients):
+        what = "similarities" if label == "cosine" else "distances"
+        raise ValueError(f"figures: got {what} {matrix_NN.shape} and clusters {cluster_N.shape}.")
     order_N = np.argsort(cluster_N, kind="stable")
-    lowest = float(similarity_NN.min())
     figure, axes = new_figure(6.4, 5.4)
-    image = axes.imshow(
-        similarity_NN[np.ix_(order_N, order_N)],
-        cmap="cividis" if lowest >= 0 else "RdBu_r",
-        vmin=lowest if 0 <= lowest < 1 else -1,
-        vmax=1,
-        interpolation="nearest",
-    )
-    figure.colorbar(image, label="cosine")
+    image = axes.imshow(matrix_NN[np.ix_(order_N, order_N)], interpolation="nearest", **colours)
+    figure.colorbar(image, label=label)
     blocks = blocks_of(cluster_N[order_N])
     _draw_borders(axes, blocks)
     centres, names = block_labels(blocks)

@@ -5,9 +5,10 @@ import signal
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lcfl.session
-from lcfl.callbacks import Checkpoint
+from lcfl.callbacks import Checkpoint, Monitor
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from tests.bits import assert_same_state
@@ -95,3 +96,12 @@ def test_an_upload_that_fails_in_training_leaves_its_cluster_to_the_others(tmp_p
         after = train(2).state
     for client in range(12):
         assert torch.equal(before.centre_of(client), after.centre_of(client)) == (client == 4)
+
+
+def test_the_proximity_matrix_is_drawn_once(tmp_path):
+    options = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path, "enable_progress_bar": False}
+    federation = Federation(rounds=1, evaluate_every=1, callbacks=[Monitor(figure_every=9)], **options)
+    path = federation.fit(blobs_module(), blobs(12), fedclust(num_clusters=4)).path
+    assert (path / "figures" / "distances.png").stat().st_size > 1000
+    events = EventAccumulator(str(path), {"images": 0}).Reload()
+    assert [event.step for event in events.Images("figures/distances")] == [0]
