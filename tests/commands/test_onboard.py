@@ -7,7 +7,8 @@ import pytest
 
 import lcfl
 from lcfl.commands import onboard, predict
-from tests.commandline import CONFIGS, FEDAVG, SMALL, SYNTHETIC, files
+from tests.builders import blobs
+from tests.commandline import CONFIGS, FEDAVG, METHODS, SMALL, SYNTHETIC, files
 from tests.commandline import lcfl as command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -80,3 +81,21 @@ def test_leavers_survive_the_configuration_file():
 def test_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="there is no"):
         onboard.main([f"--ckpt_path={tmp_path}"])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+def test_every_method_with_newcomers_and_somebody_who_leaves(method, capsys):
+    (out, *_), there = blobs(12, newcomers=0.25).newcomer_clients, set(blobs(12, newcomers=0.25).newcomer_clients)
+    leaver = min(set(range(12)) - there)
+    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.num_clients=12", "--data.newcomers=0.25")
+    run = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1}}}}", "--trainer.evaluate_every=0")
+    state = run.state
+    assert not state.participated[[out, leaver]].any() and int(state.active.sum()) == 12 - len(there) - 1
+    capsys.readouterr()
+    onboard.main([f"--ckpt_path={run.path}", "--epochs=1"])
+    content = json.loads((run.path / "newcomers.json").read_text())
+    assert [each["client"] for each in content["newcomers"]] == sorted(there)
+    for each in content["newcomers"]:
+        assert (each["cluster"] is None) == content["rule"].startswith("none")
+        assert each["cluster"] is None or 0 <= each["cluster"] < state.num_clusters
+        assert 0 <= each["test/own_split/after/acc"] <= 1
