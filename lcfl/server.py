@@ -155,7 +155,8 @@ class Server:
 
     def run_opening(self, opening: Opening) -> None:
         """The clients named do what an opening or extra round asks for; what they learn stays with the server."""
-        state, clients = self.state, sorted(opening.clients)[: self.schedule.most_clients]
+        state = self.state
+        clients = [i for i in sorted(opening.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = opening.exchange
         tasks = [
             LocalTask(

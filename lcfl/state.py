@@ -79,7 +79,9 @@ class FederationState:
             participated=torch.zeros(num_clients, dtype=torch.bool),
             clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers)),
         )
-        state.active[list(newcomers)] = False
+        outside = list(newcomers)
+        state.active[outside] = False
+        state.assignment[outside] = -1
         return state
 
     @property
@@ -106,8 +108,10 @@ class FederationState:
 
     def leave(self, clients: Iterable[int]) -> None:
         """Takes clients out for good and forgets their models: no mean and no clustering counts them any more."""
+        self.assignment = self.assignment.clone()
         for client in clients:
             self.active[client] = self.participated[client] = False
+            self.assignment[client] = -1
             self.clients.forget(client)
 
     def members(self, cluster: int) -> list[int]:

@@ -155,9 +155,10 @@ def _proposals(groups: Groups, min_clusters: int) -> Iterator[tuple[Move, Tensor
 
 def drop_empty(state: FederationState) -> None:
     """Removes clusters that no client is assigned to; the numbers of the others close up."""
-    used = state.assignment[state.active].unique()
+    clustered = state.assignment >= 0
+    used = state.assignment[clustered].unique()
     if len(used) < state.num_clusters:
-        state.assignment = torch.searchsorted(used, state.assignment).clamp(max=len(used) - 1)
+        state.assignment = torch.where(clustered, torch.searchsorted(used, state.assignment), -1)
         state.centres = state.centres[used]
 
 

@@ -123,7 +123,7 @@ class OneShotHierarchical(Clustering):
         wanted = None if self.num_clusters is None else min(self.num_clusters, len(clients))
         found = cut(distances(vector_nL), self.linkage, self.threshold, wanted, self.choose)
         label_n = torch.as_tensor(found.labels)
-        state.assignment = torch.full((state.num_clients,), int(label_n.bincount().argmax()))
+        state.assignment = torch.where(state.active, int(label_n.bincount().argmax()), -1)
         state.assignment[clients] = label_n
         self._vectors = torch.zeros(state.num_clients, vector_nL.shape[1])
         self._vectors[clients] = vector_nL

@@ -263,8 +263,9 @@ def test_a_client_that_leaves_is_in_no_reference(tmp_path):
     method = fedclust(num_clusters=4)
     watch = fit(blobs_module(), blobs(12, **groups), method, tmp_path, 3)
     clustering = method.clustering[0]
-    members = [i for i in range(1, 12) if watch.state.assignment[i] == watch.state.assignment[0]]
-    mean = clustering._means(watch.state)[int(watch.state.assignment[0])]
+    cluster = int(watch.history[0].assignment[0])
+    members = [i for i in range(1, 12) if watch.state.assignment[i] == cluster]
+    mean = clustering._means(watch.state)[cluster]
     torch.testing.assert_close(mean, clustering._vectors[members].double().mean(dim=0))
     assert members
 

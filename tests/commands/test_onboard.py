@@ -2,8 +2,10 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 import lcfl
 from lcfl.commands import onboard, predict
@@ -84,17 +86,17 @@ def test_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
-def test_every_method_with_newcomers_and_somebody_who_leaves(method, capsys):
-    (out, *_), there = blobs(12, newcomers=0.25).newcomer_clients, set(blobs(12, newcomers=0.25).newcomer_clients)
-    leaver = min(set(range(12)) - there)
-    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.num_clients=12", "--data.newcomers=0.25")
-    run = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1}}}}", "--trainer.evaluate_every=0")
-    state = run.state
-    assert not state.participated[[out, leaver]].any() and int(state.active.sum()) == 12 - len(there) - 1
-    capsys.readouterr()
-    onboard.main([f"--ckpt_path={run.path}", "--epochs=1"])
-    content = json.loads((run.path / "newcomers.json").read_text())
-    assert [each["client"] for each in content["newcomers"]] == sorted(there)
+def test_every_method_with_newcomers_and_somebody_who_leaves(method):
+    newcomers = blobs(20, newcomers=0.1).newcomer_clients
+    leaver = min(set(range(20)) - set(newcomers))
+    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.newcomers=0.1", "--trainer.evaluate_every=0")
+    state = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1}}}}", "--trainer.name=here").state
+    outside = torch.tensor([*newcomers, leaver])
+    assert not state.participated[outside].any() and int(state.active.sum()) == 20 - len(outside)
+    assert (state.assignment[outside] == -1).all()
+    onboard.main(["--ckpt_path=last", "--trainer.name=here", "--epochs=1"])
+    content = json.loads(Path("logs/here/version_0/newcomers.json").read_text())
+    assert [each["client"] for each in content["newcomers"]] == list(newcomers)
     for each in content["newcomers"]:
         assert (each["cluster"] is None) == content["rule"].startswith("none")
         assert each["cluster"] is None or 0 <= each["cluster"] < state.num_clusters
