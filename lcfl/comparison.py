@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-__all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rows_of"]
+__all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
 
 MAJORITY = "majority"
 TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
@@ -108,6 +108,8 @@ class Row:
         clusters: at the end, nan without clusters.
         total_bytes: sent and received in all.
         seconds: of all rounds.
+        rounds_to_peak90: until 90 % of the run's own highest accuracy during training; nan where none was measured.
+        stability: mean over rounds of ``cluster/stability``, nan without clusters.
     """
 
     setting: int
@@ -123,6 +125,8 @@ class Row:
     clusters: float = nan
     total_bytes: float = nan
     seconds: float = nan
+    rounds_to_peak90: float = nan
+    stability: float = nan
 
 
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
@@ -239,7 +243,15 @@ def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) ->
         mean(row.get("cluster/count", nan) for row in last),
         mean(run.summary["total_bytes"] for run in entry.runs),
         mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
+        mean(rounds_to_peak(run.curve(name)) for run in entry.runs),
+        mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
     )
+
+
+def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TARGET_SHARE) -> float:
+    """Rounds until a curve first reaches a share of its own peak, AS-CFL's measure of speed; nan without a curve."""
+    peak = max((accuracy for _, _, accuracy in curve), default=nan)
+    return next((float(number) for number, _, accuracy in curve if accuracy >= share * peak), nan)
 
 
 def _setting(entry: Entry) -> str:

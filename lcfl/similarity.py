@@ -131,4 +131,4 @@ def distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) ->
     share_nK = member_nK / member_nK.sum(dim=0)
     mean_nK = square_nn @ share_nK
     spread_K = (share_nK * mean_nK).sum(dim=0) / 2
-    return (mean_nK - spread_K).clamp(min=0).nan_to_num(nan=torch.inf)
+    return (mean_nK - spread_K).clamp(min=0).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -6,7 +6,7 @@ from math import isnan, nan
 
 import pytest
 
-from lcfl.comparison import check_same_setting, entries_of, find_runs, rows_of
+from lcfl.comparison import check_same_setting, entries_of, find_runs, rounds_to_peak, rows_of
 from tests.runs import made
 
 
@@ -120,3 +120,18 @@ def test_rounds_count_from_one_and_opening_rounds_do_not_count(tmp_path):
     assert run.curve("test/own_split/global/acc") == [(1, 10e6, 0.1), (2, 20e6, 0.2)]
     assert run.curve("test/own_split/personal/acc") == []
     assert nan not in run.metrics.values()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rounds"), [([0.1, 0.5, 0.89, 1.0], 4), ([0.1, 0.9, 0.5, 1.0, 0.2], 2), ([0.0], 1), ([], nan)]
+)
+def test_rounds_to_nine_tenths_of_the_own_peak(accuracies, rounds):
+    curve = [(number, 0.0, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
+    assert rounds_to_peak(curve) == rounds or isnan(rounds)
+
+
+def test_a_row_says_how_soon_the_own_peak_is_near(tmp_path):
+    for seed, accuracies in ((0, [0.5, 0.8, 0.8]), (1, [0.79, 0.8, 0.1])):
+        made(tmp_path, f"a-seed{seed}", seed, accuracies)
+    rows, _ = rows_of(entries_of(find_runs([tmp_path])))
+    assert rows[0].rounds_to_peak90 == 1.5 and isnan(rows[0].stability)

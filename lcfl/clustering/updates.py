@@ -193,7 +193,7 @@ def separation(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
     spread_K = (share_nK * to_mean_nK).sum(dim=0)
     # the mean over a in k of |x_a - c_j|^2 is |c_k - c_j|^2 and the spread of k around c_k
     square_KK = (share_nK.T @ to_mean_nK - spread_K.unsqueeze(1)).clamp(min=0)
-    return square_KK.sqrt().nan_to_num(nan=inf).fill_diagonal_(inf)
+    return square_KK.sqrt().nan_to_num(nan=inf, posinf=inf).fill_diagonal_(inf)
 
 
 def _halves(square_nn: Tensor, draw: np.random.Generator) -> Tensor:

@@ -128,6 +128,16 @@ def test_one_cluster_has_no_ratio_and_stays():
     assert server.logged == {} and s.num_clusters == 1
 
 
+def test_a_cluster_without_updates_is_nobodys_neighbour():
+    square, label = squared_distances(torch.stack([flat(*point) for point in POINTS])), torch.tensor([0, 0, 2, 2, 2])
+    apart = separation(square, label, 4)
+    assert apart[1].isinf().all() and apart[:, 3].isinf().all() and apart[0, 2].isfinite()
+    assert dispersion(square, label, 4).isnan().tolist() == [False, True, False, True]
+    server, s = Proxy(), state(6, [0, 0, 0, 0, 0, 1])  # client 5 sent nothing
+    SplitAndMerge(min_clusters=1).on_round_end(server, s, sent(POINTS))
+    assert s.assignment.tolist() == [0, 0, 0, 0, 0, 1] and server.logged == {}
+
+
 @pytest.mark.parametrize("num_clusters", [1, 2, 8, 12])
 def test_silhouette_finds_the_groups_and_stays(num_clusters):
     uploads, groups = groups_of()
