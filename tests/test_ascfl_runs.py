@@ -16,6 +16,8 @@ COMPRESSION = "{class_path: LowRankCompression, init_args: {energy: 0.95}}"
 TRANSFORMS = ("-c", f"method: {{exchange: {{init_args: {{transforms: [{NOISE}, {COMPRESSION}]}}}}}}")
 GROWN = "{class_path: GreedyIncentive, init_args: {incentive: false, candidates: 0.4, once: true}}"
 MOVES = "{class_path: SplitAndMerge, init_args: {lower: 0.0, upper: 0.3, start: 2, cooldown: 2}}"
+STRICT = "{class_path: GreedyIncentive, init_args: {theta: 0.99, margin: 0.0}}"
+ALL = ("-c", f"method: {{clustering: [{STRICT}, {{class_path: UpdateEM}}, {{class_path: SplitAndMerge}}]}}")
 COOLDOWN = ("-c", f"method: {{clustering: [{GROWN}, {MOVES}]}}")
 
 pytestmark = pytest.mark.filterwarnings("ignore:data.proxy")
@@ -31,12 +33,12 @@ def counts(run):
 
 
 def test_two_ranks_have_the_bits_of_one(tmp_path):
-    words = (*PROXY, *TRANSFORMS)
+    words = (*PROXY, *TRANSFORMS, *ALL)
     one, two = (fit(tmp_path / str(ranks), "ascfl", ranks, 4, *words).path for ranks in (1, 2))
     assert_same_run(one, two)
     assert max(counts(one)) > 1
     with pytest.raises(AssertionError):
-        assert_same_run(one, fit(tmp_path / "other", "ascfl", 1, 4, *PROXY).path)
+        assert_same_run(one, fit(tmp_path / "other", "ascfl", 1, 4, *PROXY, *ALL).path)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,6 @@ def test_a_resume_before_just_after_and_within_a_cooldown_changes_no_bits(tmp_pa
 
 
 def test_what_transforms_need_is_in_the_checkpoint(tmp_path):
-    words = ("--trainer.rounds=3", *TRANSFORMS)
-    one = fit(tmp_path / "whole", "lcfed", 1, 3, *words).path
+    one = fit(tmp_path / "whole", "lcfed", 1, 3, *TRANSFORMS).path
     fit(tmp_path / "parts", "lcfed", 1, 2, *TRANSFORMS)
     assert_same_run(one, fit(tmp_path / "parts", "lcfed", 1, 3, *TRANSFORMS, "--ckpt_path=last").path)
