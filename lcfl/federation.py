@@ -22,7 +22,7 @@ from lcfl.launch import STRATEGIES, launch, one_thread, place
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.result import Run
-from lcfl.server import Schedule
+from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
 
 __all__ = ["Federation"]

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from sklearn.metrics import adjusted_rand_score
 
-from lcfl import rng
 from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.evaluation import Evaluator, raise_failures
@@ -30,35 +29,13 @@ from lcfl.metrics import Evaluation, co_membership_jaccard
 from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
+from lcfl.schedule import Schedule
 from lcfl.state import FederationState
 from lcfl.table import MetricsTable
-from lcfl.upload import Guarantee, Releases
+from lcfl.upload import Guarantee
 from lcfl.worker import EvaluationTask, LocalResult, LocalTask
 
-__all__ = ["Schedule", "Server"]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how often.
-
-    Attributes:
-        rounds: in all, not in addition to those of a checkpoint.
-        clients_per_round: |S_t|.
-        evaluate_every: rounds between evaluations; 0 for the one at the end only.
-        most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
-        client_dropout: the chance that a sampled client does not report.
-    """
-
-    rounds: int
-    clients_per_round: int
-    evaluate_every: int
-    most_clients: int | None = None
-    client_dropout: float = 0.0
-
-    def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
-        """How often clients upload in so many training rounds, in all of them if None."""
-        return Releases(self.rounds if rounds is None else rounds, self.clients_per_round, num_clients)
+__all__ = ["Server"]
 
 
 class Server:
@@ -179,7 +156,7 @@ class Server:
         state.leave(gone)
         self.call("on_round_start")
         exchange = self.method.exchange
-        sampled = self.sample(state.round)
+        sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.everyone)
         self.call("on_clients_sampled", sampled=sampled)
         for clustering in self.method.clustering:
             while (extra := clustering.extra_round(state, sampled)) is not None:
@@ -187,7 +164,8 @@ class Server:
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
         tasks = [LocalTask(i, state.round, state.clients[i], down[i]) for i in sampled]
-        results = self.train(tasks, self.dropped(state.round, sampled))
+        lost = self.schedule.dropped(self.seed, state.round, sampled)
+        results = self.train(tasks, lost)
         state.clients.update({i: result.state for i, result in results.items()})
         state.participated[list(results)] = True
         uploads = [result.uplink for result in results.values()]
@@ -201,37 +179,13 @@ class Server:
                 self.method.aggregation(state, uploads, self.layout)
         self.call("on_aggregated", uploads=uploads)
         self.log_clusters(before)
+        if self.schedule.client_dropout:
+            self.log("train/dropped_clients", len(lost))
 
         state.round += 1
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
             self.log_evaluation()
         self.finish_row(state.round - 1, begin)
-
-    def sample(self, number: int) -> list[int]:
-        """S_t: clients drawn uniformly without replacement, ascending; the same for every method, unless it wants all.
-
-        Drawn from all N. Newcomers and clients that have left are then put back, and as many others, as far as
-        there are any, are drawn in their place from the rest of the stream: whoever else was drawn stays drawn.
-        """
-        if self.method.exchange.everyone:
-            return torch.nonzero(self.state.active).flatten().tolist()[: self.schedule.most_clients]
-        draw = rng.generator(self.seed, "sample", number)
-        chosen = draw.choice(self.data.num_clients, self.schedule.clients_per_round, replace=False).tolist()
-        sampled = [client for client in chosen if self.state.active[client]]
-        if len(sampled) < len(chosen):
-            others = draw.permutation(self.data.num_clients).tolist()
-            others = [client for client in others if self.state.active[client] and client not in sampled]
-            sampled += others[: len(chosen) - len(sampled)]
-        return sorted(sampled)
-
-    def dropped(self, number: int, sampled: Sequence[int]) -> set[int]:
-        """Those of S_t that get the server's message and never answer; each by a stream of its own."""
-        chance = self.schedule.client_dropout
-        draws = {i: rng.generator(self.seed, "client dropout", number, i).random() for i in sampled if chance}
-        lost = {i for i, draw in draws.items() if draw < chance}
-        if chance:
-            self.log("train/dropped_clients", len(lost))
-        return lost
 
     def train(self, tasks: Sequence[LocalTask], dropped: Collection[int] = ()) -> dict[int, LocalResult]:
         """Local work of several clients; results by client, without those that came out NaN or infinite.

@@ -34,7 +34,8 @@ from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.ranks import Ranks
 from lcfl.run import RunDirectory
-from lcfl.server import Schedule, Server, majority_baseline
+from lcfl.schedule import Schedule
+from lcfl.server import Server, majority_baseline
 from lcfl.state import FederationState
 from lcfl.worker import Worker
 

@@ -15,7 +15,16 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
 from lcfl.data.population import Population
-from lcfl.exchange import AdaptedModel, CentreAndEmbedding, FullModel, NoExchange, NormalisedModel, Reference
+from lcfl.exchange import (
+    AdaptedModel,
+    CentreAndEmbedding,
+    FullModel,
+    NoExchange,
+    NormalisedModel,
+    Reference,
+    SharedEmbedding,
+    SharedLayers,
+)
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
@@ -24,7 +33,6 @@ from lcfl.messages import Uplink
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP, SplitNetwork
-from lcfl.partial import SharedEmbedding, SharedLayers
 from lcfl.state import FederationState
 
 WIDTHS = (2, 3, 2)  # of the linear network: inputs, embedding, classes

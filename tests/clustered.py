@@ -14,13 +14,12 @@ from lcfl.clustering import (
     RecursiveBipartition,
     UpdateDirections,
 )
-from lcfl.exchange import AllCentres, ClusterModel
+from lcfl.exchange import AllCentres, ClusterModel, ClusterReference, EnvelopeModel
 from lcfl.hooks import Callback
 from lcfl.local import EnvelopeTraining, LeastLossTraining, LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
-from lcfl.personal import ClusterReference, EnvelopeModel
 
 SAMPLES = ClusterMean("participants", "participants", "samples")
 UNIFORM = ClusterMean("participants", "participants", "uniform")

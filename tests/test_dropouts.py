@@ -166,12 +166,16 @@ def test_a_round_in_which_everybody_fails_changes_nothing(tmp_path, monkeypatch,
     assert "train/loss" not in after.rows[1]
 
 
+def dropped(watch, number, sampled):
+    return watch.server.schedule.dropped(watch.server.seed, number, sampled)
+
+
 def test_clients_that_do_not_report_are_drawn_by_round_and_client(tmp_path):
     watch = watched(tmp_path, "fedavg", client_dropout=0.3, rounds=6)
-    lost = [watch.server.dropped(number, watch.sampled[number]) for number in range(6)]
+    lost = [dropped(watch, number, watch.sampled[number]) for number in range(6)]
     assert [row["train/dropped_clients"] for row in watch.rows] == [len(each) for each in lost]
     assert 0 < sum(map(len, lost)) < 6 * 7
-    more = watch.server.dropped(0, range(12))
+    more = dropped(watch, 0, range(12))
     assert lost[0] == more & set(watch.sampled[0])  # whoever else was sampled
     participated = set().union(*({*watch.sampled[number]} - lost[number] for number in range(6)))
     assert set(torch.nonzero(watch.state.participated).flatten().tolist()) == participated
@@ -188,7 +192,7 @@ def test_what_was_sent_to_a_client_that_does_not_report_counts(tmp_path, whole):
 
 def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
     watch = watched(tmp_path / "lost", "lcfed", client_dropout=0.2)
-    lost = {(number, i) for number in range(4) for i in watch.server.dropped(number, watch.sampled[number])}
+    lost = {(number, i) for number in range(4) for i in dropped(watch, number, watch.sampled[number])}
 
     class Faulty(lcfl.worker.Worker):
         def train(self, task):

@@ -32,8 +32,6 @@ LAYERS = [
     "local",
     "upload",
     "exchange",
-    "partial",
-    "personal",
     "aggregation",
     "similarity",
     "clustering",
@@ -51,6 +49,7 @@ LAYERS = [
     # the federation
     "evaluation",
     "identity",
+    "schedule",
     "server",
     "callbacks",
     "checks",

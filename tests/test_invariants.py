@@ -9,12 +9,11 @@ from torch import nn
 import lcfl.clustering.lowrank
 from lcfl.aggregation import ClusterMean, GlobalMean
 from lcfl.clustering import RefreshedLowRankCosine
-from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.exchange import CentreAndEmbedding, FullModel, SharedLayers
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import SplitNetwork
-from lcfl.partial import SharedLayers
 from tests.bits import assert_same_clients, assert_same_state
 from tests.builders import (
     alone,

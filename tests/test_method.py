@@ -4,10 +4,18 @@ import pytest
 
 from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
 from lcfl.clustering import LowRankCosine
-from lcfl.exchange import AdaptedModel, CentreAndEmbedding, FullModel, NoExchange, NormalisedModel, Reference
+from lcfl.exchange import (
+    AdaptedModel,
+    CentreAndEmbedding,
+    FullModel,
+    NoExchange,
+    NormalisedModel,
+    Reference,
+    SharedEmbedding,
+    SharedLayers,
+)
 from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.method import Method
-from lcfl.partial import SharedEmbedding, SharedLayers
 
 PARTICIPANTS = ClusterMean("participants", "participants")
 

@@ -98,7 +98,7 @@ class OneShotHierarchical(Clustering):
     def check_layout(self, layout: Layout) -> None:
         """The layers exist."""
         try:
-            layout.places_of(self.layers)
+            NamedLayers(self.layers).part(layout)
         except ValueError as error:
             raise ValueError(f"method.clustering: {type(self).__name__}.layers: {error}") from None
 
@@ -142,8 +142,8 @@ class OneShotHierarchical(Clustering):
         vector_L = uplink.payload["layers"].double()
         references = self._means(state)
         if self.reference == "model":
-            places = newcomer.layout.places_of(self.layers)
-            references = {k: torch.cat([state.centres[k, place] for place in places]).double() for k in references}
+            part = NamedLayers(self.layers).part(newcomer.layout)
+            references = {cluster: part.take(state.centres[cluster]).double() for cluster in references}
         return min(references, key=lambda cluster: float((references[cluster] - vector_L).norm()))
 
     def figures(self, state: FederationState) -> "dict[str, Figure]":
@@ -178,8 +178,6 @@ class OneShotHierarchical(Clustering):
         }
 
     def _replace_layers(self, state: FederationState, layout: Layout) -> None:
-        places = layout.places_of(self.layers)
+        part = NamedLayers(self.layers).part(layout)
         for cluster, mean_L in self._means(state).items():
-            parts = mean_L.float().split([place.stop - place.start for place in places])
-            for place, part in zip(places, parts, strict=True):
-                state.centres[cluster, place] = part
+            state.centres[cluster] = part.put(mean_L.float(), state.centres[cluster])

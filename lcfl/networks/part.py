@@ -60,29 +60,32 @@ def embedding_part(layout: Layout) -> Part:
     return _part(layout, lambda layer: everything or layer in names)
 
 
-def layers_part(layout: Layout, layers: int | Sequence[str]) -> Part:
-    """So many of the last layers with parameters, or the named ones, with their buffers.
+def layers_part(layout: Layout, layers: int | Sequence[str], with_buffers: bool = True) -> Part:
+    """So many of the last layers with parameters, or the named ones, each with all that is inside it.
 
     A layer without parameters goes with a name that covers it, or where all layers are asked for.
+
+    Args:
+        layout: of the network.
+        layers: how many, or names.
+        with_buffers: take the layers' buffers, too.
 
     Raises:
         ValueError: for a name that no layer has, or more layers than there are.
     """
+    if not with_buffers:
+        layout = layout.halves()[0]
     known = layer_names(layout)
     if isinstance(layers, int):
         if layers > len(known):
-            raise ValueError(
-                f"method.exchange: got global_layers={layers}; the network has {len(known)} layers with parameters: "
-                f"{', '.join(known)}."
-            )
+            raise ValueError(f"got {layers} layers; the network has {len(known)} with parameters: {', '.join(known)}.")
         chosen = set(known[-layers:])
         return _part(layout, lambda layer: len(chosen) == len(known) or layer in chosen)
     all_layers = known + [_layer(name) for name, *_ in layout.buffers]
     missing = [name for name in layers if not any(_covers(name, layer) for layer in all_layers)]
     if missing:
         raise ValueError(
-            f"method.exchange: the network has no layer {', '.join(map(repr, missing))}; its layers are "
-            f"{', '.join(known)}."
+            f"the network has no layer {', '.join(map(repr, missing))}; its layers are {', '.join(known)}."
         )
     return _part(layout, lambda layer: any(_covers(name, layer) for name in layers))
 

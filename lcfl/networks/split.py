@@ -4,7 +4,6 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -119,33 +118,6 @@ class Layout:
                 slices.append(slice(offset, offset + shape.numel()))
             offset += shape.numel()
         return slices
-
-    def places_of(self, layers: Sequence[str] | None = None) -> list[slice]:
-        """Where the parameters of some layers lie in the vector.
-
-        Args:
-            layers: their names, each standing for a layer and all layers inside it; None: the last layer, which is
-                the last module with parameters of its own.
-
-        Raises:
-            ValueError: if a name is no layer with parameters.
-        """
-        if layers is None:
-            last = self.parameters[-1][0]
-            layers = [last.rpartition(".")[0] or last]
-        places: list[slice] = []
-        found: set[str] = set()
-        offset = 0
-        for name, shape in self.parameters:
-            inside = [layer for layer in layers if name == layer or name.startswith(f"{layer}.")]
-            if inside:
-                places.append(slice(offset, offset + shape.numel()))
-            found.update(inside)
-            offset += shape.numel()
-        if missing := [layer for layer in layers if layer not in found]:
-            known = dict.fromkeys(name.rpartition(".")[0] or name for name, _ in self.parameters)
-            raise ValueError(f"there is no layer {missing[0]!r} with parameters; the layers are {', '.join(known)}.")
-        return places
 
     def pack(self, network: nn.Module) -> Tensor:
         """A copy of the network's parameters and buffers as one flat vector ``[P + Q]`` on the CPU."""

@@ -14,6 +14,7 @@ from lcfl.method import Method
 from lcfl.networks import Layout, LeNet5
 from tests.bits import same
 from tests.builders import (
+    Normed,
     alone,
     blobs,
     blobs_module,
@@ -119,24 +120,24 @@ def test_everybody_warms_up():
 # layers
 
 
-def test_places_of_layers():
+def test_the_layers_that_are_sent():
     layout = Layout.of(LeNet5())
-    named = layout.parameters
-    (weight, bias) = layout.places_of()
-    assert [weight.stop - weight.start, bias.stop - bias.start] == [840, 10] and bias.stop == 62006
-    assert layout.places_of(["decision"]) == layout.places_of()
-    first = named[0][0].rpartition(".")[0]
-    assert layout.places_of([first])[0] == slice(0, 450)
-    total = sum(place.stop - place.start for place in layout.places_of(["embedding", "decision"]))
-    assert total == layout.num_parameters
-    overlapping = layout.places_of(["embedding", first])
-    assert sum(place.stop - place.start for place in overlapping) == layout.num_embedding, "no place twice"
-    with pytest.raises(ValueError, match=r"there is no layer 'dec' with parameters; the layers are .*decision"):
-        layout.places_of(["dec"])
+
+    def part(layers):
+        return NamedLayers(layers).part(layout)
+
+    assert part(None).size == 850 and part(None).slices[-1].stop == 62006
+    assert part(["decision"]) == part(None)
+    first = layout.parameters[0][0].rpartition(".")[0]
+    assert part([first]).slices[0].start == 0 and part([first]).size == 456
+    assert part(["embedding", "decision"]).size == layout.num_parameters
+    assert part(["embedding", first]).size == layout.num_embedding, "no place twice"
+    buffered = Layout.of(Normed())
+    assert NamedLayers(["embedding", "decision"]).part(buffered).size == buffered.num_parameters < buffered.size
 
 
 def test_an_unknown_layer_is_refused_before_training(tmp_path):
-    with pytest.raises(ValueError, match=r"OneShotHierarchical.layers: there is no layer 'fc'"):
+    with pytest.raises(ValueError, match=r"OneShotHierarchical.layers: the network has no layer 'fc'"):
         fit(blobs_module(), blobs(4), fedclust(layers=["fc"]), tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -80,7 +80,7 @@ def test_take_and_put():
 def test_a_layer_that_there_is_not():
     layout = Layout.of(Normed())
     with pytest.raises(
-        ValueError, match=r"got global_layers=4; the network has 3 layers .*: embedding.0, embedding.1, d"
+        ValueError, match=r"got 4 layers; the network has 3 with parameters: embedding.0, embedding.1, d"
     ):
         layers_part(layout, 4)
     with pytest.raises(ValueError, match=r"the network has no layer 'embeddin', 'x'; its layers are embedding.0,"):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from lcfl.clients import ClientState
+from lcfl.exchange import SharedEmbedding, SharedLayers
 from lcfl.local import Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.module import FederatedModule
 from lcfl.networks import Layout
-from lcfl.partial import SharedEmbedding, SharedLayers
 from tests.builders import Normed, blobs, fedper, fit, lg_fedavg, linear_module, state_of
 
 LAYOUT = Layout.of(Normed())  # P = 23, P_phi = 15; buffers of the embedding [23, 30)
@@ -93,6 +93,6 @@ def test_a_number_of_layers_is_at_least_one(layers):
 
 
 def test_a_layer_that_there_is_not_is_named_before_data_is_loaded(tmp_path):
-    with pytest.raises(ValueError, match=r"got global_layers=3; the network has 2 layers"):
+    with pytest.raises(ValueError, match=r"method.exchange: SharedLayers: got 3 layers; the network has 2 with"):
         fit(linear_module(), blobs(4), lg_fedavg(3), tmp_path)
     assert not any(tmp_path.iterdir())

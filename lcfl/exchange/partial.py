@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lcfl.clients import ClientState
-from lcfl.exchange import Exchange, ModelKind
+from lcfl.exchange.base import Exchange, ModelKind
 from lcfl.local.update import Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks.part import Part, embedding_part, layers_part
@@ -44,7 +44,10 @@ class PartialModel(Exchange):
 
     def check(self, layout: Layout) -> None:
         """Warns of a part that is nothing or everything; raises a ValueError for one that there is not."""
-        size = self.part(layout).size
+        try:
+            size = self.part(layout).size
+        except ValueError as error:
+            raise ValueError(f"method.exchange: {type(self).__name__}: {error}") from None
         if size in (0, layout.size):
             what = "no layer, so every client trains alone" if size == 0 else "every layer, so nothing is personal"
             warnings.warn(f"method.exchange: {type(self).__name__} shares {what}.", stacklevel=3)

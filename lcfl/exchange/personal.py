@@ -1,6 +1,6 @@
-"""Exchanges of methods whose clients keep a personal model near the model of their cluster.
+"""Exchanges for clients that keep a personal model near the model of their cluster.
 
-Legend: P parameters of a model.
+Legend: P parameters of a model, P_phi of them in the embedding.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,36 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lcfl.exchange import Exchange, ModelKind
+from lcfl.exchange.base import Exchange, ModelKind
 from lcfl.local.update import Trained
 from lcfl.messages import Downlink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 
-__all__ = ["ClusterReference", "EnvelopeModel"]
+__all__ = ["CentreAndEmbedding", "ClusterReference", "EnvelopeModel"]
+
+
+@dataclass(frozen=True)
+class CentreAndEmbedding(Exchange):
+    """Down the centre of the client's cluster and the global embedding, up the client's model.
+
+    2P + P_phi floats (LCFed Algorithm 1, lines 6 and 8). The projection stays with the server, which
+    holds w_i and can project it itself: a client need neither store M nor send M w_i.
+    """
+
+    keeps_model = True
+    sends: ClassVar[tuple[str, ...]] = ("centre", "embedding")
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Omega_{R_i} and Phi."""
+        embedding = layout.embedding_of(state.global_model)
+        return Downlink({"centre": state.centre_of(client), "embedding": embedding})
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """w_i."""
+        return {"model": trained.model}
 
 
 @dataclass(frozen=True)

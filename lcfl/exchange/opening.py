@@ -1,0 +1,64 @@
+"""Exchanges of opening rounds: clients send what a clustering wants to see, and nothing that trains."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from lcfl.exchange.base import Exchange, ModelKind
+from lcfl.exchange.one_model import NoExchange
+from lcfl.local.update import Trained
+from lcfl.messages import Downlink
+from lcfl.networks.part import Part, layers_part
+from lcfl.networks.split import Layout
+from lcfl.state import FederationState
+
+__all__ = ["NamedLayers", "Signature"]
+
+
+@dataclass(frozen=True)
+class NamedLayers(Exchange):
+    """The initial model down, some layers of the trained model up: P + P_L floats (FedClust Algorithm 1, lines 3, 4).
+
+    For opening rounds: nothing that trains can be made of a few layers alone.
+
+    Args:
+        layers: names of layers, each with all that is inside it; None: the last layer.
+    """
+
+    layers: Sequence[str] | None = None
+
+    keeps_model = False
+    sends: ClassVar[tuple[str, ...]] = ("model",)
+    returns: ClassVar[tuple[str, ...]] = ("layers",)
+    models: ClassVar[tuple[ModelKind, ...]] = ()
+    reported: ClassVar[tuple[ModelKind, ...]] = ()
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """theta^0."""
+        return Downlink({"model": state.initial})
+
+    def part(self, layout: Layout) -> Part:
+        """Where the layers' parameters lie.
+
+        Raises:
+            ValueError: if there is no such layer.
+        """
+        return layers_part(layout, self.layers or 1, with_buffers=False)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """The named layers' parameters, one after the other in the order of the network, ``[P_L]``."""
+        return {"layers": self.part(layout).take(trained.model)}
+
+
+@dataclass(frozen=True)
+class Signature(NoExchange):
+    """Nothing down, the signature of the client's data up (PACFL before training): D p floats per label of its own."""
+
+    keeps_model = False
+    returns: ClassVar[tuple[str, ...]] = ("signature",)
+
+    def up(self, trained: Trained, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """U_i."""
+        return {"signature": trained.extras["signature"]}

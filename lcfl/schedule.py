@@ -1,0 +1,70 @@
+"""How long a federation runs, how often what happens, and who takes part in a round.
+
+Legend: N clients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lcfl import rng
+from lcfl.upload import Releases
+
+__all__ = ["Schedule"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, how often, and who: a pure function of seed and round.
+
+    Attributes:
+        rounds: in all, not in addition to those of a checkpoint.
+        clients_per_round: |S_t|.
+        evaluate_every: rounds between evaluations; 0 for the one at the end only.
+        most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
+        client_dropout: the chance that a sampled client does not report.
+    """
+
+    rounds: int
+    clients_per_round: int
+    evaluate_every: int
+    most_clients: int | None = None
+    client_dropout: float = 0.0
+
+    def sample(self, seed: int, number: int, active_N: Tensor, everyone: bool = False) -> list[int]:
+        """S_t of round `number`, ascending: drawn uniformly without replacement, the same for every method.
+
+        Drawn from all N. Clients outside of the federation, newcomers and those that have left, are then put back,
+        and as many others, as far as there are any, are drawn in their place from the rest of the stream: whoever
+        else was drawn stays drawn.
+
+        Args:
+            seed: of the run.
+            number: t.
+            active_N: who belongs to the federation, bool.
+            everyone: the method has all clients take part in every round.
+        """
+        if everyone:
+            clients: list[int] = torch.nonzero(active_N).flatten().tolist()
+            return clients[: self.most_clients]
+        draw = rng.generator(seed, "sample", number)
+        chosen = draw.choice(len(active_N), self.clients_per_round, replace=False).tolist()
+        sampled = [client for client in chosen if active_N[client]]
+        if len(sampled) < len(chosen):
+            others = draw.permutation(len(active_N)).tolist()
+            others = [client for client in others if active_N[client] and client not in sampled]
+            sampled += others[: len(chosen) - len(sampled)]
+        return sorted(sampled)
+
+    def dropped(self, seed: int, number: int, sampled: Sequence[int]) -> set[int]:
+        """Those of S_t that get the server's message and never answer; each by a stream of its own."""
+        if not self.client_dropout:
+            return set()
+        chances = {i: rng.generator(seed, "client dropout", number, i).random() for i in sampled}
+        return {i for i, chance in chances.items() if chance < self.client_dropout}
+
+    def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
+        """How often clients upload in so many training rounds, in all of them if None."""
+        return Releases(self.rounds if rounds is None else rounds, self.clients_per_round, num_clients)
