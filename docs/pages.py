@@ -31,7 +31,15 @@ PROJECT = {
 NAVIGATION = {
     "index": {
         "Begin": ["Quickstart <project/readme>", "Overview <self>"],
-        "Experiments": ["data", "partitions", "client_transforms", "Test protocols <protocols>", "networks", "methods"],
+        "Experiments": [
+            "data",
+            "partitions",
+            "client_transforms",
+            "Test protocols <protocols>",
+            "networks",
+            "methods",
+            "uploads",
+        ],
         "Runs": [
             "commands",
             "monitoring",
@@ -53,7 +61,7 @@ NAVIGATION = {
 # The modules of the reference, by what one looks for. Those that are not named here come last.
 GROUPS = {
     "What a script begins with": ["lcfl"],
-    "The four parts of a method": ["lcfl.local", "lcfl.exchange", "lcfl.aggregation", "lcfl.clustering"],
+    "The four parts of a method": ["lcfl.local", "lcfl.exchange", "lcfl.upload", "lcfl.aggregation", "lcfl.clustering"],
     "Data": [
         *("lcfl.data.datamodule", "lcfl.data.datasets", "lcfl.data.partition", "lcfl.data.protocols"),
         *("lcfl.data.transforms", "lcfl.data.augmentation", "lcfl.data.views", "lcfl.data.examples"),
@@ -156,7 +164,7 @@ def methods_table() -> str:
     lines += ["|---" * 5 + "|"]
     for path in sorted((ROOT / "configs/methods").glob("*.yaml")):
         parts = yaml.safe_load(path.read_text())["method"]
-        page = DOCS / f"methods/{path.stem.removesuffix('_plus')}.md"
+        page = DOCS / f"methods/{re.sub(r'_(plus|no_.*)$', '', path.stem)}.md"
         name = f"[{path.stem}](methods/{page.name})" if page.is_file() else path.stem
         listed = [[parts[part]] for part in ("local_update", "exchange", "aggregation")] + [parts["clustering"]]
         cells = ["<br>".join(map(_shown, each)) or "none" for each in listed]

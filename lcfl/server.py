@@ -302,7 +302,8 @@ class Server:
                 f"a proxy set of {len(proxy)} images, and the metrics {', '.join(map(str, self.module.metrics))}: set "
                 "data.proxy to a number of images, and let the module's metrics have acc."
             )
-        tasks = [EvaluationTask(model, (proxy,), ()) for model in models]
+        buffers = self.state.clients.blank.buffers  # of nobody, where every client has its own
+        tasks = [EvaluationTask(model, (proxy,), (), buffers=buffers) for model in models]
         results = self.ranks.map(tasks, [len(proxy)] * len(tasks))
         raise_failures(results)
         return [float(measured["acc"]) for (measured,) in results]

@@ -18,6 +18,7 @@ from lcfl.aggregation import updated_model
 from lcfl.clustering.base import Clustering, ServerView
 from lcfl.clustering.moves import drop_empty
 from lcfl.messages import Uplink
+from lcfl.networks.split import Layout
 from lcfl.similarity import cosine, leading_coordinates
 from lcfl.state import FederationState
 
@@ -95,9 +96,13 @@ class GreedyIncentive(Clustering):
                 "alone, as with incentive: false. Set data.proxy, e.g. to 1000.",
                 stacklevel=2,
             )
-        layout = server.layout
+
+    def check_layout(self, layout: Layout) -> None:
+        """An output layer is there."""
         if self.layers == "output" and layout.num_embedding == layout.num_parameters:
-            raise ValueError("GreedyIncentive: layers=output, but model.cut leaves no decision; use layers=all.")
+            raise ValueError(
+                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision; use layers=all."
+            )
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """New clusters of the clients whose updates are in."""

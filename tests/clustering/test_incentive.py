@@ -232,8 +232,9 @@ def test_without_a_proxy_set_it_says_what_it_does_instead():
 
 def test_an_output_layer_must_be_there():
     layout = Layout.of(linear(), cut=None)
-    with pytest.raises(ValueError, match=r"layers=output, but model.cut leaves no decision"):
-        GreedyIncentive().on_fit_start(Proxy(layout=layout), state(2))
+    with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut leaves no decision"):
+        GreedyIncentive().check_layout(layout)
+    GreedyIncentive(layers="all").check_layout(layout)
 
 
 @pytest.mark.parametrize(
