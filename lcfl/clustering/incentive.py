@@ -101,7 +101,7 @@ class GreedyIncentive(Clustering):
         """An output layer is there."""
         if self.layers == "output" and layout.num_embedding == layout.num_parameters:
             raise ValueError(
-                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision; use layers=all."
+                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision; use all."
             )
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
