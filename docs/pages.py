@@ -25,6 +25,7 @@ PROJECT = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "logs/README.md": "project/runs.md",
+    "configs/README.md": "project/configurations.md",
 }
 
 # What stands below a page in the navigation; a part of it by pattern, so that new pages come in by themselves.
@@ -39,6 +40,7 @@ NAVIGATION = {
             "networks",
             "methods",
             "uploads",
+            "Configurations <project/configurations>",
         ],
         "Runs": [
             "commands",
