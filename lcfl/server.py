@@ -134,7 +134,7 @@ class Server:
         """The clients named do what an opening or extra round asks for; what they learn stays with the server."""
         state = self.state
         clients = [i for i in sorted(opening.clients) if state.active[i]][: self.schedule.most_clients]
-        exchange = opening.exchange
+        exchange = opening.exchange or (self.method.exchange if opening.sends_own else None)
         tasks = [
             LocalTask(
                 client=i,
@@ -142,7 +142,7 @@ class Server:
                 state=state.clients[i],
                 downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
                 local_update=opening.local_update,
-                exchange=exchange,
+                exchange=opening.exchange,
             )
             for i in clients
         ]

@@ -156,7 +156,7 @@ def test_table_of_the_trainer_is_complete_and_true():
 def test_tables_of_methods_and_partitions_are_complete():
     for path in (ROOT / "configs/methods").glob("*.yaml"):
         assert f"methods/{path.name}" in README
-        page = re.sub(r"_(plus|no_\w+)$", "", path.stem)  # variants share a page
+        page = re.sub(r"_(plus|prox|no_\w+)$", "", path.stem)  # variants share a page
         assert (ROOT / f"docs/methods/{page}.md").is_file()
     partitions = set(lcfl.data.partition.__all__) - {"Partition", "Shares", "write_partition"}
     for page in (README, (ROOT / "docs/partitions.md").read_text()):

@@ -70,11 +70,13 @@ class Opening:
         clients: their numbers; in `Clustering.openings` their places among the clients that are no newcomers.
         local_update: the local work; None for the method's own.
         exchange: what crosses the wire; None for the initial model down and what the method's own exchange sends up.
+        sends_own: without an `exchange`: what the method's own exchange sends goes down instead of the initial model.
     """
 
     clients: Sequence[int]
     local_update: LocalUpdate | None = None
     exchange: Exchange | None = None
+    sends_own: bool = False
 
 
 class Clustering(Callback):

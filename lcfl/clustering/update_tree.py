@@ -11,7 +11,6 @@ import torch
 
 from lcfl.clustering.base import Clustering, Opening, ServerView
 from lcfl.clustering.hierarchical import Linkage, Metric, check_options, cut, distances
-from lcfl.exchange import ClusterModel
 from lcfl.messages import Uplink
 from lcfl.state import FederationState
 
@@ -73,7 +72,7 @@ class HierarchicalUpdates(Clustering):
         """All clients train once from the common model."""
         if self._is_done or state.round < self.after:
             return None
-        return Opening(torch.nonzero(state.active).flatten().tolist(), exchange=ClusterModel())
+        return Opening(torch.nonzero(state.active).flatten().tolist(), sends_own=True)
 
     def on_opening_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """R, and K centres at the common model."""

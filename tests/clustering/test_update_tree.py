@@ -8,7 +8,9 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from lcfl.clustering import HierarchicalUpdates
+from lcfl.exchange import ClusterModel
 from lcfl.local import LocalTraining
+from lcfl.upload import GaussianNoise, Releases, UploadTransform
 from tests.bits import same
 from tests.builders import (
     blobs,
@@ -138,6 +140,28 @@ def test_ties_an_update_that_is_missing_and_none_at_all():
     assert state.assignment.tolist() == [0, -1, 1, 2] and state.num_clusters == 3
     with pytest.raises(ValueError, match="no model came up finite"):
         clustered(HierarchicalUpdates(0), {}, axis(1))
+
+
+class Counting(UploadTransform):
+    """Leaves uploads as they are and counts them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def sent(self, update, layout, draw):
+        self.count += 1
+        return update
+
+
+def test_uploads_of_the_extra_round_go_through_the_transforms_and_no_guarantee_is_claimed(tmp_path):
+    method, counting = fl_hc(1, num_clusters=2), Counting()
+    method.exchange = ClusterModel(transforms=[counting])
+    fit(blobs_module(), blobs(12), method, tmp_path, rounds=2, clients_per_round=5)
+    assert counting.count == 5 + 12 + 5 + 12  # the last twelve for the evaluation after local training
+    method.exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
+    assert method.guarantee(Releases(2, 5, 12)) is None
+    method.clustering = []
+    assert method.guarantee(Releases(2, 5, 12)) is not None
 
 
 def test_batch_normalisation(tmp_path):
