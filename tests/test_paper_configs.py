@@ -56,11 +56,6 @@ def said(path):
     return [str(CONFIGS.parent / word) if word.startswith("configs/") else word for word in words]
 
 
-def command(path):
-    """Behind ``lcfl fit``: the file, with another method where it has none of its own."""
-    return ["-c", str(path)] if "method" in content(path) else said(path)
-
-
 def test_every_cell_of_the_tables_has_a_file():
     cells = {f"{table}-{data}-{each}" for table, of in TABLES.items() for data, kinds in of.items() for each in kinds}
     assert cells == {path.stem for path in PAPERS}
@@ -69,15 +64,12 @@ def test_every_cell_of_the_tables_has_a_file():
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path):
     given = content(path)
-    assert set(given) - {"method"} == {"trainer", "data", "model"}
+    assert list(given) == ["trainer", "method", "data", "model"]
     assert given["trainer"]["name"] == path.stem
     assert any(given["data"] | {"newcomers": 0} == content(data)["data"] for data in DATA)
-    if "method" in given:
-        own = content(CONFIGS / "methods" / f"{paper(path)}.yaml")
-        assert given["method"] == own["method"]
-        assert own["model"].items() <= given["model"].items()
-    else:
-        assert "no method of its own yet" in path.read_text()
+    own = content(CONFIGS / "methods" / f"{paper(path)}.yaml")
+    assert given["method"] == own["method"]
+    assert own["model"].items() <= given["model"].items()
 
 
 @pytest.mark.usefixtures("here")
@@ -85,7 +77,7 @@ def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path)
 def test_what_results_is_what_the_paper_states(capsys, path):
     rounds, num_clients, sampled, rate, batch_size, (unit, number) = STATED[paper(path)]
     rounds, sampled = (50, 0.1) if "table6" in path.stem else (rounds or 1000, sampled or 25)
-    for words in filter(None, [command(path), said(path)]):
+    for words in filter(None, [["-c", str(path)], said(path)]):
         assert str(path) in words
         config = printed(capsys, *words)
         assert (config["trainer"]["rounds"], config["trainer"]["clients_per_round"]) == (rounds, sampled)
@@ -103,7 +95,7 @@ def test_what_results_is_what_the_paper_states(capsys, path):
 )
 def test_a_file_runs(tmp_path, path):
     fewer = ["--data.newcomers=2"] if content(path)["data"]["newcomers"] else []
-    run = lcfl("fit", *command(path), *SMALL[1:], *fewer)
+    run = lcfl("fit", "-c", path, *SMALL[1:], *fewer)
     assert run.state.round == 1
     protocol = content(path)["data"]["protocols"][0]
     assert any(key.startswith(f"test/{protocol}/") for key in run.metrics)
@@ -113,7 +105,7 @@ def test_a_file_runs(tmp_path, path):
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["lcfed-table1-cifar10-pathological-4", "fedac-table1-cifar10-dirichlet-0.1"])
 def test_a_large_one_runs_with_a_small_network(name):
-    run = lcfl("fit", *command(CONFIGS / "papers" / f"{name}.yaml"), *SMALL)
+    run = lcfl("fit", "-c", CONFIGS / "papers" / f"{name}.yaml", *SMALL)
     assert run.state.round == 1 and "test/own_split/personal/acc" in run.metrics
 
 
