@@ -16,7 +16,7 @@ from torch import Tensor
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
-from lcfl.exchange import ModelKind
+from lcfl.exchange import Exchange, ModelKind
 from lcfl.local.update import LocalUpdate
 from lcfl.method import Method
 from lcfl.metrics import Evaluation
@@ -26,7 +26,7 @@ from lcfl.ranks import Ranks
 from lcfl.state import FederationState
 from lcfl.worker import ClientError, EvaluationTask, Failure, LocalResult, LocalTask, measure
 
-__all__ = ["Evaluator", "raise_failures", "reported_metrics", "sets_of"]
+__all__ = ["Evaluator", "kinds_at_end", "raise_failures", "reported_metrics", "sets_of"]
 
 TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
 
@@ -68,7 +68,7 @@ class Evaluator:
         for kind in kinds:
             active = torch.nonzero(state.active).flatten().tolist()[: self.most_clients]
             clients = [i for i in active if any(len(client_sets[i]) for client_sets in sets.values())]
-            found = self._measure(self._models(state, kind, clients), clients, sets)
+            found = self._measured(self._models(state, kind, clients), sets)
             for name in sets:
                 measured = [i for i in clients if (i, name) in found]
                 num_samples = [len(sets[name][i]) for i in measured]
@@ -122,34 +122,51 @@ class Evaluator:
             raise_failures(results)
             yield from zip(part, results, strict=True)
 
-    def _measure(
-        self, models: Iterator[OwnModel], clients: list[int], sets: dict[str, list[NDArray[np.int64]]]
+    def _measured(
+        self, models: Iterator[OwnModel], sets: dict[str, list[NDArray[np.int64]]]
     ) -> dict[tuple[int, str], dict[str, float]]:
-        """Metrics by client and set. Models, and buffers, that are the same memory are the same."""
+        """Metrics by client and set. Models, and buffers, that are the same memory are the same.
+
+        No more than `TASKS_AT_A_TIME` different ones are held at once: clients that share one beyond that many
+        others have it measured again.
+        """
+        found: dict[tuple[int, str], dict[str, float]] = {}
         sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
         for client, model, buffers in models:
             place = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
+            if place not in sharing and len(sharing) == TASKS_AT_A_TIME:
+                found |= self._measure(list(sharing.values()), sets)
+                sharing = {}
             sharing.setdefault(place, (model, buffers, []))[2].append(client)
-        groups = list(sharing.values())
-        found: dict[tuple[int, str], dict[str, float]] = {}
-        for start in range(0, len(groups), TASKS_AT_A_TIME):
-            part = groups[start : start + TASKS_AT_A_TIME]
-            owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in part]
-            tasks = [
-                EvaluationTask(
-                    model,
-                    tuple(sets[name][i] for i, name in owned),
-                    tuple(members),
-                    tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
-                    buffers,
-                )
-                for (model, buffers, members), owned in zip(part, owners, strict=True)
-            ]
-            results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
-            raise_failures(results)
-            for owned, values in zip(owners, results, strict=True):
-                found.update(zip(owned, values, strict=True))
-        return found
+        return found | self._measure(list(sharing.values()), sets)
+
+    def _measure(
+        self, groups: Sequence[tuple[Tensor, Tensor | None, list[int]]], sets: dict[str, list[NDArray[np.int64]]]
+    ) -> dict[tuple[int, str], dict[str, float]]:
+        """The same of these models, each with its buffers and its clients."""
+        owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in groups]
+        tasks = [
+            EvaluationTask(
+                model,
+                tuple(sets[name][i] for i, name in owned),
+                tuple(members),
+                tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
+                buffers,
+            )
+            for (model, buffers, members), owned in zip(groups, owners, strict=True)
+        ]
+        results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
+        raise_failures(results)
+        return {
+            key: value
+            for owned, values in zip(owners, results, strict=True)
+            for key, value in zip(owned, values, strict=True)
+        }
+
+
+def kinds_at_end(exchange: Exchange, wanted: Sequence[ModelKind] | None) -> list[ModelKind]:
+    """The kinds of model that an evaluation after training measures: all, or the paper's and those `wanted`."""
+    return [kind for kind in exchange.models if wanted is None or kind in wanted or kind in exchange.reported]
 
 
 def sets_of(

@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.fabric import Fabric
@@ -17,6 +17,7 @@ from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.exchange import ModelKind
 from lcfl.hooks import Callback
 from lcfl.launch import STRATEGIES, launch, one_thread, place
 from lcfl.method import Method
@@ -38,6 +39,8 @@ class Federation:
         rounds: training rounds in all; a resumed run goes on to this number.
         clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
         evaluate_every: rounds between two evaluations; 0 evaluates at the end only.
+        final_models: kinds of model that are evaluated at the end, and by `validate` and `test`, beside those that the
+            method's paper reports; None for all that the method has.
         client_dropout: the chance that a sampled client gets the server's message and never answers.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         devices: processes per machine, GPUs by number, or ``auto``: on a CPU one process per core and
@@ -64,6 +67,7 @@ class Federation:
         rounds: int = 100,
         clients_per_round: int | float = 1.0,
         evaluate_every: int = 10,
+        final_models: list[ModelKind] | None = None,
         client_dropout: float = 0.0,
         accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
         devices: int | list[int] | str = "auto",
@@ -81,6 +85,11 @@ class Federation:
     ) -> None:
         if rounds < 0 or evaluate_every < 0:
             raise ValueError(f"trainer: got rounds={rounds}, evaluate_every={evaluate_every}; neither may be negative.")
+        unknown = [kind for kind in final_models or () if kind not in get_args(ModelKind)]
+        if unknown:
+            raise ValueError(
+                f"trainer.final_models: got {', '.join(unknown)}; allowed are {', '.join(get_args(ModelKind))}."
+            )
         if not 0 <= client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {client_dropout}; it must lie in [0, 1).")
         if strategy not in STRATEGIES:
@@ -101,7 +110,7 @@ class Federation:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
-        self.client_dropout = client_dropout
+        self.client_dropout, self.final_models = client_dropout, final_models
         self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
         self.strategy, self.precision = strategy, precision
         self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
@@ -213,7 +222,7 @@ class Federation:
             datamodule.setup(stage)
             check_batches(model, datamodule)  # other ranks do it when they have set up
         trial = 2 if self.fast_dev_run else None
-        schedule = Schedule(self.rounds, sampled, self.evaluate_every, trial, self.client_dropout)
+        schedule = Schedule(self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models)
         max_steps = 1 if self.fast_dev_run else None
         settings = Settings(
             schedule,

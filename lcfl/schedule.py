@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lcfl import rng
+from lcfl.exchange import ModelKind
 from lcfl.upload import Releases
 
 __all__ = ["Schedule"]
@@ -25,6 +26,7 @@ class Schedule:
         evaluate_every: rounds between evaluations; 0 for the one at the end only.
         most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
         client_dropout: the chance that a sampled client does not report.
+        final_models: the kinds of model that the last evaluation measures beside the paper's; None for all.
     """
 
     rounds: int
@@ -32,6 +34,7 @@ class Schedule:
     evaluate_every: int
     most_clients: int | None = None
     client_dropout: float = 0.0
+    final_models: Sequence[ModelKind] | None = None
 
     def sample(self, seed: int, number: int, active_N: Tensor, everyone: bool = False) -> list[int]:
         """S_t of round `number`, ascending: drawn uniformly without replacement, the same for every method.

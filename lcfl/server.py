@@ -19,7 +19,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.evaluation import Evaluator, raise_failures
+from lcfl.evaluation import Evaluator, kinds_at_end, raise_failures
 from lcfl.hooks import Callback, keyed
 from lcfl.local.order import pass_length
 from lcfl.local.update import Trained
@@ -278,12 +278,11 @@ class Server:
         self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
-        """The whole grid, stages x protocols x kinds of model, with the trivial baseline beside it."""
-        exchange, known = self.method.exchange, Evaluation()
-        missing = list(exchange.models)
+        """The whole grid, stages x protocols x kinds of model that are wanted, with the trivial baseline beside it."""
+        missing, known = kinds_at_end(self.method.exchange, self.schedule.final_models), Evaluation()
         if self._evaluated is not None and self._evaluated[0] == self.state.round:
             known = self._evaluated[1]
-            missing = [kind for kind in exchange.models if kind not in exchange.reported]
+            missing = [kind for kind in missing if kind not in self.method.exchange.reported]
         evaluation = known | self.evaluate(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]

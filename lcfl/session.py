@@ -25,7 +25,7 @@ import lcfl
 from lcfl import checkpoint
 from lcfl.checks import check_batches
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.evaluation import reported_metrics
+from lcfl.evaluation import kinds_at_end, reported_metrics
 from lcfl.files import write_json
 from lcfl.hooks import Callback
 from lcfl.identity import describe, describe_module, differences
@@ -130,7 +130,8 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             state = self._state()
             server = self._server(fabric, ranks, state, Path(folder), [])
-            evaluation = server.evaluate(state, self.method.exchange.models, stages=[self.stage])
+            kinds = kinds_at_end(self.method.exchange, self.settings.schedule.final_models)
+            evaluation = server.evaluate(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
         metrics = evaluation.summary() | (majority_baseline(self.data, state.active) if self.stage == "test" else {})

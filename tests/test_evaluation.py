@@ -9,7 +9,8 @@ from lightning.fabric import Fabric
 
 from lcfl.clients import ClientState
 from lcfl.data.views import Relabelling, View
-from lcfl.evaluation import Evaluator, reported_metrics
+from lcfl.evaluation import Evaluator, kinds_at_end, reported_metrics
+from lcfl.federation import Federation
 from lcfl.launch import StopFlag
 from lcfl.local import LocalTraining
 from lcfl.local.update import LocalData
@@ -17,7 +18,19 @@ from lcfl.metrics import Evaluation
 from lcfl.module import FederatedModule
 from lcfl.ranks import Ranks
 from lcfl.worker import ClientError, EvaluationTask, Worker
-from tests.builders import alone, dealt, engine, fedavg, lcfed, linear_module, state_of, two_sided
+from tests.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    engine,
+    fedavg,
+    fit,
+    lcfed,
+    linear_module,
+    state_of,
+    two_sided,
+)
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(num_clients=4, size=10, seed=3)
 VAL = [share[-2:] for share in TRAIN]
@@ -211,8 +224,33 @@ def test_dropout_is_off_while_measuring():
 def test_many_models_go_in_parts(monkeypatch):
     whole = evaluator(lcfed())(state(), ["personal", "after_local"])
     monkeypatch.setattr("lcfl.evaluation.TASKS_AT_A_TIME", 3)
-    parts = evaluator(lcfed())(state(), ["personal", "after_local"])
+    by_parts = evaluator(lcfed())
+    held, original = [], by_parts.ranks.map
+    monkeypatch.setattr(by_parts.ranks, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
+    parts = by_parts(state(), ["personal", "after_local"])
     assert whole.summary() == parts.summary()
+    assert held == [3, 1, 3, 1, 3, 1][: len(held)] and len(held) == 6  # personal; local runs and measurements
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"),
+    [
+        (None, ["personal", "cluster", "global", "after_local"]),
+        ([], ["personal", "cluster"]),
+        (["after_local", "personal"], ["personal", "cluster", "after_local"]),
+    ],
+)
+def test_what_is_measured_at_the_end(tmp_path, wanted, kinds):
+    assert kinds_at_end(lcfed().exchange, wanted) == kinds
+    watch = fit(blobs_module(), blobs(), lcfed(2), tmp_path, evaluate_every=1, clients_per_round=4, final_models=wanted)
+    assert {name.split("/")[2] for name in watch.metrics if name.startswith("test/")} == {*kinds, "majority"}
+
+
+def test_a_kind_of_model_that_there_is_not():
+    with pytest.raises(
+        ValueError, match=r"trainer.final_models: got locals; allowed are personal, cluster, global, aft"
+    ):
+        Federation(final_models=["locals"])
 
 
 def test_long_sets_are_scored_in_batches(monkeypatch):

@@ -22,7 +22,7 @@ from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
 from lcfl.data.split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
-from lcfl.data.views import SeenExamples, View
+from lcfl.data.views import SeenExamples, View, seen_labels
 from lcfl.files import write_json
 
 __all__ = ["FederatedDataModule", "errors_of"]
@@ -155,11 +155,14 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
         split, proxy = self._without_proxy(self._split(shares, examples))
-        counts = [np.bincount(examples.targets[each], minlength=examples.num_classes) for each in split.train]
-        label_counts = np.stack(counts).astype(np.int64)
         tests = self._tests(split)
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, examples.num_classes)
+        seen = [
+            seen_labels(examples.targets[train], own)
+            for train, own in zip(split.train, views or [()] * self.num_clients, strict=True)
+        ]
+        label_counts = np.stack([np.bincount(labels, minlength=examples.num_classes) for labels in seen])
         population = Population(
             split.train,
             split.val,

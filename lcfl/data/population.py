@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.data.partition.base import Indices
-from lcfl.data.views import View
+from lcfl.data.protocols import PLAIN
+from lcfl.data.views import View, seen_labels
 
 __all__ = ["Population"]
 
@@ -23,7 +24,7 @@ class Population:
         val: per client the indices it validates on; a tiny client may have none.
         test: protocol -> per client the indices it is tested on.
         groups: [N] the true group of each client, None where it is not known.
-        label_counts: [N, C] labels of each client's training images, as they are in the data set.
+        label_counts: [N, C] labels of each client's training images, as it sees them.
         overlapping: whether an image may be at several clients; it then has the same role at all of them.
         views: per client what it sees its images through; None: as they are.
         partition_groups: with views, [N] the groups of the partition alone, which views may divide.
@@ -84,11 +85,13 @@ class Population:
         The trivial baseline to which every table should be compared; nan for a client without test images.
 
         Args:
-            protocol: whose test sets.
-            targets: [S] label of every image.
+            protocol: whose test sets; unless it is a plain one, their labels, too, are as the client sees them.
+            targets: [S] label of every image in the data set.
         """
         guesses = self.label_counts.argmax(axis=1)
-        hits = [targets[test] == guess for test, guess in zip(self.test[protocol], guesses, strict=True)]
+        views = [()] * self.num_clients if self.views is None or protocol in PLAIN else self.views
+        tests = zip(self.test[protocol], guesses, views, strict=True)
+        hits = [seen_labels(targets[test], seen) == guess for test, guess, seen in tests]
         return np.array([hit.mean() if len(hit) else np.nan for hit in hits])
 
     def summary(self) -> str:

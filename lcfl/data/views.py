@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lcfl.data.examples import Examples
 
-__all__ = ["Noise", "QuarterTurns", "Relabelling", "SeenExamples", "View", "standard_normal"]
+__all__ = ["Noise", "QuarterTurns", "Relabelling", "SeenExamples", "View", "seen_labels", "standard_normal"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Relabelling(View):
         return torch.tensor(self.labels, device=targets.device)[targets]
 
 
+def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.int64]:
+    """Labels [B] after every view, in this order."""
+    targets = torch.from_numpy(labels)
+    for view in views:
+        targets = view.targets(targets)
+    return targets.numpy()
+
+
 class SeenExamples(Examples):
     """All images of a data set as some clients see them.
 
@@ -77,9 +86,7 @@ class SeenExamples(Examples):
     """
 
     def __init__(self, examples: Examples, views: tuple[View, ...]) -> None:
-        targets = torch.from_numpy(examples.targets)
-        for view in views:
-            targets = view.targets(targets)
+        targets = torch.from_numpy(seen_labels(examples.targets, views))
         super().__init__(targets, examples.num_train, examples.num_classes)
         self.examples, self.views = examples, views
 

@@ -58,6 +58,7 @@ def test_label_blocks_and_views_divide_each_other():
     _, targets = data.seen_by(7).batch(indices, CPU)
     assert targets.tolist() == [labels[each] for each in data.examples.targets[indices]]
     assert data.seen_by(7).targets[indices].tolist() == targets.tolist()
+    assert data.population.label_counts[7].tolist() == np.bincount(targets, minlength=6).tolist()
 
 
 def test_without_transforms_all_see_the_data_set_itself():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lcfl.data.population import Population
+from lcfl.data.views import Relabelling
 
 
 def lists(*parts):
@@ -21,6 +22,19 @@ def test_majority_accuracy_is_that_of_constant_prediction():
     np.testing.assert_allclose(population().majority_accuracy("own_split", targets), [1 / 2, 2 / 3])
     nothing = population(test=((), (8,))).majority_accuracy("own_split", targets)
     assert np.isnan(nothing[0]) and nothing[1] == 1
+
+
+def test_majority_accuracy_is_of_labels_as_the_client_sees_them():
+    targets = np.array([0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0])
+    swapped = [(Relabelling((1, 0)),), ()]
+    counts = np.array([[1, 2], [0, 2]])  # client 0 sees its labels 0, 0, 1 as 1, 1, 0
+    tests = lists((6, 7), (8, 9, 10))
+    both = {"global": tests, "global_plain": tests}
+    made = Population(lists((0, 1, 2), (3, 4)), lists((), ()), both, None, counts, views=swapped)
+    np.testing.assert_allclose(made.majority_accuracy("global", targets), [1 / 2, 2 / 3])  # sees 1, 0
+    targets[6] = 1
+    np.testing.assert_allclose(made.majority_accuracy("global", targets), [0, 2 / 3])  # sees 0, 0
+    np.testing.assert_allclose(made.majority_accuracy("global_plain", targets), [1, 2 / 3])  # they are 1, 1
 
 
 def test_sizes_are_training_sizes():
