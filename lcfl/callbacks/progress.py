@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "evaluation_table"]
 
 LINES = 10  # plain lines spread over a run; evaluations may add as many again
+LONGEST_WITH_ROOM = 12  # letters of a protocol that leave room for wide gaps between the columns of the table
 REFRESH_S = 0.1  # at most so often: rounds can take a millisecond
 KINDS = ("personal", "cluster", "global", "after_local")
 MAJORITY = "majority"
@@ -132,7 +133,7 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     The columns are summaries over clients in percent: mean, standard deviation, mean of the worst
     10 %, mean weighted by samples; for the stage ``test`` also the validation accuracy where there is
     one. The last row is what always predicting each client's most frequent training label gives.
-    What is missing in `metrics` is left blank. The table is narrower than 80 columns.
+    What is missing in `metrics` is left blank. The table fits into 80 columns.
 
     Args:
         metrics: by full name, e.g. ``test/own_split/personal/acc``.
@@ -142,12 +143,14 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     from rich.table import Table
 
     columns = table_columns(metrics, stage)
+    has_room = max(map(len, kinds_of(metrics, stage)), default=0) <= LONGEST_WITH_ROOM
     table = Table(
         title=f"{stage} accuracy over clients in %",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
+        padding=(0, 1) if has_room else (0, 0, 0, 1),
     )
     table.add_column("protocol", no_wrap=True)
     table.add_column("model", no_wrap=True)

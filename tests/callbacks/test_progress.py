@@ -68,12 +68,13 @@ def fake(rounds=100, evaluate_every=0, **changes):
         run_dir=Path("logs/lcfl/version_0"),
         fabric=SimpleNamespace(world_size=2, device=torch.device("cpu")),
         identity={"precision": "32-true"},
-        data=SimpleNamespace(num_clients=20),
+        data=SimpleNamespace(num_clients=20, num_participants=20),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
         method=SimpleNamespace(openings=lambda num_clients: [None]),
         table=SimpleNamespace(rows=[]),
         state=SimpleNamespace(round=-1, total_bytes=0),
+        guarantee=lambda: None,
         is_done=False,
         stop_signal=0,
         loggers=[],
@@ -212,13 +213,14 @@ def test_an_empty_table_is_no_error():
     assert "mean" in rendered(evaluation_table({}, "test"))
 
 
-def test_tables_and_bars_fit_into_80_columns():
-    kinds, protocols = ("personal", "cluster", "global", "after_local", "majority"), ("own_split", "label_view")
+@pytest.mark.parametrize("protocols", [("own_split", "global_plain"), ("own_split", "label_proportional")])
+def test_tables_and_bars_fit_into_80_columns(protocols):
+    kinds = ("personal", "cluster", "global", "after_local", "majority")
     names = [
         f"test/{protocol}/{kind}/acc{end}"
         for protocol in protocols
         for kind in kinds
-        for end in ("", "_std", "_worst10")
+        for end in ("", "_std", "_worst10", "_weighted")
     ]
     text = rendered(evaluation_table(dict.fromkeys([*names, "val/own_split/personal/acc"], 1.0), "test"))
     assert "…" not in text and "majority class" in text and max(map(len, text.splitlines())) <= 80
