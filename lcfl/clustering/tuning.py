@@ -89,11 +89,6 @@ class Tuning(Clustering):
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
         self._moved = -inf
 
-    @property
-    def uses_stored(self) -> bool:
-        """It needs the models of everybody that ever took part."""
-        return True
-
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
         """Forgets an earlier run of this object."""
         if not state.callbacks:
@@ -153,6 +148,11 @@ class ClusterNumberTuning(Tuning):
 
     The arguments are those of `Tuning`.
     """
+
+    @property
+    def uses_stored(self) -> bool:
+        """It needs the models of everybody that ever took part."""
+        return True
 
     def on_aggregated(self, server: ServerView, state: FederationState) -> None:
         """One look at the stored models, when the round's models stand."""
