@@ -57,8 +57,6 @@ def main(args: list[str] | None = None) -> None:
 
 def _run(words: list[str], args: list[str] | None) -> None:
     """What a user can mend is one line and status 1; Ctrl-C outside of a round ends with status 130."""
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
     debug = bool(os.environ.get("LCFL_DEBUG"))
     before = warnings.formatwarning
     if not debug:
@@ -71,12 +69,19 @@ def _run(words: list[str], args: list[str] | None) -> None:
             import_module("lcfl.cli").main(args)  # LightningCLI warns of words that are also this process's
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
+    except _mendable() as error:
         if debug:
             raise
         sys.exit(f"lcfl: error: {error}")
     finally:
         warnings.formatwarning = before
+
+
+def _mendable() -> tuple[type[Exception], ...]:
+    """What a user did; Lightning's own kind only where Lightning is loaded: not every command needs it."""
+    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
+    own = (lightning.MisconfigurationException,) if lightning else ()
+    return (ValueError, OSError, ModuleNotFoundError, *own)
 
 
 if __name__ == "__main__":
