@@ -30,5 +30,5 @@ def test_a_configuration_by_path_or_name(tmp_path):
     own.write_text("method: {}")
     assert find("methods", str(own)) == own
     assert find("methods", "lcfed") == configurations() / "methods" / "lcfed.yaml"
-    with pytest.raises(FileNotFoundError, match=r"there is no file lcfedd and no .* fedavg, lcfed, lcfed_plus, local"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file lcfedd and no .* lcfed, lcfed_plus, lg_fedavg"):
         find("methods", "lcfedd")
