@@ -135,7 +135,10 @@ def shrink(picture: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     matplotlib.rcParams |= {"svg.hashsalt": "lcfl", "font.family": "DejaVu Sans"}
-    draw_round().savefig(pages.DOCS / "round.svg", metadata={"Date": None})
+    drawn = io.StringIO()
+    draw_round().savefig(drawn, format="svg", metadata={"Date": None})
+    lines = (line.rstrip() for line in drawn.getvalue().splitlines())  # matplotlib ends lines with spaces
+    (pages.DOCS / "round.svg").write_text("\n".join(lines) + "\n")
     draw_monitoring()
     for path in sorted((pages.DOCS / "partitions").glob("*.md")):
         draw_partition(path)
