@@ -39,7 +39,12 @@ def whole(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
 @pytest.mark.parametrize(
-    ("method", "first"), [(name, first) for name, (_, rounds) in METHODS.items() for first in rounds]
+    ("method", "first"),
+    [
+        pytest.param(name, first, marks=[] if first == rounds[-1] else [pytest.mark.slow])
+        for name, (_, rounds) in METHODS.items()
+        for first in rounds
+    ],
 )
 def test_a_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, whole, method, first):
     words = METHODS[method][0]

@@ -138,12 +138,14 @@ def test_a_cluster_without_updates_is_nobodys_neighbour():
     assert s.assignment.tolist() == [0, 0, 0, 0, 0, 1] and server.logged == {}
 
 
-@pytest.mark.parametrize("num_clusters", [1, 2, 8, 12])
+@pytest.mark.parametrize(
+    "num_clusters", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 12]
+)
 def test_silhouette_finds_the_groups_and_stays(num_clusters):
     uploads, groups = groups_of()
     s = state(24, [client % num_clusters for client in range(24)])
     tuning = SplitAndMerge("silhouette")
-    for s.round in range(30):
+    for s.round in range(20):
         tuning.on_round_end(Proxy(), s, uploads)
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
 
