@@ -113,13 +113,17 @@ def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
     return code_nD
 
 
-def squared_distances(row_nP: Tensor) -> Tensor:
-    """|x_i - x_j|^2 of n rows ``[n, n]``, float64; exactly 0 for equal rows."""
-    square_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
-    for columns in torch.arange(row_nP.shape[1]).split(CHUNK):
-        part = row_nP[:, columns].double()
-        square_nn += torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return square_nn
+def squared_distances(row_nP: Tensor, power: float = 2.0) -> Tensor:
+    """|x_i - x_j|^2 of n rows ``[n, n]``, float64, or the sum of another power of |x_ip - x_jp|; 0 for equal rows.
+
+    Sums over differences, not taken from inner products, which would leave nothing of small distances between
+    large rows.
+    """
+    total_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
+    for part in row_nP.split(CHUNK, dim=1):
+        wide = part.double()
+        total_nn += torch.cdist(wide, wide, p=power, compute_mode="donot_use_mm_for_euclid_dist").pow(power)
+    return total_nn
 
 
 def distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from lcfl.similarity import squared_distances
 
 __all__ = [
     "Choose",
@@ -34,21 +35,14 @@ Metric = Literal["l2", "l1", "cosine"]
 Choose = Literal["gap", "silhouette"]
 Merges = NDArray[np.float64]
 
-CHUNK = 2**20  # columns at a time, as a float64 copy
-
 
 def distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.float64]:
     """The proximity matrix M ``[N, N]`` of vectors in float64: symmetric, with a diagonal of zeros.
 
-    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2. Distances are sums over differences, not
-    taken from inner products, which would leave nothing of small distances between large vectors.
+    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2.
     """
     rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-12) if metric == "cosine" else vector_NP
-    power = 1.0 if metric == "l1" else 2.0
-    total_NN = torch.zeros(len(rows_NP), len(rows_NP), dtype=torch.float64)
-    for part in rows_NP.split(CHUNK, dim=1):
-        part_NN = torch.cdist(part.double(), part.double(), p=power, compute_mode="donot_use_mm_for_euclid_dist")
-        total_NN += part_NN.pow(power)
+    total_NN = squared_distances(rows_NP, 1.0 if metric == "l1" else 2.0)
     # Of unit vectors |a - b|^2 = 2 (1 - cos).
     distance_NN = {"l2": total_NN.sqrt(), "l1": total_NN, "cosine": total_NN / 2}[metric]
     matrix: NDArray[np.float64] = distance_NN.fill_diagonal_(0.0).numpy()

@@ -175,6 +175,8 @@ class LocalTraining(LocalUpdate):
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
         """All that there is to do, or what a straggler manages of it in this round."""
         steps, epochs = self.steps, self.epochs and self._num_epochs(data.pass_length, data.batch_size)
+        if not self.stragglers:
+            return steps, epochs
         draw = rng.generator(data.seed, "straggler", data.round, data.client)
         if draw.random() >= self.stragglers:
             return steps, epochs

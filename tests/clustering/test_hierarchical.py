@@ -25,7 +25,7 @@ def blobs(num_groups=4, size=6, seed=0):
 
 @pytest.mark.parametrize(("metric", "name"), [("l2", "euclidean"), ("l1", "cityblock"), ("cosine", "cosine")])
 def test_distances_are_scipys(metric, name, monkeypatch):
-    monkeypatch.setattr("lcfl.clustering.hierarchical.CHUNK", 3)
+    monkeypatch.setattr("lcfl.similarity.CHUNK", 3)
     vectors = torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
     found = distances(vectors, metric)
     np.testing.assert_allclose(found, squareform(pdist(vectors.double().numpy(), name)), atol=1e-12)
