@@ -149,6 +149,10 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     if not os.environ.get("LCFL_DEBUG"):  # a seed and a rendezvous that nobody asked about
         for name in ("lightning.fabric", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.WARNING)
+    ours = logging.getLogger("lcfl")
+    if not ours.hasHandlers():
+        ours.addHandler(logging.StreamHandler())
+        ours.setLevel(logging.INFO)
     if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
         sys.path.append(os.getcwd())
     cli = FederatedCLI(

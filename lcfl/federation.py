@@ -17,6 +17,7 @@ from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.engines import choose
 from lcfl.exchange import ModelKind
 from lcfl.hooks import Callback
 from lcfl.launch import STRATEGIES, launch, one_thread, place
@@ -47,6 +48,8 @@ class Federation:
             never more than clients per round, else all GPUs; under torchrun or SLURM what was started.
         num_nodes: machines.
         strategy: how the processes are started; ``auto`` forks them.
+        engine: what carries out local runs: ``compiled`` for the usual layers, SGD and a CPU, ``sequential`` for
+            everything, or ``auto``; a resumed run keeps its own.
         precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False for none, or loggers of Lightning. ``metrics.csv`` is always written.
         callbacks: what else is called during a run.
@@ -73,6 +76,7 @@ class Federation:
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
+        engine: str = "auto",
         precision: str = "32-true",
         logger: Logger | Iterable[Logger] | bool = True,
         callbacks: list[Callback] | Callback | None = None,
@@ -112,7 +116,7 @@ class Federation:
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
         self.client_dropout, self.final_models = client_dropout, final_models
         self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
-        self.strategy, self.precision = strategy, precision
+        self.strategy, self.engine, self.precision = strategy, engine, precision
         self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
         self.fast_dev_run = fast_dev_run
         given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks] * (callbacks is not None)
@@ -204,10 +208,13 @@ class Federation:
         sampled = clients_per_round(self.clients_per_round, datamodule.num_clients, num_newcomers)
         check_method(method, model, datamodule.num_participants)
         check_network(model, datamodule)
-        resumed = None
+        resumed, engine = None, self.engine
         if ckpt_path is not None:
             resumed = checkpoint.find(str(ckpt_path), self.default_root_dir, self.name)
-            checkpoint.read_manifest(resumed)
+            identity = checkpoint.read_manifest(resumed)["identity"]
+            if engine == "auto" and stage == "fit":
+                engine = identity.get("engine", "auto")
+        chosen = choose(engine, model, datamodule, self.accelerator, self.precision)
         placement = place(self.accelerator, self.devices, self.num_nodes, self.strategy, most=sampled)
         fabric = Fabric(
             accelerator=self.accelerator,
@@ -227,6 +234,7 @@ class Federation:
         settings = Settings(
             schedule,
             self.seed,
+            chosen,
             self.precision,
             self.default_root_dir,
             self.name,

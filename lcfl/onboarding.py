@@ -16,6 +16,7 @@ from torch import Tensor
 from lcfl import checkpoint
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
+from lcfl.engines import choose
 from lcfl.evaluation import raise_failures, sets_of
 from lcfl.exchange import Exchange, FullModel
 from lcfl.files import write_bytes, write_json
@@ -204,7 +205,8 @@ def onboard(
     for key, clustering in keyed(method.clustering):
         clustering.load_state_dict(state.callbacks[key])
     fabric = Fabric(accelerator=accelerator, devices=1, precision=saved.identity["precision"])
-    worker = Worker(fabric, module, data, method, int(saved.identity["seed"]))
+    engine = choose("auto", module, data, fabric.device.type, saved.identity["precision"])
+    worker = Worker(fabric, module, data, method, int(saved.identity["seed"]), engine)
     joined, evaluation, groups = [], _Measured(), data.population.groups
     for client in data.newcomer_clients:
         newcomer = Newcomer(client, worker, state, module.layout)

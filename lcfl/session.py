@@ -25,6 +25,7 @@ import lcfl
 from lcfl import checkpoint
 from lcfl.checks import check_batches
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.engines import EngineName
 from lcfl.evaluation import kinds_at_end, reported_metrics
 from lcfl.files import write_json
 from lcfl.hooks import Callback
@@ -49,6 +50,7 @@ class Settings:
     Attributes:
         schedule: rounds, clients per round and how often to evaluate.
         seed: of the run.
+        engine: what carries out local runs.
         precision: of a step's arithmetic.
         root: where run directories go.
         name: of the run.
@@ -60,6 +62,7 @@ class Settings:
 
     schedule: Schedule
     seed: int
+    engine: EngineName
     precision: str
     root: Path
     name: str
@@ -87,7 +90,8 @@ class Session:
         fabric.barrier()
         self.data.setup(self.stage)
         check_batches(self.module, self.data)
-        worker = Worker(fabric, self.module, self.data, self.method, self.settings.seed, self.settings.max_steps)
+        settings = self.settings
+        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, settings.engine, settings.max_steps)
         ranks = Ranks(fabric, worker.run, flag)
         if not fabric.is_global_zero:
             result: dict[str, Any] | None = ranks.serve()
@@ -176,6 +180,7 @@ class Session:
             "leavers": describe(self.data.leavers) or None,
             "clients_per_round": self.settings.schedule.clients_per_round,
             "client_dropout": self.settings.schedule.client_dropout,
+            "engine": self.settings.engine,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "init_from": self.module.initial_fingerprint,

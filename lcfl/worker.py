@@ -5,7 +5,7 @@ Legend: P + Q length of a model's flat vector.
 
 import copy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -19,8 +19,8 @@ from lcfl import rng
 from lcfl.clients import ClientState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.examples import Examples
+from lcfl.engines import EngineName, make
 from lcfl.exchange import Exchange
-from lcfl.local.sequential import SequentialEngine
 from lcfl.local.update import LocalData, LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink
 from lcfl.method import Method
@@ -122,6 +122,7 @@ class Worker:
         data: a federated data module that has been set up.
         method: its local update and exchange are used here.
         seed: the run's seed.
+        engine: the name of the one that trains.
         max_steps: cuts every local run after so many steps.
     """
 
@@ -132,6 +133,7 @@ class Worker:
         data: FederatedDataModule,
         method: Method,
         seed: int,
+        engine: EngineName = "sequential",
         max_steps: int | None = None,
     ) -> None:
         module = copy.deepcopy(module)  # spawned ranks would otherwise share, and train, the same memory
@@ -139,7 +141,7 @@ class Worker:
         self.data = data
         self.method = method
         self.seed = seed
-        self.engine = SequentialEngine(fabric, module, data.examples, max_steps)
+        self.engine = make(engine, fabric, module, data, max_steps)
 
     def run(self, task: LocalTask | EvaluationTask) -> "LocalResult | list[dict[str, float]] | Failure":
         """Carries out one task; an exception becomes a `Failure` that says where it happened."""
@@ -170,7 +172,7 @@ class Worker:
     def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
         """The loss and the module's metrics of a model on each set; nan on an empty one."""
         self.engine.buffers = task.buffers
-        module = self.engine.load(task.model).eval()
+        scorer = self.engine.scorer(task.model)
         sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Examples, int]] = []
         for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
@@ -181,20 +183,20 @@ class Worker:
         for seen, distinct in sets.items():
             union = np.unique(np.concatenate(list(distinct.values())))
             with rng.scope(self.seed, "evaluate"):
-                scores, targets = self._scores(seen, union)
+                scores, targets = self._scores(scorer, seen, union)
             for key, indices in distinct.items():
                 rows = torch.from_numpy(np.searchsorted(union, indices))
-                results[seen, key] = measure(module, scores[rows], targets[rows])
+                results[seen, key] = measure(self.engine.module, scores[rows], targets[rows])
         return [results[key] for key in keys]
 
-    def _scores(self, examples: Examples, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Class scores ``[n, classes]`` in float32 and labels ``[n]`` of the loaded model, on the device."""
-        device = self.fabric.device
+    def _scores(
+        self, scorer: Callable[[Tensor], Tensor], examples: Examples, indices: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        """Class scores ``[n, classes]`` and labels ``[n]``, on the device."""
         scores, targets = [], []
         for start in range(0, len(indices), EVALUATION_BATCH):
-            inputs, labels = examples.batch(indices[start : start + EVALUATION_BATCH], device)
-            with self.fabric.autocast():
-                scores.append(self.engine.module(inputs).float())
+            inputs, labels = examples.batch(indices[start : start + EVALUATION_BATCH], self.fabric.device)
+            scores.append(scorer(inputs))
             targets.append(labels)
         return torch.cat(scores), torch.cat(targets)
 

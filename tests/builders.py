@@ -15,6 +15,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
 from lcfl.data.population import Population
+from lcfl.engines import SequentialEngine
 from lcfl.exchange import (
     AdaptedModel,
     CentreAndEmbedding,
@@ -28,7 +29,6 @@ from lcfl.exchange import (
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
-from lcfl.local.sequential import SequentialEngine
 from lcfl.messages import Uplink
 from lcfl.method import Method
 from lcfl.module import FederatedModule

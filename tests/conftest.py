@@ -11,6 +11,10 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from tests.commandline import built, here, parts  # noqa: F401 - fixtures
 from tests.fits import reference  # noqa: F401 - a fixture
 
+# Autograd looks for devices at the first backward pass of a process. Once torch.export has made some known it would
+# start threads for them, and forked ranks could not compute gradients any more.
+torch.zeros(1, requires_grad=True).sum().backward()
+
 SECONDS = 180  # a test that starts processes and takes longer hangs, also on a busy machine
 
 

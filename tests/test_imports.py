@@ -30,6 +30,7 @@ LAYERS = [
     "hooks",
     # the four parts of a method
     "local",
+    "engines",
     "upload",
     "exchange",
     "aggregation",

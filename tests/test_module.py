@@ -113,7 +113,7 @@ def test_an_overridden_training_step_takes_effect(tmp_path):
 
     make = partial(MLP, 16, [16], 8)
     states = [
-        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), fedavg(), tmp_path).state
+        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), fedavg(), tmp_path, engine="sequential").state
         for kind, lr in ((Doubled, 0.05), (FederatedModule, 0.1), (FederatedModule, 0.05))
     ]
     assert torch.equal(states[0].global_model, states[1].global_model)  # doubling is exact
@@ -127,7 +127,7 @@ def test_an_overridden_configure_optimizers_takes_effect(tmp_path):
 
     make = partial(MLP, 16, [16], 8)
     states = [
-        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), alone(), tmp_path).state
+        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), alone(), tmp_path, engine="sequential").state
         for kind, lr in ((Faster, 0.05), (FederatedModule, 0.1), (FederatedModule, 0.05))
     ]
     assert torch.equal(states[0].clients[2].model, states[1].clients[2].model)

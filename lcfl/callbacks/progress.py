@@ -185,10 +185,10 @@ def kinds_of(metrics: Mapping[str, float], stage: str) -> dict[str, list[str]]:
 
 
 def describe(server: Server) -> str:
-    """The start line: run directory, ranks, precision, clients, model size."""
-    layout, fabric = server.layout, server.fabric
+    """The start line: run directory, ranks, engine, precision, clients, model size."""
+    layout, fabric, identity = server.layout, server.fabric, server.identity
     return (
-        f"{server.run_dir}: {fabric.world_size} x {fabric.device.type}, {server.identity.get('precision', '')}, "
+        f"{server.run_dir}: {fabric.world_size} x {fabric.device.type}, {identity['engine']}, {identity['precision']}, "
         f"{server.data.num_clients} clients, {server.schedule.clients_per_round} a round, "
         f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} of them embedding)"
     )

@@ -67,7 +67,7 @@ def fake(rounds=100, evaluate_every=0, **changes):
     server = SimpleNamespace(
         run_dir=Path("logs/lcfl/version_0"),
         fabric=SimpleNamespace(world_size=2, device=torch.device("cpu")),
-        identity={"precision": "32-true"},
+        identity={"engine": "compiled", "precision": "32-true"},
         data=SimpleNamespace(num_clients=20, num_participants=20),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
@@ -115,7 +115,10 @@ def test_a_run_from_start_to_summary(tmp_path, capsys):
     run = fit(tmp_path, logger=TensorBoardLogger(tmp_path, "my runs", "version_0"))
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0] == f"{run.path}: 1 x cpu, 32-true, 4 clients, 2 a round, 40 parameters (20 of them embedding)"
+    assert (
+        lines[0]
+        == f"{run.path}: 1 x cpu, compiled, 32-true, 4 clients, 2 a round, 40 parameters (20 of them embedding)"
+    )
     assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == [f"round {n}/4" for n in range(1, 5)]
     assert "resumed" not in out
     accuracy = run.metrics["test/own_split/global/acc"]
@@ -148,7 +151,8 @@ def test_plain_lines(capsys):
     play(fake(evaluate_every=50), until=40, every=20)
     lines = capsys.readouterr().out.splitlines()
     expected = (
-        "logs/lcfl/version_0: 2 x cpu, 32-true, 20 clients, 8 a round, 4,778,954 parameters (544 of them embedding)"
+        "logs/lcfl/version_0: 2 x cpu, compiled, 32-true, 20 clients, 8 a round, 4,778,954 parameters "
+        "(544 of them embedding)"
     )
     assert lines[:2] == [expected, "opening round: 20 clients, 3.0 MB"]
     assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")

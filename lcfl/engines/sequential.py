@@ -1,6 +1,6 @@
 """The engine that runs any module with any optimizer, one client after the other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -170,13 +170,25 @@ class SequentialEngine:
     @torch.no_grad()
     def loss(self, model: Tensor, indices: Positions) -> float:
         """See `lcfl.local.engine.Engine.loss`."""
-        module, total = self.load(model).eval(), 0.0
+        scores, total = self.scorer(model), 0.0
         for start in range(0, len(indices), LOSS_BATCH):
-            inputs, targets = self.examples.batch(indices[start : start + LOSS_BATCH], self.fabric.device)
-            with self.fabric.autocast():
-                scores = module(inputs).float()
-            total += float(module.loss(scores, targets)) * len(targets)
+            inputs, targets = self.examples.batch(indices[start : start + LOSS_BATCH], self.device)
+            total += float(self.module.loss(scores(inputs), targets)) * len(targets)
         return total / len(indices)
+
+    def scorer(self, model: Tensor) -> Callable[[Tensor], Tensor]:
+        """What gives the class scores ``[n, classes]``, in float32, of a model ``[P + Q]`` as it is evaluated.
+
+        It is valid until the next model is loaded.
+        """
+        module = self.load(model).eval()
+
+        def scores(inputs: Tensor) -> Tensor:
+            with self.fabric.autocast():
+                found: Tensor = module(inputs).float()
+            return found
+
+        return scores
 
     def pixels(self, indices: Positions) -> tuple[Tensor, Tensor]:
         """See `lcfl.local.engine.Engine.pixels`; on the CPU."""

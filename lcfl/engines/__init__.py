@@ -1,0 +1,7 @@
+"""What carries out a client's local run on a rank; a method does not know which one it is."""
+
+from lcfl.engines.choice import EngineName, choose, make
+from lcfl.engines.compiled import CompiledEngine
+from lcfl.engines.sequential import SequentialEngine
+
+__all__ = ["CompiledEngine", "EngineName", "SequentialEngine", "choose", "make"]

@@ -1,0 +1,205 @@
+"""The engine whose steps are one call into kernels.cpp, for the networks that federated learning is made of.
+
+Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from lcfl.data.examples import Examples
+from lcfl.engines import kernels
+from lcfl.engines.program import Unsupported, trace
+from lcfl.engines.sequential import SequentialEngine
+from lcfl.local.engine import Descent, Gradient, Positions
+from lcfl.module import FederatedModule
+
+__all__ = ["CompiledEngine", "check_compiled"]
+
+REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # what this engine does by itself
+
+
+def check_compiled(
+    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
+) -> None:
+    """Makes sure that `CompiledEngine` trains a module as it wants to be trained; builds the kernels where needed.
+
+    Args:
+        module: network, loss and optimizer.
+        shape: of one input of the network.
+        dtype: of the inputs.
+        device: the type of the device.
+        precision: of a step's arithmetic.
+
+    Raises:
+        Unsupported: if it does not; says why.
+    """
+    if device != "cpu" or precision != "32-true":
+        raise Unsupported(f"it computes in float32 on a CPU, not {precision} on {device}")
+    if dtype != torch.float32:
+        raise Unsupported(f"the inputs are {dtype}, not torch.float32")
+    for name in REPLACED:
+        if getattr(type(module), name) is not getattr(FederatedModule, name):
+            raise Unsupported(f"{type(module).__name__} has a {name} of its own")
+    loss = module.loss
+    if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or loss.label_smoothing > 0:
+        raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
+    if loss.reduction != "mean":
+        raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
+    _settings(module)
+    trace(module.network, shape)
+    try:
+        kernels.load()
+    except kernels.Unavailable as error:
+        raise Unsupported(str(error)) from None
+
+
+def _settings(module: FederatedModule) -> kernels.Sgd:
+    """What the module's SGD and its pulls are, at the first step of a run."""
+    optimizer = module.configure_optimizers()
+    if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
+        raise Unsupported(f"the optimizer is {type(optimizer).__name__}, not one torch.optim.SGD for all parameters")
+    (group,) = optimizer.param_groups
+    if group["maximize"] or group["differentiable"] or isinstance(group["lr"], Tensor):
+        raise Unsupported("the optimizer maximizes, is differentiable, or has a tensor as its learning rate")
+    return kernels.Sgd(
+        rate=group["lr"],
+        momentum=group["momentum"],
+        dampening=group["dampening"],
+        weight_decay=group["weight_decay"],
+        nesterov=group["nesterov"],
+        cluster_weight=module.cluster_weight,
+        global_weight=module.global_weight,
+        num_parameters=module.layout.num_parameters,
+        num_embedding=module.layout.num_embedding,
+    )
+
+
+class CompiledEngine(SequentialEngine):
+    """Models stay flat vectors: a step reads and writes ``[P + Q]``, without autograd and without the module.
+
+    It agrees with `SequentialEngine` up to rounding: sums have another order. Hessian-vector products are
+    that engine's.
+
+    Args:
+        fabric: on a CPU in float32.
+        module: one that `check_compiled` accepts.
+        examples: the pool that batches are gathered from; the worker sets it to what the client sees.
+        shape: of one input of the network.
+        max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        examples: Examples,
+        shape: Sequence[int],
+        max_steps: int | None = None,
+    ) -> None:
+        super().__init__(fabric, module, examples, max_steps)
+        self._kernels, program = kernels.load(), trace(module.network, shape)
+        ops = (kernels.Op * len(program.ops))(*program.ops)
+        values = (kernels.Value * len(program.values))(*program.values)
+        self._program = self._kernels.lcfl_open(ops, len(ops), values, len(values), 0, program.output)
+        weakref.finalize(self, self._kernels.lcfl_close, self._program)
+        self._sgd = _settings(module)
+        self._num_parameters = module.layout.num_parameters
+        self._gradient = torch.empty(self._num_parameters)
+        self._needs_two = program.needs_two
+        self._num_classes = program.values[program.output].channels
+
+    def descend(
+        self,
+        start: Tensor,
+        batches: Iterable[Positions],
+        centre: Tensor | None = None,
+        embedding: Tensor | None = None,
+        rate_scale: float = 1.0,
+    ) -> Descent:
+        """See `lcfl.local.engine.Engine.descend`."""
+        model, buffers = self._opened(start)
+        sgd = kernels.Sgd.from_buffer_copy(self._sgd)
+        sgd.rate *= rate_scale
+        velocity = torch.empty(self._num_parameters) if sgd.momentum else None
+        pulls = [
+            None if target is None or weight == 0 else target.contiguous()
+            for target, weight in ((centre, sgd.cluster_weight), (embedding, sgd.global_weight))
+        ]
+        places = [_at(each) for each in (model, self._gradient, velocity, *pulls)]
+        losses = []
+        for number, indices in enumerate(islice(batches, self.max_steps)):
+            loss = self._differentiate_at(model, buffers, indices)
+            sgd.first = number == 0
+            losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *places))
+        self._close(buffers)
+        return Descent(model, sum(losses) / len(losses), {})
+
+    def gradient(
+        self,
+        model: Tensor,
+        batch: Positions,
+        number: int = 0,
+        centre: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> Gradient:
+        """See `lcfl.local.engine.Engine.gradient`."""
+        model, buffers = self._opened(model)
+        loss = self._differentiate_at(model, buffers, batch)
+        vector, parameters = self._gradient.clone(), model[: self._num_parameters]
+        for target, weight in ((centre, self._sgd.cluster_weight), (embedding, self._sgd.global_weight)):
+            if target is not None and weight > 0:
+                end = min(len(target), self._num_parameters)
+                apart = parameters[:end] - target[:end]
+                vector[:end] += weight * apart
+                loss += weight / 2 * float(apart.square().sum())
+        self._close(buffers)
+        kept = model[self._num_parameters :] if self.layout.buffers else torch.empty(0)
+        return Gradient(vector, kept, torch.tensor(loss), {})
+
+    def scorer(self, model: Tensor) -> Callable[[Tensor], Tensor]:
+        """See `SequentialEngine.scorer`."""
+        model, buffers = self._opened(model)
+
+        def scores(inputs: Tensor) -> Tensor:
+            inputs, found = inputs.contiguous(), torch.empty(len(inputs), self._num_classes)
+            places = [_at(each) for each in (model, buffers, inputs)]
+            self._kernels.lcfl_scores(self._program, *places, len(inputs), _at(found))
+            return found
+
+        return scores
+
+    def _opened(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        """A copy of a model ``[P + Q]`` and the buffers that belong to it, which lie in the copy if exchanged."""
+        model = model.clone(memory_format=torch.contiguous_format)
+        if (apart := self.module.buffer_layout) is None:
+            return model, model[self._num_parameters :]
+        return model, apart.pack(self.module.network) if self.buffers is None else self.buffers.clone()
+
+    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Positions) -> float:
+        """Puts the gradient of L_sup ``[P]`` into `_gradient`; the loss."""
+        if self._needs_two and len(indices) == 1:
+            raise ValueError(
+                "Expected more than 1 value per channel when training: a batch of one sample has no variance"
+            )
+        inputs, targets = self.examples.training_batch(indices, self.device)
+        inputs = inputs.contiguous()
+        places = [_at(each) for each in (model, buffers, inputs, targets)]
+        gradient = _at(self._gradient)
+        loss = self._kernels.lcfl_gradient(self._program, *places, len(targets), gradient, self._num_parameters)
+        return float(loss)
+
+    def _close(self, buffers: Tensor) -> None:
+        """Remembers the client's own buffers where it keeps them."""
+        if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
+            self.buffers = buffers
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

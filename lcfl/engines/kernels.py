@@ -1,0 +1,140 @@
+"""kernels.cpp, built once per machine and bound by ctypes."""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+__all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "load"]
+
+LOGGER = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+
+_NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add")
+KIND = {name: number for number, name in enumerate(_NAMES)}
+
+
+class Unavailable(RuntimeError):
+    """The kernels cannot be built here; says why."""
+
+
+class Value(Structure):
+    """Shape of one sample: channels, height and width."""
+
+    _fields_ = (("channels", c_int32), ("height", c_int32), ("width", c_int32))
+
+
+class Op(Structure):
+    """An operation on numbered values; -1 for what it has not. The same fields as in kernels.cpp."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "input", "other", "output")),
+        *((name, c_int32) for name in ("kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w")),
+        ("groups", c_int32),
+        ("eps", c_float),
+        ("momentum", c_float),
+        *((name, c_int64) for name in ("weight", "bias", "mean", "var", "tracked")),
+    )
+
+
+class Sgd(Structure):
+    """The settings of torch.optim.SGD and the weights of the two pulls. The same fields as in kernels.cpp."""
+
+    _fields_ = (
+        *((name, c_float) for name in ("rate", "momentum", "dampening", "weight_decay")),
+        ("nesterov", c_int32),
+        ("first", c_int32),
+        ("cluster_weight", c_float),
+        ("global_weight", c_float),
+        ("num_parameters", c_int64),
+        ("num_embedding", c_int64),
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The kernels; built where this machine has not got them yet, which takes seconds.
+
+    They are kept in ``$XDG_CACHE_HOME/lcfl`` (``~/.cache/lcfl``) under a name that tells source, compiler and
+    processor.
+
+    Raises:
+        Unavailable: if there is no C++ compiler, it fails, or the folder cannot be written.
+    """
+    compiler = _compiler()
+    path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
+    if not path.is_file():
+        _build(compiler, path)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built anew") from None
+    pointer = c_void_p
+    for name, result, arguments in (
+        ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
+        ("close", None, [pointer]),
+        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, pointer, c_int64]),
+        ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
+        ("update", c_double, [POINTER(Sgd), pointer, pointer, pointer, pointer, pointer]),
+    ):
+        function = getattr(library, f"lcfl_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _compiler() -> list[str]:
+    """The command of $CXX, or the first compiler there is."""
+    command = shlex.split(os.environ.get("CXX", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
+    if not command or shutil.which(command[0]) is None:
+        raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; $CXX names another)")
+    return command
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lcfl"
+
+
+def _fingerprint(compiler: list[str]) -> str:
+    """Of all that decides what the compiler makes: source, command, its version, and the processor."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update("\n".join([*compiler, *FLAGS, version, _processor()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What the processor can do, where the system tells; else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _build(compiler: list[str], path: Path) -> None:
+    """Compiles into a file of another name and renames it: two processes may build at the same time."""
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    begin = time.perf_counter()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            command = [*compiler, *FLAGS, native, str(SOURCE), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise Unavailable(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
+            made.replace(path)
+    except OSError as error:
+        raise Unavailable(f"{path.parent} cannot be written ({error}); set XDG_CACHE_HOME to another folder") from None
+    LOGGER.info("Built the kernels of engine compiled for this machine in %.1f s.", time.perf_counter() - begin)

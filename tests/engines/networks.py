@@ -1,0 +1,74 @@
+"""Networks of all the layers that the kernels know, in the ways people write them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lcfl.networks import SplitNetwork
+
+SHAPE = (3, 11, 9)
+
+
+class Plain(SplitNetwork):
+    """Odd sizes, two channels over: padded, strided, overlapping windows; GroupNorm without weights at the end."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 7, (5, 3), padding=(2, 1)),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, padding=1),
+            nn.Conv2d(7, 5, 3, stride=2, padding=1, bias=False),
+            nn.GroupNorm(5, 5, affine=False),
+            nn.Flatten(),
+            nn.Linear(45, 20),
+            nn.ReLU(),
+        )
+        super().__init__(embedding, nn.Linear(20, 4))
+
+
+class Normal(SplitNetwork):
+    """Batch normalisation of images and of features, group normalisation, average pooling."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8, momentum=0.3),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(8, 6, 1),
+            nn.GroupNorm(3, 6),
+            nn.Identity(),
+            nn.AdaptiveAvgPool2d((1, 2)),
+            nn.Flatten(),
+            nn.Linear(12, 5, bias=False),
+            nn.BatchNorm1d(5, affine=False),
+        )
+        super().__init__(embedding, nn.Linear(5, 4))
+
+
+class Functional(nn.Module):
+    """Written as most own networks are, with a shortcut, and a value that two layers read."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 6, 3, padding=1)
+        self.two = nn.Conv2d(6, 6, 3, padding=1)
+        self.decision = nn.Linear(6 * 5 * 4, 4)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        x = x + torch.relu(self.two(x))
+        x = F.max_pool2d(x, 2)
+        return self.decision(x.view(x.size(0), -1))
+
+
+class Inner(nn.Module):
+    """A network of features."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(7, 19), nn.ReLU())
+        self.decision = nn.Linear(19, 4)
+
+    def forward(self, x):
+        return self.decision(self.body(x))

@@ -1,0 +1,202 @@
+"""The compiled engine agrees with the sequential one, which autograd computes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
+from lcfl.engines import CompiledEngine, SequentialEngine, make
+from lcfl.module import FederatedModule
+from lcfl.networks import CNN, MLP, LeNet5, ResNet9
+from tests.builders import blobs, loaded
+from tests.engines.networks import SHAPE, Functional, Inner, Normal, Plain
+
+NETWORKS = {
+    "plain": (Plain, SHAPE),
+    "normal": (Normal, SHAPE),
+    "functional": (Functional, SHAPE),
+    "inner": (Inner, (7,)),
+    "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),
+    "CNN": (partial(CNN, 3, 9, 4, channels=(5, 9), hidden=(11,), batch_norm=True), (3, 9, 9)),
+    "MLP": (partial(MLP, 3 * 11 * 9, (33,), 4), SHAPE),
+    "logistic regression": (partial(MLP, 7, (), 4), (7,)),
+}
+SIZES = (1, 7, 16, 17, 32, 33, 70)
+TOLERANCE = {"rtol": 2e-5, "atol": 5e-6}
+
+
+def data_of(shape, number=160):
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(number, *shape, generator=draw)
+    labels = torch.randint(4, (number,), generator=draw)
+    return loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
+
+
+def engines(network, shape, optimizer=None, number=160, **options):
+    """Both, on the same data, each with a module of its own."""
+    data, fabric = data_of(shape, number), Fabric(accelerator="cpu", devices=1)
+    optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
+    return tuple(
+        make(name, fabric, FederatedModule(network, optimizer, **options), data) for name in ("sequential", "compiled")
+    )
+
+
+def batches_of(*sizes):
+    draw = np.random.default_rng(0)
+    return [draw.integers(0, 100, size) for size in sizes]
+
+
+def near(model, seed=1):
+    return model + 0.1 * torch.randn(len(model), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_gradient_of_every_layer_and_batch_size(name, size):
+    if size == 1 and name in ("normal", "CNN"):
+        pytest.skip("batch normalisation of one sample has no variance")
+    network, shape = NETWORKS[name]
+    sequential, compiled = engines(network, shape)
+    assert type(compiled) is CompiledEngine
+    model = sequential.module.initial_model(3)
+    (batch,) = batches_of(size)
+    theirs, ours = (engine.gradient(model, batch) for engine in (sequential, compiled))
+    scale = float(theirs.vector.abs().max())
+    torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, **TOLERANCE)
+    torch.testing.assert_close(ours.loss, theirs.loss.to(torch.float32), **TOLERANCE)
+    torch.testing.assert_close(ours.buffers, theirs.buffers, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_and_loss_in_evaluation(name):
+    network, shape = NETWORKS[name]
+    sequential, compiled = engines(network, shape)
+    model = sequential.module.initial_model(3)
+    if sequential.layout.buffers:
+        model = sequential.descend(model, batches_of(9, 9)).model  # statistics that say something
+    indices = np.arange(75)
+    inputs, _ = sequential.examples.batch(indices, torch.device("cpu"))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled.scorer(model)(inputs), sequential.scorer(model)(inputs), **TOLERANCE)
+    assert compiled.loss(model, indices) == pytest.approx(sequential.loss(model, indices), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weight_decay": 0.01},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.01},
+        {"momentum": 0.9, "nesterov": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pulls", ["none", "centre", "embedding", "both"])
+def test_a_run_of_sgd_with_everything_that_enters_a_step(settings, pulls):
+    optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
+    both = engines(Plain, SHAPE, optimizer, cluster_weight=0.5, global_weight=0.3)
+    model = both[0].module.initial_model(3)
+    centre = near(model) if pulls in ("centre", "both") else None
+    embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
+    theirs, ours = (each.descend(model, batches_of(32, 5, 17), centre, embedding, rate_scale=0.5) for each in both)
+    torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+    assert not torch.equal(ours.model, model)
+
+
+def test_pulls_enter_the_gradient_of_methods_that_step_by_themselves():
+    both = engines(Plain, SHAPE, cluster_weight=0.5, global_weight=0.3)
+    model = both[0].module.initial_model(3)
+    targets = near(model), near(model, 2)[: both[0].layout.num_embedding]
+    theirs, ours = (each.gradient(model, batches_of(10)[0], 0, *targets) for each in both)
+    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+    assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
+def test_buffers_go_where_the_policy_says(policy):
+    both = engines(Normal, SHAPE, buffer_policy=policy)
+    model = both[0].module.initial_model(3)
+    first = both[0].module.initial_buffers(3)
+    for engine in both:
+        engine.buffers = None if first is None else first.clone()
+    theirs, ours = (engine.descend(model, batches_of(12, 8)) for engine in both)
+    torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
+    if first is not None:
+        for engine in both:
+            assert torch.equal(engine.buffers, first) == (policy == "keep_server")
+        torch.testing.assert_close(both[1].buffers, both[0].buffers, **TOLERANCE)
+
+
+def test_what_it_is_given_stays_as_it_is():
+    _, engine = engines(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
+    model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
+    copies, centre = (model.clone(), buffers.clone()), near(model)
+    engine.buffers = buffers
+    engine.descend(model, batches_of(12, 8), centre)
+    engine.gradient(model, batches_of(12)[0])
+    assert torch.equal(model, copies[0])
+    assert torch.equal(buffers, copies[1])
+    assert torch.equal(centre, near(model))
+
+
+def test_the_same_bits_whatever_was_trained_before():
+    _, engine = engines(Normal, SHAPE)
+    model = engine.module.initial_model(3)
+    first = engine.descend(model, batches_of(12, 33)).model
+    engine.descend(near(model), batches_of(70, 1 + 1))
+    engine.scorer(model)(torch.randn(40, *SHAPE))
+    assert torch.equal(engine.descend(model, batches_of(12, 33)).model, first)
+
+
+def test_hessian_products_are_those_of_autograd():
+    sequential, compiled = engines(Inner, (7,))
+    model = sequential.module.initial_model(3)
+    direction = near(torch.zeros(len(model)))
+    theirs, ours = (each.hessian_product(model, batches_of(9)[0], direction) for each in (sequential, compiled))
+    assert torch.equal(ours.vector, theirs.vector)
+
+
+def test_ties_within_a_window_go_to_the_first_pixel_as_in_torch():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 1)
+            self.pool = nn.MaxPool2d(2, 1)
+            self.decision = nn.Linear(2 * 9, 4)
+
+        def forward(self, x):
+            return self.decision(torch.flatten(self.pool(self.conv(x)), 1))
+
+    sequential, compiled = engines(Pooled, (1, 4, 4))
+    for engine in (sequential, compiled):
+        engine.examples.inputs.round_()  # many equal pixels
+    model = sequential.module.initial_model(3)
+    theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
+    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+
+
+def test_a_residual_network_of_forty_operations():
+    """ResNet-9 on 8 pixels: shortcuts, group normalisation, windows of one pixel."""
+    both = engines(partial(ResNet9, 3, 8, 4), (3, 8, 8), number=20)
+    model = both[0].module.initial_model(3)
+    (batch,) = [np.arange(3)]
+    theirs, ours = (each.gradient(model, batch) for each in both)
+    scale = float(theirs.vector.abs().max())
+    torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, rtol=1e-3, atol=1e-5)
+
+
+def test_max_steps_cuts_a_run():
+    _, engine = engines(Inner, (7,))
+    engine.max_steps = 1
+    model = engine.module.initial_model(3)
+    one = engine.descend(model, batches_of(4, 4)).model
+    engine.max_steps = None
+    assert torch.equal(one, engine.descend(model, batches_of(4)).model)
+    assert isinstance(engine, SequentialEngine)

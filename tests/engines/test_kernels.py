@@ -1,0 +1,94 @@
+"""Building the kernels: once, whole or not at all, and never a reason for a run to fail."""
+
+import re
+import stat
+from ctypes import c_float, c_int32, c_int64
+
+import pytest
+
+from lcfl.engines import choose, kernels
+from tests.builders import blobs, blobs_module
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A cache folder of its own, and a process that has loaded nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "load", kernels.load.__wrapped__)
+    return tmp_path / "cache" / "lcfl"
+
+
+def compiler(tmp_path, script):
+    """A compiler that is a shell script, as $CXX."""
+    path = tmp_path / "cxx"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_builds_once_and_leaves_one_file(fresh, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", compiler(tmp_path, f'echo "$@" >> {tmp_path}/calls; exec c++ -O0 "$@"'))
+    kernels.load()
+    (first,) = fresh.iterdir()
+    kernels.load()
+    assert [path.name for path in fresh.iterdir()] == [first.name]
+    built = [line for line in (tmp_path / "calls").read_text().splitlines() if "--version" not in line]
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [("echo the end >&2; exit 1", "the end"), ("exit 0", "cannot be written")],
+)
+def test_says_why_it_cannot_build_and_leaves_nothing(fresh, tmp_path, monkeypatch, script, why):
+    monkeypatch.setenv("CXX", compiler(tmp_path, script))
+    with pytest.raises(kernels.Unavailable, match=why):
+        kernels.load()
+    assert list(fresh.iterdir()) == []
+
+
+def test_without_a_compiler_auto_goes_on_and_compiled_says_so(fresh, tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    with pytest.raises(ValueError, match=r"trainer.engine: got compiled, but there is no C\+\+ compiler"):
+        choose("compiled", blobs_module(), blobs(), "cpu", "32-true")
+
+
+def test_a_folder_that_cannot_be_written_is_named(fresh, monkeypatch):
+    fresh.parent.mkdir()
+    fresh.touch()
+    with pytest.raises(kernels.Unavailable, match="set XDG_CACHE_HOME"):
+        kernels.load()
+
+
+def test_a_damaged_library_is_named(fresh):
+    fresh.mkdir(parents=True)
+    (fresh / f"kernels-{kernels._fingerprint(kernels._compiler())}.so").write_bytes(b"not a library")
+    with pytest.raises(kernels.Unavailable, match="delete it"):
+        kernels.load()
+
+
+def test_another_source_compiler_or_processor_is_another_file(monkeypatch):
+    names = {kernels._fingerprint(["c++"]), kernels._fingerprint(["c++", "-O0"])}
+    monkeypatch.setattr(kernels, "_processor", lambda: "another")
+    names.add(kernels._fingerprint(["c++"]))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("kind", [kernels.Op, kernels.Sgd, kernels.Value])
+def test_fields_are_in_the_order_of_the_source(kind):
+    (body,) = re.findall(rf"struct {kind.__name__} \{{(.*?)\n\}};", kernels.SOURCE.read_text(), re.DOTALL)
+    lines = [line for line in re.sub(r"//.*", "", body).splitlines() if "(" not in line and ";" in line]
+    types = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float}
+    found = [
+        (name.strip(), types[line.split()[0]])
+        for line in lines
+        for name in line.strip().partition(" ")[2].rstrip(";").split(",")
+    ]
+    assert found == list(kind._fields_)
+
+
+def test_kinds_are_in_the_order_of_the_source():
+    (body,) = re.findall(r"enum Kind : int32_t \{(.*?)\}", kernels.SOURCE.read_text())
+    assert [name.strip().lower() for name in body.split(",")] == list(kernels.KIND)
