@@ -51,7 +51,7 @@ NAVIGATION = {
             "troubleshooting",
         ],
         "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback"],
-        "Background": ["api/index", "results", "project/contributing", "project/changelog"],
+        "Background": ["api/index", "results", "performance", "project/contributing", "project/changelog"],
     },
     "partitions": {"": ["partitions/*"]},
     "protocols": {
