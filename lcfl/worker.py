@@ -22,7 +22,7 @@ from lcfl.data.examples import Examples
 from lcfl.engines import EngineName, make
 from lcfl.exchange import Exchange
 from lcfl.local.update import LocalData, LocalUpdate, Trained
-from lcfl.messages import Downlink, Uplink
+from lcfl.messages import Downlink, Uplink, all_finite
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 
@@ -77,7 +77,7 @@ class LocalResult:
         """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
         tensors = [self.trained.model] + ([] if self.state.buffers is None else [self.state.buffers])
         finite = (self.trained.loss is None or isfinite(self.trained.loss)) and self.uplink.is_finite
-        return finite and all(bool(tensor.isfinite().all()) for tensor in tensors)
+        return finite and all(map(all_finite, tensors))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ __all__ = ["EngineName", "choose", "make"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled"]
+WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
 
 
 def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, device: str, precision: str) -> EngineName:
@@ -39,11 +40,13 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
     if wanted == "sequential":
         return "sequential"
     try:
-        check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
+        program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
+        if wanted == "auto" and program.widest > WIDEST:
+            raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
     except Unsupported as reason:
         if wanted == "compiled":
             raise ValueError(f"trainer.engine: got compiled, but {reason}; use auto or sequential.") from None
-        LOGGER.info("Engine sequential, because compiled cannot be used: %s.", reason)
+        LOGGER.info("Engine sequential, because compiled is not for this: %s.", reason)
         return "sequential"
     return "compiled"
 

@@ -11,13 +11,13 @@ from itertools import islice
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from lcfl.data.examples import Examples
 from lcfl.engines import kernels
-from lcfl.engines.program import Unsupported, trace
+from lcfl.engines.program import Program, Unsupported, trace
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.local.engine import Descent, Gradient, Positions
+from lcfl.local.sgd import sgd_settings
 from lcfl.module import FederatedModule
 
 __all__ = ["CompiledEngine", "check_compiled"]
@@ -27,8 +27,8 @@ REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  
 
 def check_compiled(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
-) -> None:
-    """Makes sure that `CompiledEngine` trains a module as it wants to be trained; builds the kernels where needed.
+) -> Program:
+    """The program of a module that `CompiledEngine` trains as it wants to be trained; builds the kernels where needed.
 
     Args:
         module: network, loss and optimizer.
@@ -52,28 +52,25 @@ def check_compiled(
         raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
     if loss.reduction != "mean":
         raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
-    _settings(module)
-    trace(module.network, shape)
+    if sgd_settings(module) is None:
+        raise Unsupported(
+            f"the optimizer is {type(module.configure_optimizers()).__name__}, or has settings other than those of "
+            "torch.optim.SGD that minimizes with one for all parameters"
+        )
+    program = trace(module.network, shape)
     try:
         kernels.load()
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
+    return program
 
 
-def _settings(module: FederatedModule) -> kernels.Sgd:
-    """What the module's SGD and its pulls are, at the first step of a run."""
-    optimizer = module.configure_optimizers()
-    if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
-        raise Unsupported(f"the optimizer is {type(optimizer).__name__}, not one torch.optim.SGD for all parameters")
-    (group,) = optimizer.param_groups
-    if group["maximize"] or group["differentiable"] or isinstance(group["lr"], Tensor):
-        raise Unsupported("the optimizer maximizes, is differentiable, or has a tensor as its learning rate")
+def _sgd(module: FederatedModule) -> kernels.Sgd:
+    """The module's SGD and its pulls, as the kernels want them."""
+    settings = sgd_settings(module)
+    assert settings is not None, "check_compiled refuses other optimizers"
     return kernels.Sgd(
-        rate=group["lr"],
-        momentum=group["momentum"],
-        dampening=group["dampening"],
-        weight_decay=group["weight_decay"],
-        nesterov=group["nesterov"],
+        **vars(settings),
         cluster_weight=module.cluster_weight,
         global_weight=module.global_weight,
         num_parameters=module.layout.num_parameters,
@@ -109,7 +106,7 @@ class CompiledEngine(SequentialEngine):
         values = (kernels.Value * len(program.values))(*program.values)
         self._program = self._kernels.lcfl_open(ops, len(ops), values, len(values), 0, program.output)
         weakref.finalize(self, self._kernels.lcfl_close, self._program)
-        self._sgd = _settings(module)
+        self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
         self._gradient = torch.empty(self._num_parameters)
         self._needs_two = program.needs_two
@@ -125,7 +122,7 @@ class CompiledEngine(SequentialEngine):
     ) -> Descent:
         """See `lcfl.local.engine.Engine.descend`."""
         model, buffers = self._opened(start)
-        sgd = kernels.Sgd.from_buffer_copy(self._sgd)
+        sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
         pulls = [
@@ -153,7 +150,7 @@ class CompiledEngine(SequentialEngine):
         model, buffers = self._opened(model)
         loss = self._differentiate_at(model, buffers, batch)
         vector, parameters = self._gradient.clone(), model[: self._num_parameters]
-        for target, weight in ((centre, self._sgd.cluster_weight), (embedding, self._sgd.global_weight)):
+        for target, weight in ((centre, self._descent.cluster_weight), (embedding, self._descent.global_weight)):
             if target is not None and weight > 0:
                 end = min(len(target), self._num_parameters)
                 apart = parameters[:end] - target[:end]

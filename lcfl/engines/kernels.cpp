@@ -21,6 +21,8 @@ namespace {
 
 constexpr int LANES = 16;
 typedef float Vec __attribute__((vector_size(64)));
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef float Vec4 __attribute__((vector_size(16)));
 typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));  // anywhere in a flat vector
 typedef int32_t Mask __attribute__((vector_size(64)));
 
@@ -31,12 +33,18 @@ constexpr int SUMS = 24;
 constexpr int SUMS = 6;
 #endif
 
+constexpr int NEAR = 4096;  // vectors, 256 KiB: what stays in the second cache while it is read again and again
+
 inline Vec fill(float value) { return Vec{} + value; }
 
-inline float total(Vec values) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; ++lane) sum += values[lane];
-    return sum;
+inline float total(Vec values) {  // by halves
+    Vec8 eight[2];
+    std::memcpy(eight, &values, sizeof values);
+    const Vec8 folded = eight[0] + eight[1];
+    Vec4 four[2];
+    std::memcpy(four, &folded, sizeof folded);
+    const Vec4 last = four[0] + four[1];
+    return (last[0] + last[2]) + (last[1] + last[3]);
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
@@ -107,16 +115,18 @@ inline Span inside(int first, int last, int size, int low, int high) {
     return {std::max(0, low - last), std::min(size, high - first)};
 }
 
-// out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], for CB channels x XB pixels at a time.
+// A block of CB channels x XB pixels of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
+// input channels from `channel` to `end`. Without a bias the sum goes on from what stands in `out`. The first `skip`
+// pixels are left as they are.
 template <int CB, int XB, int V>
-void correlate_block(const Window& at, Span rows, Span columns, const Vec* in, const float* packed, const float* bias,
-                     Vec* out, int64_t plane) {
+void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const Vec* in,
+                     const float* packed, const float* bias, Vec* out, int64_t plane) {
     Vec sum[CB][XB][V];
     for (int c = 0; c < CB; ++c)
         for (int x = 0; x < XB; ++x)
-            for (int v = 0; v < V; ++v) sum[c][x][v] = fill(bias[c]);
+            for (int v = 0; v < V; ++v) sum[c][x][v] = bias ? fill(bias[c]) : out[c * plane + x * V + v];
     const int step = at.stride_w * V;
-    for (int channel = 0; channel < at.channels; ++channel)
+    for (; channel < end; ++channel)
         for (int ky = rows.begin; ky < rows.end; ++ky) {
             const Vec* row = in + ((int64_t(channel) * at.height + ky) * at.width + columns.begin) * V;
             const float* weight = packed + ((int64_t(channel) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
@@ -129,29 +139,38 @@ void correlate_block(const Window& at, Span rows, Span columns, const Vec* in, c
         }
     for (int c = 0; c < CB; ++c)
         for (int x = 0; x < XB; ++x)
-            for (int v = 0; v < V; ++v) out[c * plane + x * V + v] = sum[c][x][v];
+            for (int v = 0; v < V; ++v)
+                if (x >= skip) out[c * plane + x * V + v] = sum[c][x][v];
 }
 
-// Blocks of CB x XB over a whole value. The last block of a row overlaps the one before; channels beyond the last
-// have weights of zero and are computed into `spare`.
+// Blocks of CB x XB over a whole value, for as many input channels at a time as stay in the second cache. The last
+// block of a row overlaps the one before. Channels beyond the last have weights of zero and lie in `spare`.
 template <int CB, int XB, int V>
 void correlate(const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
     const int64_t plane = int64_t(at.out_height) * at.out_width * V;
-    for (int y = 0; y < at.out_height; ++y) {
-        const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
+    const int together = std::max(1, NEAR / (at.height * at.width * V));
+    for (int channel = 0; channel < at.channels; channel += together) {
+        const int end = std::min(channel + together, at.channels);
         for (int first = 0; first < at.out_channels; first += CB) {
             const float* weight = packed + int64_t(first) * at.taps();
+            const float* begins = channel == 0 ? bias + first : nullptr;
             const int valid = std::min(CB, at.out_channels - first);
-            for (int x = 0; x < at.out_width; x += XB) {
-                const int begin = std::min(x, at.out_width - XB);
-                const Span columns =
-                    inside(begin * at.stride_w, (begin + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
-                const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(begin) * at.stride_w) * V;
-                Vec* to = out + first * plane + (int64_t(y) * at.out_width + begin) * V;
-                if (valid == CB) {
-                    correlate_block<CB, XB, V>(at, rows, columns, from, weight, bias + first, to, plane);
-                } else {
-                    correlate_block<CB, XB, V>(at, rows, columns, from, weight, bias + first, spare, XB * V);
+            for (int y = 0; y < at.out_height; ++y) {
+                const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
+                for (int x = 0; x < at.out_width; x += XB) {
+                    const int left = std::min(x, at.out_width - XB);
+                    const Span columns =
+                        inside(left * at.stride_w, (left + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
+                    const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(left) * at.stride_w) * V;
+                    Vec* to = out + first * plane + (int64_t(y) * at.out_width + left) * V;
+                    if (valid == CB) {
+                        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to,
+                                                   plane);
+                        continue;
+                    }
+                    for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
+                    correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare,
+                                               XB * V);
                     for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
                 }
             }
@@ -383,22 +402,56 @@ void outer(const Vec* slope, int64_t slope_chunk, const Vec* sideways, int input
         }
 }
 
-// [size][lanes] -> [lanes][row]: from the batch innermost to the batch outermost.
-void to_outermost(const Vec* in, int64_t size, int lanes, int64_t row, float* out) {
-    const float* from = reinterpret_cast<const float*>(in);
-    for (int64_t begin = 0; begin < size; begin += LANES) {
-        const int64_t end = std::min(begin + LANES, size);
-        for (int lane = 0; lane < lanes; ++lane)
-            for (int64_t i = begin; i < end; ++i) out[lane * row + i] = from[i * lanes + lane];
+// ---- Between the batch innermost and the batch outermost ----
+
+#ifdef __clang__
+#define LCFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LCFL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Mask){__VA_ARGS__})
+#endif
+
+// Rows become columns: four times every row is interleaved with the one eight rows below.
+void transpose(Vec (&rows)[LANES]) {
+    for (int stage = 0; stage < 4; ++stage) {
+        Vec woven[LANES];
+        for (int r = 0; r < LANES / 2; ++r) {
+            const Vec a = rows[r], b = rows[r + LANES / 2];
+            woven[2 * r] = LCFL_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            woven[2 * r + 1] = LCFL_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        std::copy_n(woven, LANES, rows);
     }
 }
+#undef LCFL_SHUFFLE
 
-void to_innermost(const float* in, int64_t size, int lanes, int samples, Vec* out) {
-    float* to = reinterpret_cast<float*>(out);
+// [size][V LANES] -> [V LANES][row], where row is a multiple of LANES; what lies beyond size in a row is of no account.
+void to_outermost(const Vec* in, int64_t size, int V, int64_t row, float* out) {
+    for (int64_t begin = 0; begin < size; begin += LANES)
+        for (int v = 0; v < V; ++v) {
+            Vec rows[LANES] = {};
+            for (int64_t i = 0; i < std::min<int64_t>(LANES, size - begin); ++i) rows[i] = in[(begin + i) * V + v];
+            transpose(rows);
+            for (int lane = 0; lane < LANES; ++lane)
+                *reinterpret_cast<Loose*>(out + (v * LANES + lane) * row + begin) = rows[lane];
+        }
+}
+
+// [samples][size] -> [size][V LANES], with zeros for the lanes that have no sample.
+void to_innermost(const float* in, int64_t size, int V, int samples, Vec* out) {
     for (int64_t begin = 0; begin < size; begin += LANES) {
-        const int64_t end = std::min(begin + LANES, size);
-        for (int64_t i = begin; i < end; ++i)
-            for (int lane = 0; lane < lanes; ++lane) to[i * lanes + lane] = lane < samples ? in[lane * size + i] : 0;
+        const int count = int(std::min<int64_t>(LANES, size - begin));
+        for (int v = 0; v < V; ++v) {
+            Vec rows[LANES] = {};
+            for (int lane = 0; lane < LANES && v * LANES + lane < samples; ++lane) {
+                const float* from = in + (v * LANES + lane) * size + begin;
+                if (count == LANES)
+                    rows[lane] = *reinterpret_cast<const Loose*>(from);
+                else
+                    std::memcpy(&rows[lane], from, count * sizeof(float));
+            }
+            transpose(rows);
+            for (int i = 0; i < count; ++i) out[(begin + i) * V + v] = rows[i];
+        }
     }
 }
 
@@ -552,8 +605,7 @@ class Program {
         const int64_t size = shapes_[input_].size();
         Vec* first = value(input_);
         for (int chunk = 0; chunk < chunks_; ++chunk)
-            to_innermost(inputs + chunk * V_ * LANES * size, size, V_ * LANES, in_chunk(chunk),
-                         first + chunk * size * V_);
+            to_innermost(inputs + chunk * V_ * LANES * size, size, V_, in_chunk(chunk), first + chunk * size * V_);
         for (size_t i = 0; i < ops_.size(); ++i)
             V_ == 1 ? forward<1>(i, model, buffers, true) : forward<2>(i, model, buffers, true);
         std::memset(gradient, 0, sizeof(float) * num_parameters);
@@ -571,7 +623,7 @@ class Program {
         for (int64_t begin = 0; begin < samples; begin += samples_) {
             samples_ = std::min<int64_t>(2 * LANES, samples - begin);
             V_ = samples_ <= LANES ? 1 : 2;
-            to_innermost(inputs + begin * size, size, V_ * LANES, int(samples_), value(input_));
+            to_innermost(inputs + begin * size, size, V_, int(samples_), value(input_));
             for (size_t i = 0; i < ops_.size(); ++i)
                 V_ == 1 ? forward<1>(i, model, buffers, false) : forward<2>(i, model, buffers, false);
             const float* found = reinterpret_cast<const float*>(value(output_));
@@ -834,7 +886,7 @@ class Program {
         const int64_t inputs = shapes_[op.input].size(), row = (inputs + LANES - 1) / LANES;
         Vec* sideways = scratch_.of(row * V * LANES * chunks_);
         for (int chunk = 0; chunk < chunks_; ++chunk)
-            to_outermost(in + chunk * inputs * V, inputs, V * LANES, row * LANES,
+            to_outermost(in + chunk * inputs * V, inputs, V, row * LANES,
                          reinterpret_cast<float*>(sideways + chunk * row * V * LANES));
         outer(rise, chunk_size(op.output), sideways, int(inputs), int(shapes_[op.output].size()), V, chunks_,
               gradient + op.weight);

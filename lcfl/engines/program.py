@@ -36,6 +36,11 @@ class Program:
     output: int
 
     @property
+    def widest(self) -> int:
+        """The most input channels of a convolution."""
+        return max((self.values[op.input].channels for op in self.ops if op.kind == KIND["conv"]), default=0)
+
+    @property
     def needs_two(self) -> bool:
         """Whether it cannot be trained on one sample: a batch normalisation would see one number per channel."""
         normed = [self.values[op.input] for op in self.ops if op.kind == KIND["batch_norm"]]

@@ -6,16 +6,18 @@ from itertools import islice
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lcfl.data.examples import Examples
 from lcfl.local.engine import Descent, Gradient, Positions
+from lcfl.local.sgd import sgd_settings
 from lcfl.module import FederatedModule
 
 __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
+WIDE = 16  # channels; measured in docs/performance.md
 LOSS_BATCH = 512  # samples at a time where nothing is learnt
 
 
@@ -48,6 +50,11 @@ class SequentialEngine:
         self.examples = examples
         self.max_steps = max_steps
         self.buffers: Tensor | None = None
+        self._channels_last = self.device.type == "cpu" and _is_wide(module.network)
+        if self._channels_last:
+            module.network.to(memory_format=torch.channels_last)
+        own = type(module).configure_optimizers is not FederatedModule.configure_optimizers
+        self._sgd = None if own or self._scaling is not None else sgd_settings(module)
 
     def load(self, model: Tensor) -> FederatedModule:
         """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
@@ -66,29 +73,55 @@ class SequentialEngine:
         """See `lcfl.local.engine.Engine.descend`."""
         module = self.load(start).train()
         self._pull_towards(centre, embedding)
-        self._fresh_scaler()
-        optimizer = module.configure_optimizers()
-        if not isinstance(optimizer, Optimizer):
-            raise ValueError(
-                f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
-                "torch.optim.Optimizer."
-            )
-        for group in optimizer.param_groups:
-            if "lr" in group:
-                group["lr"] = group["lr"] * rate_scale
+        step = self._stepper(rate_scale)
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):
-                batch = self.examples.training_batch(indices, self.device)
+                batch = self._training_batch(indices)
                 with self.fabric.autocast():
                     loss = module.training_step(batch, number)
-                optimizer.zero_grad()
-                self.fabric.backward(loss)
-                self.fabric.strategy.optimizer_step(optimizer)
+                step(loss)
                 losses.append(loss.detach())
         self._keep_buffers()
         means = {name: _mean(values) for name, values in logged.items()}
         return Descent(self.layout.pack(module.network), _mean(losses), means)
+
+    def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
+        """What makes a step of a new run from a loss: plain SGD by itself, any other optimizer by its own object."""
+        if self._sgd is not None:
+            settings, parameters = self._sgd, list(self.module.network.parameters())
+            velocities: list[Tensor | None] = [None] * len(parameters)
+
+            def descend(loss: Tensor) -> None:
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                settings.step(parameters, gradients, velocities, rate_scale)
+
+            return descend
+        self._fresh_scaler()
+        optimizer = self.module.configure_optimizers()
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(
+                f"{type(self.module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs "
+                "one torch.optim.Optimizer."
+            )
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                group["lr"] = group["lr"] * rate_scale
+
+        def step(loss: Tensor) -> None:
+            optimizer.zero_grad()
+            self.fabric.backward(loss)
+            self.fabric.strategy.optimizer_step(optimizer)
+
+        return step
+
+    def _training_batch(self, indices: Positions) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.examples.training_batch(indices, self.device)
+        return self._arranged(inputs), targets
+
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        """Images as the network's convolutions read them fastest."""
+        return inputs.contiguous(memory_format=torch.channels_last) if self._channels_last else inputs
 
     def gradient(
         self,
@@ -116,7 +149,7 @@ class SequentialEngine:
     def _differentiate(self, model: Tensor, indices: Positions, number: int, direction: Tensor | None) -> Gradient:
         """The gradient, or its derivative along `direction`, with what else the forward pass gave."""
         module = self.load(model).train()
-        batch = self.examples.training_batch(indices, self.device)
+        batch = self._training_batch(indices)
         with module.collecting() as logged, self.fabric.autocast():
             loss = module.training_step(batch, number)
         parameters = [parameter for parameter in module.network.parameters() if parameter.requires_grad]
@@ -142,8 +175,7 @@ class SequentialEngine:
 
         The scale is found anew for every gradient: it must not depend on who trained before.
         """
-        precision = self.fabric.strategy.precision
-        scaled = isinstance(precision, MixedPrecision) and precision.scaler is not None
+        scaled = self._scaling is not None
         scale = FIRST_SCALE if scaled else 1.0
         while True:
             found = torch.autograd.grad(
@@ -185,7 +217,7 @@ class SequentialEngine:
 
         def scores(inputs: Tensor) -> Tensor:
             with self.fabric.autocast():
-                found: Tensor = module(inputs).float()
+                found: Tensor = module(self._arranged(inputs)).float()
             return found
 
         return scores
@@ -195,11 +227,21 @@ class SequentialEngine:
         inputs, targets = self.examples.batch(indices, torch.device("cpu"))
         return self.examples.pixels(inputs).flatten(1), targets
 
+    @property
+    def _scaling(self) -> MixedPrecision | None:
+        """The precision whose losses must be scaled: 16-mixed."""
+        precision = self.fabric.strategy.precision
+        return precision if isinstance(precision, MixedPrecision) and precision.scaler is not None else None
+
     def _fresh_scaler(self) -> None:
         """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""
-        precision = self.fabric.strategy.precision
-        if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            precision.scaler = torch.amp.GradScaler(self.device.type)
+        if (scaling := self._scaling) is not None:
+            scaling.scaler = torch.amp.GradScaler(self.device.type)
+
+
+def _is_wide(network: nn.Module) -> bool:
+    """Whether some convolution reads so many channels that it is faster with them innermost."""
+    return any(isinstance(each, nn.Conv2d) and each.in_channels >= WIDE for each in network.modules())
 
 
 def _split_like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:

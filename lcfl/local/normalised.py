@@ -1,13 +1,13 @@
 """Local training that says how far it went (FedNova)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch.optim import SGD
 
 from lcfl.clients import ClientState
 from lcfl.local.engine import Engine
+from lcfl.local.sgd import SgdSettings, sgd_settings
 from lcfl.local.update import LocalData, LocalTraining, Trained
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
@@ -74,30 +74,31 @@ class NormalisedTraining(LocalTraining):
         Raises:
             ValueError: for any other optimizer.
         """
-        _sgd_settings(module)
+        _settings(module)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """w_i as `LocalTraining`, and a_i, or (a_i, tau_i)."""
         trained = super().__call__(state, downlink, data, engine)
-        settings = _sgd_settings(engine.module)
-        rate = settings.pop("lr") * self._lr_factor(data)
+        sgd = _settings(engine.module)
+        rate = sgd.rate * self._lr_factor(data)
         pull = rate * engine.module.cluster_weight if "centre" in downlink.payload else 0.0
-        numbers = [normaliser(trained.num_steps, pull=pull, **settings)]
+        numbers = [normaliser(trained.num_steps, sgd.momentum, sgd.dampening, sgd.nesterov, pull)]
         if self.effective_steps == "steps":
             numbers.append(float(trained.num_steps))
         return replace(trained, extras={"normaliser": torch.tensor(numbers)})
 
 
-def _sgd_settings(module: FederatedModule) -> dict[str, Any]:
-    """Learning rate, momentum, dampening and nesterov of the module's optimizer."""
-    optimizer = module.configure_optimizers()
-    groups: list[dict[str, Any]] = [
-        {name: group.get(name) for name in ("lr", "momentum", "dampening", "nesterov", "maximize")}
-        for group in optimizer.param_groups
-    ]
-    if not isinstance(optimizer, SGD) or any(group != groups[0] or group["maximize"] for group in groups):
+def _settings(module: FederatedModule) -> SgdSettings:
+    """Of the module's optimizer.
+
+    Raises:
+        ValueError: unless it is SGD with one setting for all parameters.
+    """
+    settings = sgd_settings(module)
+    if settings is None:
+        name = type(module.configure_optimizers()).__name__
         raise ValueError(
-            f"method.local_update: NormalisedTraining got the optimizer {type(optimizer).__name__}; how far a run went "
-            "is known for torch.optim.SGD with the same settings for all parameters (model.optimizer)."
+            f"method.local_update: NormalisedTraining got the optimizer {name}; how far a run went is known for "
+            "torch.optim.SGD with the same settings for all parameters (model.optimizer)."
         )
-    return {name: value for name, value in groups[0].items() if name != "maximize"}
+    return settings

@@ -30,8 +30,13 @@ def test_three_rounds_of_every_method(tmp_path, method):
         assert one.keys() == other.keys()
         assert [name for name in one if not close(one[name], other[name])] == []
     states = [newest_state(run) for run in runs]
-    for name in ("global_model", "centres", "assignment", "participated"):
+    for name in ("global_model", "participated"):
         assert close(*(getattr(state, name) for state in states)), name
+    # Which of two clusters comes first may hang on a last digit.
+    clients = range(states[0].num_clients)
+    assert close(*(torch.stack([state.centre_of(client) for client in clients]) for state in states))
+    together = [state.assignment[:, None] == state.assignment for state in states]
+    assert torch.equal(*together)
     for client in states[0].clients:
         models = [state.clients[client].model for state in states]
         assert models[0] is None or close(*models)
@@ -46,7 +51,7 @@ def test_auto_takes_the_compiled_engine_where_it_can():
 def test_auto_says_once_why_it_cannot(caplog):
     with caplog.at_level("INFO"):
         assert choose("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
-    assert caplog.text.count("Engine sequential, because compiled cannot be used: it computes in float32") == 1
+    assert caplog.text.count("Engine sequential, because compiled is not for this: it computes in float32") == 1
 
 
 def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():

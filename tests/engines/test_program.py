@@ -144,8 +144,12 @@ def two_rates(parameters):
         (partial(module, loss=nn.CrossEntropyLoss(reduction="sum")), {}, "the loss is a sum"),
         (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
         (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
-        (partial(module, optimizer=two_rates), {}, "not one torch.optim.SGD for all"),
-        (partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)), {}, "maximizes"),
+        (partial(module, optimizer=two_rates), {}, "settings other than those of torch.optim.SGD"),
+        (
+            partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)),
+            {},
+            "SGD that minimizes",
+        ),
     ],
 )
 def test_steps_aside_for_what_it_would_replace(made, options, why):
