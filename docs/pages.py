@@ -67,7 +67,7 @@ GROUPS = {
     "Data": [
         *("lcfl.data.datamodule", "lcfl.data.datasets", "lcfl.data.partition", "lcfl.data.protocols"),
         *("lcfl.data.transforms", "lcfl.data.augmentation", "lcfl.data.views", "lcfl.data.examples"),
-        *("lcfl.data.population", "lcfl.data.split"),
+        *("lcfl.data.items", "lcfl.data.population", "lcfl.data.split"),
     ],
     "Networks and formulas": ["lcfl.networks", "lcfl.similarity"],
     "Watching a run, and what it leaves": ["lcfl.callbacks", "lcfl.figures", "lcfl.metrics", "lcfl.result"],

@@ -14,26 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from lcfl import rng
 from lcfl.data.augmentation import Augmentation
+from lcfl.data.items import as_input, as_integers, check_map_style, read_item, sampled
 
-__all__ = [
-    "DatasetExamples",
-    "Examples",
-    "TensorExamples",
-    "as_input",
-    "check_map_style",
-    "network_dtype",
-    "read_item",
-]
+__all__ = ["DatasetExamples", "Examples", "TensorExamples"]
 
 # Beyond this size a set stays in host memory and batches travel; below it, it is copied to the device once.
 RESIDENT_BYTES = 4 * 2**30
-
-# So many items of a map-style data set are looked at before training, evenly spread from the first to the last.
-SAMPLED_ITEMS = 32
 
 # Scale and shift of raw values, shaped to broadcast over a batch; None: used as they are.
 _Affine = tuple[Tensor, Tensor] | None
@@ -171,9 +161,9 @@ class TensorExamples(Examples):
 class DatasetExamples(Examples):
     """Any map-style ``Dataset`` of (input, label) pairs, read item by item with its own transforms.
 
-    Inputs are what ``as_input`` takes, all of one shape and type; uint8 inputs are scaled to 0..1. Labels are read
-    once: from an attribute ``targets`` or ``labels`` if it holds one integer per item, no ``target_transform`` changes
-    it and it agrees with the items that are looked at; otherwise from every item.
+    Inputs are what ``lcfl.data.items.as_input`` takes, all of one shape and type; uint8 inputs are scaled to 0..1.
+    Labels are read once: from an attribute ``targets`` or ``labels`` if it holds one integer per item, no
+    ``target_transform`` changes it and it agrees with the items that are looked at; otherwise from every item.
 
     Args:
         train: the training images.
@@ -229,7 +219,7 @@ class DatasetExamples(Examples):
         """SHA-256 of a sample of a part's items; nothing if a second reading gives others."""
         once, again = hashlib.sha256(), hashlib.sha256()
         for digest in (once, again):
-            for index in _sample(len(self._parts[name])):
+            for index in sampled(len(self._parts[name])):
                 with rng.scope(0, "fingerprint", index):
                     _update(digest, self._read(name, index)[0])
         if once.digest() == again.digest():
@@ -244,11 +234,11 @@ class DatasetExamples(Examples):
 
     def _labels(self, name: str) -> NDArray[Any]:
         """A part's labels; reads a sample of its items at least."""
-        part, sample = self._parts[name], _sample(len(self._parts[name]))
+        part, sample = self._parts[name], sampled(len(self._parts[name]))
         seen = [self._read(name, index)[1] for index in sample]
         untransformed = getattr(part, "target_transform", None) is None
         for attribute in ("targets", "labels") if untransformed else ():
-            known = _integers(getattr(part, attribute, None))
+            known = as_integers(getattr(part, attribute, None))
             if known is not None and known.shape == (len(part),) and known[sample].tolist() == seen:
                 return known
         return np.array([self._read(name, index)[1] for index in range(len(part))], dtype=np.int64)
@@ -267,87 +257,6 @@ class DatasetExamples(Examples):
     def _position(self, index: int) -> tuple[str, int]:
         """Part and position in it of an index."""
         return ("train", index) if index < self.num_train else ("test", index - self.num_train)
-
-
-def check_map_style(dataset: Any) -> None:
-    """Raises a ValueError unless a data set can be read by position."""
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ValueError(
-            f"Datasets: data sets must be map-style (with __len__ and __getitem__), got {type(dataset).__name__}; "
-            "read an iterable one into a list of (input, label) pairs first"
-        )
-
-
-def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
-    """Input and label of one item of a map-style data set.
-
-    Args:
-        dataset: what is read.
-        name: train or test, for messages.
-        index: of the item.
-
-    Raises:
-        ValueError: there is no item, it is no pair, its input is nothing that ``as_input`` takes, or its label is no
-            integer.
-    """
-    where = f"Datasets: item {index} of {name}"
-    if len(dataset) == 0:
-        raise ValueError(f"Datasets: {name} has no items; give at least one training sample, and no test for none")
-    pair = dataset[index]
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")
-    label = _integers(pair[1])
-    if label is None or label.ndim != 0:
-        raise ValueError(
-            f"{where} has the label {pair[1]!r:.80}; a label must be one integer: return input, int(label)"
-        )
-    return as_input(pair[0], where), int(label)
-
-
-def as_input(value: Any, where: str) -> Tensor:
-    """Numbers as a tensor: floating ones as float32, which is what networks compute in, all others in their own type.
-
-    Args:
-        value: a tensor, a numpy array, a number or (nested) lists of numbers.
-        where: what it is, for messages.
-
-    Raises:
-        ValueError: for anything else.
-    """
-    if not isinstance(value, Tensor | np.ndarray | np.generic | list | tuple | int | float):
-        is_picture = any(kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__)
-        fix = "give the data set transform=torchvision.transforms.ToTensor()" if is_picture else "convert it"
-        raise ValueError(
-            f"{where}: an input must be a tensor, a numpy array or a list of numbers, got {type(value).__name__}"
-            f"{' (a PIL image)' if is_picture else ''}; {fix}"
-        )
-    if not isinstance(value, Tensor):
-        try:
-            value = torch.from_numpy(np.array(value, order="C"))  # copied, because torch wants to write where it reads
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {type(value).__name__} cannot become a tensor: {error}") from error
-    tensor: Tensor = value.detach().cpu()
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def network_dtype(inputs: Tensor) -> torch.dtype:
-    """The type in which a network gets such inputs: uint8 ones are scaled to float32, all others used as they are."""
-    return torch.float32 if inputs.dtype == torch.uint8 else inputs.dtype
-
-
-def _sample(number: int) -> list[int]:
-    """At most ``SAMPLED_ITEMS`` of 0, ..., number - 1, evenly spread, both ends included."""
-    return sorted({round(float(place)) for place in np.linspace(0, number - 1, min(number, SAMPLED_ITEMS))})
-
-
-def _integers(value: Any) -> NDArray[Any] | None:
-    """An array of integers, or None for what is something else."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        return None
-    return array if array.dtype.kind in "iu" else None
 
 
 def _checked_targets(targets: NDArray[Any] | Tensor | Sequence[int], num_classes: int) -> NDArray[np.int64]:

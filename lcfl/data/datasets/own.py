@@ -10,15 +10,8 @@ from torch.utils.data import Dataset
 from lcfl import rng
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.examples import (
-    DatasetExamples,
-    Examples,
-    TensorExamples,
-    as_input,
-    check_map_style,
-    network_dtype,
-    read_item,
-)
+from lcfl.data.examples import DatasetExamples, Examples, TensorExamples
+from lcfl.data.items import as_input, check_map_style, network_dtype, read_item
 
 __all__ = ["Datasets", "Tensors"]
 
