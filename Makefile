@@ -11,8 +11,8 @@ help:  ## list the targets
 install:  ## make .venv with the package and the tools for its development and documentation
 	$(PYTHON) -m venv .venv && .venv/bin/pip install -e '.[dev,docs]'
 
-test:  ## run the fast tests
-	$(BIN)python -m pytest
+test:  ## run the fast tests on all cores
+	$(BIN)python -m pytest -n auto --dist worksteal
 
 test-slow:  ## run the slow tests: minutes, kills processes at many moments
 	$(BIN)python -m pytest -m slow
@@ -29,7 +29,7 @@ format:  ## mend what can be mended in style and format
 	$(BIN)ruff format
 
 coverage:  ## run the fast tests and report which lines they reach, as README.md does
-	$(BIN)python -m pytest --cov=lcfl --cov-report=term
+	$(BIN)python -m pytest -n auto --dist worksteal --cov=lcfl
 
 quickstart:  ## train the quickstart
 	$(BIN)lcfl fit -c configs/quickstart.yaml

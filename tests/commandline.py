@@ -27,6 +27,12 @@ SMALL = (
     "--trainer.enable_progress_bar=false",
 )
 
+# One method of each kind of clustering, and one without: what every method is tried with, the others are slow.
+KINDS = ("ascfl", "cfl", "fedavg", "fedclust", "fedgroup", "fesem", "ifca", "lcfed", "pacfl")
+KIND_OF_METHOD = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in KINDS else [pytest.mark.slow]) for path in METHODS
+]
+
 CLUSTERS = ("--method.clustering.init_args.num_clusters=4", "--method.clustering.init_args.dimension=10")
 FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, *CLUSTERS)
 

@@ -1,4 +1,4 @@
-"""What every test leaves as it found it, and how a test starts ranks."""
+"""What every test leaves as it found it, what it does without, and how it starts ranks."""
 
 import multiprocessing
 import os
@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
+from lcfl.callbacks import Monitor
 from tests.commandline import built, here, parts  # noqa: F401 - fixtures
 from tests.fits import reference  # noqa: F401 - a fixture
 
@@ -16,6 +17,7 @@ from tests.fits import reference  # noqa: F401 - a fixture
 torch.zeros(1, requires_grad=True).sum().backward()
 
 SECONDS = 180  # a test that starts processes and takes longer hangs, also on a busy machine
+WRITES = Monitor._figure
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,22 @@ def ranks_may_be_forked_from_a_fork(monkeypatch):
     from lightning.fabric.strategies.launchers import multiprocessing as launchers
 
     monkeypatch.setattr(launchers, "_check_bad_cuda_fork", lambda: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures():
+    """`Monitor` builds its pictures and does not render them, which takes longer than a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Monitor, "_figure", lambda self, *args: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """`Monitor` writes its pictures, for a module whose tests look at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Monitor, "_figure", WRITES)
+        yield
 
 
 @pytest.fixture

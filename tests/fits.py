@@ -24,7 +24,7 @@ def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
 
 
 def main(words):
-    """``lcfl`` in this process; without pictures, which take longer than the runs and have tests of their own."""
+    """``lcfl`` in this process; pictures, which nobody looks at here, are not even built."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lcfl"])  # LightningCLI warns of pytest's own arguments
         for drawing in ("_draw", "_draw_partition", "_draw_accuracies"):

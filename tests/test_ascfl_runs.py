@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("whole"), "ascfl", 1, 9, *PROXY, *COOLDOWN).path
 
 
-@pytest.mark.parametrize("first", [2, 3, 4, 6])
+@pytest.mark.parametrize("first", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_resume_before_just_after_and_within_a_cooldown_changes_no_bits(tmp_path, whole, first):
     found = counts(whole)
     assert found[2] > found[1] and found[2] == found[3] == found[4] != found[-1]  # split in round 2, then a cooldown

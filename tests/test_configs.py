@@ -82,8 +82,14 @@ def test_the_quickstart_with_a_method_has_the_method_of_its_file(capsys, method)
         alone["model"][key] for key in ("cluster_weight", "global_weight")
     ]
     assert layered["trainer"]["name"] == "quickstart"
-    # The other way round the quickstart, which names its own parts, wins.
-    assert printed(capsys, "-c", method, "-c", QUICKSTART) == printed(capsys, "-c", QUICKSTART)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_quickstart_over_a_method_is_the_quickstart(capsys):
+    """It names its own parts."""
+    alone = printed(capsys, "-c", QUICKSTART)
+    for method in METHODS:
+        assert printed(capsys, "-c", method, "-c", QUICKSTART) == alone
 
 
 @pytest.mark.usefixtures("here")

@@ -18,9 +18,9 @@ from lcfl.data.partition import Pathological
 from lcfl.exchange import CentreAndEmbedding
 from lcfl.local import LocalTraining
 from lcfl.networks import MLP
+from tests.commandline import KIND_OF_METHOD
 
 ROOT = Path(__file__).parent.parent
-METHODS = sorted((ROOT / "configs/methods").glob("*.yaml"))
 
 
 def parts():
@@ -46,7 +46,7 @@ def test_script(here, capsys, script, accuracy):
         assert (here / "logs/python_api/version_0/summary.json").is_file()
 
 
-@pytest.mark.parametrize("method", METHODS, ids=[path.stem for path in METHODS])
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
 def test_own_data_under_every_method(here, method):
     (here / "own.py").symlink_to(ROOT / "examples/own.py")
     words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml")]

@@ -135,7 +135,6 @@ def module(width=5, rate=0.1, momentum=0.0, cut="decision", **kwargs):
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss.label_smoothing"),
         ({"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}, "loss.weight"),
     ],
-    ids=str,
 )
 def test_what_decides_a_models_bits_is_in_its_description(change, place):
     assert differences(describe_module(module()), describe_module(module())) == []

@@ -32,6 +32,8 @@ EVERYTHING = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
 NUM_CLIENTS = 6
 OF_CLUSTERS = ("assignment", "assignment_flow", "cluster_sizes", "similarity", "codes", "granularity")
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 
 def lcfed():
     return Method(
@@ -67,7 +69,7 @@ def pictures(run):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(pictures, tmp_path_factory):
     return fit(tmp_path_factory.mktemp("logs"), lcfed(), callbacks=Monitor(figure_every=1))
 
 

@@ -98,7 +98,7 @@ def test_an_upload_that_fails_in_training_leaves_its_cluster_to_the_others(tmp_p
         assert torch.equal(before.centre_of(client), after.centre_of(client)) == (client == 4)
 
 
-def test_the_proximity_matrix_is_drawn_once(tmp_path):
+def test_the_proximity_matrix_is_drawn_once(tmp_path, pictures):
     options = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path, "enable_progress_bar": False}
     federation = Federation(rounds=1, evaluate_every=1, callbacks=[Monitor(figure_every=9)], **options)
     path = federation.fit(blobs_module(), blobs(12), fedclust(num_clusters=4)).path

@@ -10,7 +10,7 @@ import torch
 import lcfl
 from lcfl.commands import onboard, predict
 from tests.builders import blobs
-from tests.commandline import CONFIGS, FEDAVG, METHODS, SMALL, SYNTHETIC, files
+from tests.commandline import CONFIGS, FEDAVG, KIND_OF_METHOD, SMALL, SYNTHETIC, files
 from tests.commandline import lcfl as command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -85,7 +85,7 @@ def test_no_checkpoint(tmp_path):
         onboard.main([f"--ckpt_path={tmp_path}"])
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
 def test_every_method_with_newcomers_and_somebody_who_leaves(method):
     newcomers = blobs(20, newcomers=0.1).newcomer_clients
     leaver = min(set(range(20)) - set(newcomers))
