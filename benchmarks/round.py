@@ -1,149 +1,191 @@
-"""Seconds per FedAvg round: lcfl on one rank and on two, beside a plain PyTorch loop, in one run.
+"""Seconds per FedAvg round: lcfl's engines, a plain PyTorch loop and other packages, in turns in one run.
 
     python benchmarks/round.py --root data --json round.json
+    python benchmarks/round.py --peers --peers-python pfl=envs/pfl/bin/python --peers-python flower=...
+    python benchmarks/round.py --network cnn
 
-Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients a round, batch
-32, one local epoch = 5 SGD steps, learning rate 0.01, LeNet-5 with 61,706 parameters, no evaluation in
-the timed rounds. All entries train the same clients on the same batches from the same initial model,
-so they must reach the same accuracy; they take turns, so that a busy machine is busy for all of them.
+Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients a round, batch 32, one local
+epoch = 5 SGD steps, learning rate 0.01, LeNet-5 with 61,706 parameters, no evaluation; with --network cnn CIFAR-10 and
+4,778,954 parameters. All entries read the same partition, initial weights, draws of clients and orders of samples from
+files, so their models must agree: an entry whose accuracy or loss is further than 0.002 from the first one's makes the
+script fail. Every entry is a process of its own that is there all the time and waits until it is its turn.
 """
 
 import argparse
-import csv
-import functools
+import contextlib
+import inspect
 import json
-import platform
-import statistics
+import sys
 import tempfile
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-import numpy as np
-import torch
-from torch import Tensor
+from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 
-from lcfl import FederatedModule, Federation, Method, rng
-from lcfl.aggregation import GlobalMean
-from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.datasets import FashionMNIST
-from lcfl.data.partition import ClientDirichlet
-from lcfl.exchange import FullModel
-from lcfl.local import LocalTraining
-from lcfl.local.order import batch_positions
-from lcfl.networks import LeNet5
+from lcfl import Federation
+from lcfl.launch import usable_cores
 
-SEED = 0
-CLIENTS_PER_ROUND = 25
+TOLERANCE = 0.002  # of accuracy and loss: float32 sums in another order
 
 
-def parts(root: str) -> tuple[FederatedModule, FederatedDataModule, Method]:
-    """Module, data and method of the round."""
-    data = FederatedDataModule(
-        FashionMNIST(root), ClientDirichlet(0.1, (160, 160)), protocols=["label_view"], val_fraction=0.0
-    )
-    network = functools.partial(LeNet5, in_channels=1, image_size=28, padding=2)
-    module = FederatedModule(network, functools.partial(torch.optim.SGD, lr=0.01))
-    return module, data, Method(LocalTraining(epochs=1), FullModel(), GlobalMean())
+def known_engines() -> list[str]:
+    """The names that ``trainer.engine`` takes, without auto; the only engine where there is no such option."""
+    option = inspect.signature(Federation).parameters.get("engine")
+    names = get_args(option.annotation) if option and get_origin(option.annotation) is Literal else ("sequential",)
+    return [name for name in names if name != "auto"]
 
 
-def accuracy(module: FederatedModule, model: Tensor, data: FederatedDataModule) -> float:
-    """Of the model on all official test images."""
-    examples = data.examples
-    network = module.layout.unpack(model, module.make_network()).eval()
-    with torch.no_grad():
-        inputs, targets = examples.batch(np.arange(examples.num_train, len(examples)), torch.device("cpu"))
-        return float((network(inputs).argmax(dim=1) == targets).float().mean())
-
-
-def ours(devices: int, rounds: int, root: str) -> tuple[list[float], float]:
-    """Seconds of each round, and the final accuracy."""
-    module, data, method = parts(root)
-    with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(
-            rounds, CLIENTS_PER_ROUND, evaluate_every=0, accelerator="cpu", devices=devices, logger=False,
-            enable_progress_bar=False, default_root_dir=folder, seed=SEED,
-        )  # fmt: skip
-        run = federation.fit(module, data, method)
-        with (run.path / "metrics.csv").open() as file:
-            seconds = [float(row["time/round_s"]) for row in csv.DictReader(file)]
-        return seconds, accuracy(module, run.state.global_model, data)
-
-
-def reference_loop(threads: int, rounds: int, root: str) -> tuple[list[float], float]:
-    """The loop that everybody writes: one model, load_state_dict per client, torch.optim.SGD, a mean of state dicts."""
-    module, data, _ = parts(root)
-    data.setup()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    network = module.layout.unpack(module.initial_model(SEED), module.make_network())
-    state = {name: value.clone() for name, value in network.state_dict().items()}
-    consumed = [0] * data.num_clients
-    seconds = []
-    for number in range(rounds):
-        begin = time.perf_counter()
-        draw = rng.generator(SEED, "sample", number)
-        sampled = sorted(draw.choice(data.num_clients, CLIENTS_PER_ROUND, replace=False).tolist())
-        total = {name: torch.zeros_like(value) for name, value in state.items()}
-        for client in sampled:
-            network.load_state_dict(state)
-            optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-            indices = data.population.train[client]
-            batches = batch_positions(len(indices), 32, consumed[client], SEED, client)
-            for _ in range(5):
-                inputs, targets = data.examples.batch(indices[next(batches)], torch.device("cpu"))
-                loss = torch.nn.functional.cross_entropy(network(inputs), targets)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            consumed[client] += len(indices)
-            for name, value in network.state_dict().items():
-                total[name] += value / CLIENTS_PER_ROUND
-        state = total
-        seconds.append(time.perf_counter() - begin)
-    torch.set_num_threads(before)
-    network.load_state_dict(state)
-    return seconds, accuracy(module, module.layout.pack(network), data)
-
-
-def main() -> None:
-    """Measures, prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data", help="where torchvision's FashionMNIST lies")
-    parser.add_argument("--rounds", type=int, default=30, help="timed rounds per turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the entries there")
-    options = parser.parse_args()
-    entries = {
-        ("reference-loop", "2 threads"): functools.partial(reference_loop, 2),
-        ("reference-loop", "1 thread"): functools.partial(reference_loop, 1),
-        ("sequential", "1"): functools.partial(ours, 1),
-        ("sequential", "2"): functools.partial(ours, 2),
-    }
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in entries}
-    reached = {}
-    for _ in range(options.turns):
-        for key, entry in entries.items():
-            taken, reached[key] = entry(options.rounds, options.root)
-            seconds[key] += taken[2:]  # the first rounds pay for imports and page faults
-    base = statistics.median(seconds["reference-loop", "2 threads"])
-    print(
-        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, seed {SEED}, {options.rounds} rounds"
-    )
-    rows = []
-    for (engine, devices), values in seconds.items():
-        median = statistics.median(values)
-        row = {
-            "engine": engine, "devices": devices, "seconds_per_round": median, "fastest_round": min(values),
-            "accuracy": reached[engine, devices], "reference_over_this": base / median,
-        }  # fmt: skip
-        rows.append(row)
-        print(
-            "  ".join(
-                f"{name} {value:.4f}" if isinstance(value, float) else f"{value:>15}" for name, value in row.items()
-            )
+def ours(engines: Sequence[str], devices: Sequence[int]) -> list[Entry]:
+    """Every engine on every number of ranks."""
+    has_option = "engine" in inspect.signature(Federation).parameters
+    return [
+        Entry(
+            engine,
+            number,
+            ["peers.ours", "--devices", str(number), *(["--engine", engine] if has_option else [])],
+            is_ours=True,
         )
+        for engine in engines
+        for number in devices
+    ]
+
+
+def loops(network: str) -> list[Entry]:
+    """The plain loop: with torch's default threads, with one, and in as many one-thread workers as there are cores."""
+    module, cores = "peers.reference_loop", usable_cores()
+    found = [
+        Entry("reference-loop", 1, [module]),
+        Entry("reference-loop, 1 thread", 1, [module, "--threads", "1"]),
+        Entry("reference-loop", cores, [module, "--workers", str(cores)]),
+    ]
+    if network == "cnn":
+        found.append(
+            Entry("reference-loop, channels_last", cores, [module, "--workers", str(cores), "--channels_last"])
+        )
+    return found
+
+
+def peers(pythons: dict[str, str]) -> list[Entry]:
+    """Those that are installed; of the others a line says so."""
+    found = []
+    for name in PEERS:
+        try:
+            found.append(Entry.of_peer(name, pythons.get(name)))
+        except Unable as reason:
+            print(f"{name} is left out: {reason}", file=sys.stderr)
+    return found
+
+
+@contextlib.contextmanager
+def started(entries: Sequence[Entry], task: Task) -> Iterator[list[Runner]]:
+    """The entries' processes, one after the other; one that cannot run is left out unless it is ours."""
+    with contextlib.ExitStack() as stack:
+        runners = []
+        for entry in entries:
+            try:
+                runners.append(stack.enter_context(Runner(entry, task)))
+            except Unable as reason:
+                if entry.is_ours:
+                    raise
+                print(f"left out: {reason}", file=sys.stderr)
+        yield runners
+
+
+def row_of(runner: Runner, best_s: float) -> dict[str, Any]:
+    """What is known of an entry, beside `best_s`, the seconds per round of our fastest."""
+    accuracy, loss = runner.reached()
+    return {
+        "engine": runner.entry.engine,
+        "devices": runner.entry.devices,
+        "seconds_per_round": runner.median_s,
+        "fastest_round": min(map(min, runner.seconds)),
+        "over_ours": runner.median_s / best_s,
+        "start_up_s": runner.start_up_s,
+        "memory_mb": runner.memory_mb,
+        "beyond_imports_mb": runner.memory_mb - runner.imports_mb,
+        "accuracy": accuracy,
+        "loss": loss,
+        "rounds": sum(map(len, runner.seconds)),
+        "versions": runner.versions,
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the rows as a Markdown table."""
+    names = {
+        "seconds_per_round": "s/round, median", "fastest_round": "min", "over_ours": "x ours",
+        "start_up_s": "start-up s", "memory_mb": "memory MB", "beyond_imports_mb": "beyond imports",
+        "accuracy": "accuracy", "loss": "loss",
+    }  # fmt: skip
+    digits = {"over_ours": 2, "start_up_s": 1, "memory_mb": 0, "beyond_imports_mb": 0, "seconds_per_round": 3}
+    print("| engine | devices | " + " | ".join(names.values()) + " | version |")
+    print("|---|---|" + "---|" * (len(names) + 1))
+    for row in rows:
+        cells = [f"{row[name]:.{digits.get(name, 4 if name in ('accuracy', 'loss') else 3)}f}" for name in names]
+        package, number = next(iter(row["versions"].items()))
+        print(f"| {row['engine']} | {row['devices']} | " + " | ".join(cells) + f" | {package} {number} |")
+
+
+def parse(args: Sequence[str] | None, description: str | None = __doc__) -> argparse.Namespace:
+    """The options that say what is measured, here and in busy.py."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data", help="where torchvision's files lie; random: no files, random images")
+    parser.add_argument("--network", choices=("lenet", "cnn"), default="lenet")
+    parser.add_argument("--engines", nargs="+", default=known_engines(), help="of lcfl; all that it knows by default")
+    parser.add_argument("--devices", nargs="+", type=int, default=sorted({1, usable_cores()}), help="ranks of lcfl")
+    parser.add_argument("--peers", action="store_true", help="also the packages " + ", ".join(PEERS))
+    parser.add_argument(
+        "--peers-python", action="append", default=[], metavar="NAME=PYTHON", help="a peer's own environment"
+    )
+    parser.add_argument("--only", nargs="+", help="engines that are measured, of all these")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of a turn")
+    parser.add_argument("--num_clients", type=int, default=100)
+    parser.add_argument("--clients_per_round", type=int, default=25)
+    parser.add_argument("--num_samples", type=int, default=160, help="of a client")
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    options = parser.parse_args(args)
+    options.pythons = dict(each.split("=", 1) for each in options.peers_python)
+    if unknown := set(options.pythons) - set(PEERS):
+        parser.error(f"--peers-python: got {', '.join(sorted(unknown))}; allowed are {', '.join(PEERS)}.")
+    return options
+
+
+def entries_of(options: argparse.Namespace) -> list[Entry]:
+    """All that is to be measured, ours first."""
+    found = ours(options.engines, options.devices) + loops(options.network)
+    found += peers(options.pythons) if options.peers or options.pythons else []
+    return [entry for entry in found if not options.only or entry.engine in options.only]
+
+
+def plan_of(options: argparse.Namespace, num_rounds: int) -> Plan:
+    """The work in so many rounds."""
+    root = None if options.root == "random" else str(Path(options.root).resolve())
+    return Plan(options.network, root, num_rounds, options.num_clients, options.clients_per_round, options.num_samples)
+
+
+def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Measures, prints a table and writes JSON; the rows."""
+    options = parse(args)
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(plan_of(options, WARM_UP + options.turns * options.rounds), Path(folder))
+        with started(entries_of(options), task) as runners:
+            for _ in range(options.turns):
+                for runner in runners:
+                    runner.turn(options.rounds)
+            best = min((runner.median_s for runner in runners if runner.entry.is_ours), default=float("nan"))
+            rows = [row_of(runner, best) for runner in runners]
+    print(f"{machine()}, seed {task.plan.seed}, {options.turns} turns of {options.rounds} rounds")
+    show(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    for what in ("accuracy", "loss"):
+        far = [row for row in rows if abs(row[what] - rows[0][what]) > TOLERANCE]
+        if far:
+            names = ", ".join(f"{row['engine']} x {row['devices']}: {row[what]:.4f}" for row in far)
+            sys.exit(f"{what} of {rows[0]['engine']}: {rows[0][what]:.4f}; further away than {TOLERANCE}: {names}")
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Starting the ranks: how many, how they are made, one clean error, and signals that become a flag."""
 
 import ctypes
+import gc
 import math
 import multiprocessing
 import os
@@ -185,11 +186,14 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
         # in a call that no handler of Python's interrupts: the signal that is then sent must end it.
         if launcher is None or start_method is not None:
             flag.install()
+        if start_method == "fork":  # else the first full collection in a rank would copy all that it shares
+            gc.freeze()
         try:
             return fabric.launch(guarded, *args)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise _cause(error, errors) from None
         finally:
+            gc.unfreeze()
             # Lightning leaves the ranks' address behind, which a second launch would try to use again.
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 if name not in environ:

@@ -10,7 +10,6 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics.cluster import contingency_matrix
 
 __all__ = ["ClientMetrics", "Evaluation", "co_membership_jaccard", "summarize"]
 
@@ -83,6 +82,8 @@ def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -
         before: the cluster of each client ``[N]``.
         after: the same, one round later.
     """
+    from sklearn.metrics.cluster import contingency_matrix  # not at every start: only clustered runs need it
+
     both = contingency_matrix(before, after)
     joint, earlier, later = (_pairs(counts) for counts in (both, both.sum(axis=1), both.sum(axis=0)))
     union = earlier + later - joint

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
-from sklearn.metrics import adjusted_rand_score
 
 from lcfl.clustering.base import Opening
 from lcfl.data.datamodule import FederatedDataModule
@@ -267,6 +266,8 @@ class Server:
         if state.round > 0:  # what stood before the first round is no round's outcome
             self.log("cluster/stability", co_membership_jaccard(before[grouped].numpy(), now.numpy()))
         if groups is not None:
+            from sklearn.metrics import adjusted_rand_score  # not at every start: only clustered runs need it
+
             self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
 
     def log_evaluation(self) -> None:

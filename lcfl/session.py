@@ -7,19 +7,18 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning
-import sklearn
 import torch
 import yaml
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch.cli import SaveConfigCallback
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 import lcfl
 from lcfl import checkpoint
@@ -242,7 +241,7 @@ class Session:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "lightning": lightning.__version__,
-                "scikit-learn": sklearn.__version__,
+                "scikit-learn": version("scikit-learn"),
             },
             "command": shlex.join(sys.argv),
         }
@@ -265,6 +264,8 @@ def run_of(path: Path) -> Path:
 
 def _forget_from(logger: TensorBoardLogger, step: int) -> None:
     """Tells TensorBoard to drop what an earlier process wrote for `step` and later."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # not at every start: only resumed runs need it
+
     # TensorBoard orders its files by the second in their names; a resumed run's must come last.
     written = [int(path.name.split(".")[3]) for path in Path(logger.log_dir).glob("events.out.tfevents.*")]
     while written and int(time.time()) <= max(written) <= time.time() + 2:

@@ -151,6 +151,27 @@ def test_help_and_version_import_no_torch(arguments):
     assert done.stdout.startswith(f"lcfl {lcfl.__version__}" if arguments == ["--version"] else "usage: lcfl")
 
 
+def test_the_command_and_a_first_round_import_what_they_use():
+    """Lightning's command line brings much; lcfl must not add to it what a run of FedAvg does not use."""
+    code = (
+        "import sys, tempfile\n"
+        "import lightning.pytorch.cli\n"
+        "before = set(sys.modules)\n"
+        "import lcfl.cli\n"
+        "heavy = {'sklearn', 'scipy', 'matplotlib', 'tensorboard', 'threadpoolctl', 'pandas', 'dp_accounting'}\n"
+        "added = lambda: heavy & {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "assert not added(), f'the command: {added()}'\n"
+        "files = ('data/synthetic.yaml', 'methods/fedavg.yaml')\n"
+        "layers = [word for file in files for word in ('-c', f'configs/{file}')]\n"
+        "options = ['--trainer.rounds', '1', '--trainer.devices', '1', '--trainer.logger', 'false']\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    lcfl.cli.main(['fit', *layers, *options, '--trainer.default_root_dir', folder])\n"
+        "assert not added(), f'the round: {added()}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_can_be_had_from_the_package():
     for name in lcfl.__all__:
         assert getattr(lcfl, name) is not None

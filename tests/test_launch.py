@@ -1,5 +1,6 @@
 """Ranks that were launched give their result or one clean error, and leave nothing behind."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -44,6 +45,15 @@ def test_environment_threads_and_handlers_are_left_alone(on_ranks, fails):
         assert dict(os.environ) == environ
         assert torch.get_num_threads() == 2
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_forked_ranks_collect_no_garbage_among_what_they_share(on_ranks):
+    def frozen(fabric=None, flag=None):
+        return gc.get_freeze_count()
+
+    before = frozen()
+    assert on_ranks(2, frozen) > 10_000
+    assert frozen() == before
 
 
 def test_ranks_that_were_started_elsewhere_end_at_a_signal_until_they_have_met():

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 from lcfl import figures
@@ -103,6 +102,8 @@ def correlations(divergence_nn: Tensor, measures: Mapping[str, Tensor]) -> dict[
 
     A good distance has a high one, a good similarity one near -1; None where one of the two is the same for all pairs.
     """
+    from scipy.stats import pearsonr, spearmanr  # not at every start: only this callback needs it
+
     above = np.triu_indices(len(divergence_nn), k=1)
     symmetric = ((divergence_nn + divergence_nn.T) / 2).numpy()[above]
     found: dict[str, dict[str, float | None]] = {}

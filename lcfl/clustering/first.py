@@ -5,8 +5,6 @@ Legend: N clients, n of them with a model, K clusters, D components.
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -43,6 +41,9 @@ def kmeans(point_nD: Tensor, num_clusters: int, seed: int, *stream: int, max_ite
         stream: numbers that address the draws further, e.g. the round.
         max_iter: steps of a run at most.
     """
+    from sklearn.cluster import KMeans  # not at every start: only some methods need it
+    from threadpoolctl import threadpool_limits
+
     if point_nD.shape[1] == 0:
         return torch.zeros(len(point_nD), dtype=torch.int64)
     points = point_nD.double().numpy()

@@ -8,9 +8,6 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -60,6 +57,9 @@ def merges(distance_NN: NDArray[np.float64], linkage: Linkage) -> Merges:
         linkage: the distance of two clusters: ``average`` (UPGMA), ``complete``, ``single``, ``weighted``
             (WPGMA), or ``ward``, which is only right for Euclidean distances of vectors.
     """
+    from scipy.cluster import hierarchy  # not at every start: only some methods need it
+    from scipy.spatial.distance import squareform
+
     assert np.isfinite(distance_NN).all() and (distance_NN == distance_NN.T).all()
     if len(distance_NN) == 1:
         return np.empty((0, 4))
@@ -97,6 +97,8 @@ def silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
 
     Looks at 2 to N - 1 clusters; for N below 3 it says N, where no silhouette is defined.
     """
+    from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+
     num_clients = len(distance_NN)
     scores = {
         number: float(silhouette_score(distance_NN, labels_of(tree, number), metric="precomputed"))

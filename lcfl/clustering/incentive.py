@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lcfl.aggregation import updated_model
@@ -211,6 +210,8 @@ def admits(accuracy: float, current: float, best: float, theta: float, margin: f
 
 def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
     """Numbers the groups by the clusters that they share most members with, new ones behind; drops empty clusters."""
+    from scipy.optimize import linear_sum_assignment  # not at every start: only some methods need it
+
     before_n = state.assignment[list(clients)]
     shared = np.zeros((len(groups), state.num_clusters))
     for number, group in enumerate(groups):

@@ -10,7 +10,6 @@ from math import inf, isnan, nan
 from typing import Any, ClassVar, Literal
 
 import torch
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -207,6 +206,8 @@ class StoredModels(Groups):
 
     def silhouette(self, label_n: Tensor) -> float:
         """Of directions, by their cosine distance."""
+        from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+
         if not 1 < len(label_n.unique()) < len(label_n):
             return -1.0
         return float(silhouette_score(self.code_nD.numpy(), label_n.numpy(), metric="cosine"))

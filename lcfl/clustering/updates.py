@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from lcfl import rng
@@ -128,6 +127,8 @@ class UpdateGroups(Groups):
 
     def silhouette(self, label_n: Tensor) -> float:
         """With Euclidean distances."""
+        from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+
         if not 1 < len(label_n.unique()) < len(label_n):
             return -1.0
         return float(silhouette_score(self.square_nn.sqrt().numpy(), label_n.numpy(), metric="precomputed"))

@@ -1,0 +1,269 @@
+"""Entries that do the same work in turns: one process each, which waits at a gate until it is its turn.
+
+Legend: R rounds, n clients of a round, S samples of a client.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peers.common import networks
+from peers.ours import NETWORKS, make_data
+from processes import memory_mb, tree
+from torch import Tensor
+
+from lcfl import FederatedModule, rng
+from lcfl.data.partition import ClientDirichlet
+from lcfl.data.partition.base import Partition
+from lcfl.local.order import batch_positions
+
+__all__ = ["PEERS", "Entry", "Plan", "Runner", "Task", "Unable", "machine"]
+
+HERE = Path(__file__).parent
+PEERS = {"pfl": "pfl", "fedlab": "fedlab", "blazefl": "blazefl", "fluke": "fluke", "flower": "flwr"}
+WARM_UP = 3  # rounds before the first turn: they pay for lazy imports, page faults and an engine's trials
+PATIENCE_S = 600.0
+
+
+class Unable(Exception):
+    """An entry cannot be started, or has ended; says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The work, small enough for JSON: clients with `num_samples` samples each, client-wise Dirichlet 0.1, plain SGD.
+
+    Attributes:
+        network: ``lenet`` on Fashion-MNIST, 61,706 parameters, or ``cnn`` on CIFAR-10, 4,778,954.
+        root: where torchvision's files lie; None for random images.
+        num_rounds: R.
+    """
+
+    network: str = "lenet"
+    root: str | None = "data"
+    num_rounds: int = 30
+    num_clients: int = 100
+    clients_per_round: int = 25
+    num_samples: int = 160
+    batch_size: int = 32
+    lr: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to do the work.
+
+    Attributes:
+        engine: its name.
+        devices: processes that compute.
+        arguments: module of ``peers`` and its options.
+        python: of its environment.
+        is_ours: whether it is lcfl.
+    """
+
+    engine: str
+    devices: int
+    arguments: Sequence[str]
+    python: str = sys.executable
+    is_ours: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.engine} x {self.devices}"
+
+    @classmethod
+    def of_peer(cls, name: str, python: str | None) -> "Entry":
+        """A peer, in its own environment or in this one.
+
+        Raises:
+            Unable: if it is not installed there.
+        """
+        if python is None and importlib.util.find_spec(PEERS[name]) is None:
+            raise Unable(f"{PEERS[name]} is not installed here, and --peers-python {name}=... is not given")
+        return cls(name, 1, [f"peers.{name}"], python or sys.executable)
+
+
+class Task:
+    """The files that every entry reads, and what their models are measured on.
+
+    Args:
+        plan: the work.
+        folder: where the files go.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        drawn = self._data(ClientDirichlet(0.1, (plan.num_samples, plan.num_samples)))
+        module = FederatedModule(NETWORKS[plan.network])
+        network = module.layout.unpack(module.initial_model(plan.seed), module.make_network())
+        torch.save(network.state_dict(), folder / "weights.pt")
+        drawn.write(folder / "partition.json")
+        files = {"weights": str(folder / "weights.pt"), "partition": str(folder / "partition.json")}
+        (folder / "plan.json").write_text(json.dumps(asdict(plan) | files))
+        self._write(drawn, list(network.parameters()))
+        examples = drawn.examples
+        self._test = examples.batch(np.arange(examples.num_train, len(examples)), torch.device("cpu"))
+
+    def _data(self, partition: Partition) -> Any:
+        data = make_data(asdict(self.plan), partition)
+        data.setup()
+        return data
+
+    def _write(self, data: Any, parameters: list[Tensor]) -> None:
+        """``task.pt``: the samples that are trained on, and who trains on which of them in which order."""
+        plan, shares = self.plan, data.population.train
+        held = np.concatenate(shares)
+        inputs, targets = data.examples.batch(held, torch.device("cpu"))
+        place = {int(index): position for position, index in enumerate(held)}
+        consumed, steps = [0] * plan.num_clients, -(-plan.num_samples // plan.batch_size)
+        sampled, order = [], []
+        for number in range(plan.num_rounds):
+            draw = rng.generator(plan.seed, "sample", number)
+            clients = sorted(draw.choice(plan.num_clients, plan.clients_per_round, replace=False).tolist())
+            for client in clients:
+                batches = batch_positions(plan.num_samples, plan.batch_size, consumed[client], plan.seed, client)
+                positions = np.concatenate([next(batches) for _ in range(steps)])
+                order.append([place[int(index)] for index in shares[client][positions]])
+                consumed[client] += plan.num_samples
+            sampled.append(clients)
+        content = {
+            "network": plan.network, "num_clients": plan.num_clients, "batch_size": plan.batch_size, "lr": plan.lr,
+            "sampled": torch.tensor(sampled), "inputs": inputs, "targets": targets,
+            "order": torch.tensor(order).reshape(plan.num_rounds, plan.clients_per_round, -1),
+            "parameters": [parameter.detach().clone() for parameter in parameters],
+        }  # fmt: skip
+        torch.save(content, self.folder / "task.pt")
+
+    @torch.no_grad()
+    def measure(self, parameters: Sequence[Tensor]) -> tuple[float, float]:
+        """Accuracy and loss of a model on the official test images."""
+        network = networks[self.plan.network]().eval()
+        for own, value in zip(network.parameters(), parameters, strict=True):
+            own.copy_(value)
+        inputs, targets = self._test
+        scores = torch.cat([network(part) for part in inputs.split(500)])
+        accuracy = (scores.argmax(dim=1) == targets).float().mean()
+        return float(accuracy), float(torch.nn.functional.cross_entropy(scores, targets))
+
+
+@dataclass(eq=False)
+class Runner:
+    """An entry's process and what has been measured of it; to be used as a context, which ends it.
+
+    Attributes:
+        start_up_s: from the command to the end of the first round.
+        imports_mb: memory when everything is imported and nothing loaded.
+        memory_mb: at most, between two turns.
+        seconds: of each round of each turn.
+    """
+
+    entry: Entry
+    task: Task
+    start_up_s: float = 0.0
+    imports_mb: float = 0.0
+    memory_mb: float = 0.0
+    seconds: list[list[float]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> "Runner":
+        """Starts the process and has it run the first rounds.
+
+        Raises:
+            Unable: if it ends by itself.
+        """
+        folder = Path(tempfile.mkdtemp(dir=self.task.folder))
+        self._model, self._log = folder / "model.pt", folder / "log.txt"
+        self._pipe, there = Pipe()
+        paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "CONTEST_PIPE": str(there.fileno()),
+            "CONTEST_MODEL": str(self._model),
+            "CONTEST_TASK": str(self.task.folder / "task.pt"),
+            "CONTEST_PLAN": str(self.task.folder / "plan.json"),
+        }
+        begin = time.perf_counter()
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [self.entry.python, "-m", *self.entry.arguments], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, pass_fds=[there.fileno()], start_new_session=True,
+            )  # fmt: skip
+        there.close()
+        try:
+            self.versions = self._receive()
+            measuring = time.perf_counter()
+            self.imports_mb = memory_mb(self._process.pid)
+            begin += time.perf_counter() - measuring
+            self._pipe.send(None)
+            self._receive()
+            self._pipe.send(1)
+            self._receive()
+            self.start_up_s = time.perf_counter() - begin
+            if self.task.plan.num_rounds > 1:
+                self._pipe.send(min(WARM_UP, self.task.plan.num_rounds) - 1)
+                self._receive()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def turn(self, rounds: int) -> list[float]:
+        """Seconds of each of the next rounds."""
+        self._pipe.send(rounds)
+        seconds: list[float] = self._receive()
+        self.seconds.append(seconds)
+        self.memory_mb = max(self.memory_mb, memory_mb(self._process.pid))
+        return seconds
+
+    @property
+    def median_s(self) -> float:
+        """Seconds per round, the median over all turns."""
+        return statistics.median(each for turn in self.seconds for each in turn)
+
+    def reached(self) -> tuple[float, float]:
+        """Accuracy and loss of its global model after the last round that was run."""
+        return self.task.measure(torch.load(self._model, weights_only=True))
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process and all that it started."""
+        for process in reversed(tree(self._process.pid)):
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+
+    def _receive(self) -> Any:
+        deadline = time.perf_counter() + PATIENCE_S
+        while not self._pipe.poll(0.5):
+            if self._process.poll() is not None or time.perf_counter() > deadline:
+                break
+        else:
+            try:
+                return self._pipe.recv()
+            except EOFError:
+                pass
+        lines = self._log.read_text().strip().splitlines() or ["it said nothing"]
+        raise Unable(f"{self.entry}: " + "\n    ".join(["it did not answer", *lines[-15:]]))
+
+
+def machine() -> str:
+    """What the numbers were measured on, and how busy it is."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = names[0].partition(":")[2].strip() if names else platform.machine()
+    cores, load = len(names) or os.cpu_count(), os.getloadavg()[0]
+    return f"{cores} cores ({model}), load {load:.1f}, Python {platform.python_version()}, torch {torch.__version__}"

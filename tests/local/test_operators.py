@@ -1,0 +1,83 @@
+"""How much a local run asks of torch: operators are counted, because seconds depend on the machine."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lcfl.module import FederatedModule
+from lcfl.networks import LeNet5
+from tests.builders import dealt, engine
+
+# Operators of LeNet-5 beside those of a plain loop over ready batches. The loop's are counted here, too, because they
+# depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one makes
+# every run slower.
+STEP = 5  # gathers inputs and targets, and keeps the loss
+RUN = 54  # puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses
+PULLS = 65  # the two regularisers and their gradients, of 10 parameters
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that reach torch's kernels, views included."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def make_network():
+    return LeNet5(in_channels=1, image_size=28, padding=2)
+
+
+@pytest.fixture(scope="module")
+def count():
+    """Operators of a local run of so many steps."""
+    module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
+    data = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)])
+    ready, start = engine(module, data), module.initial_model(0)
+    pulls = {"centre": start, "embedding": start[: module.layout.num_embedding]}
+
+    def counted(steps, pulled=False):
+        batches = [torch.arange(32).numpy()] * steps
+        with Operators() as operators:
+            ready.descend(start, batches, **(pulls if pulled else {}))
+        return operators.counts.total()
+
+    counted(1)  # what is made once, such as the examples on the device
+    return counted
+
+
+@pytest.fixture(scope="module")
+def loop():
+    """Operators of a step that everybody writes."""
+    network, inputs, targets = make_network(), torch.zeros(32, 1, 28, 28), torch.arange(32) % 10
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    with Operators() as operators:
+        loss = torch.nn.functional.cross_entropy(network(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return operators.counts.total()
+
+
+def test_operators_of_a_step(count, loop):
+    assert 0 < count(3) - count(2) <= loop + STEP
+
+
+def test_operators_of_a_run_beside_its_steps(count):
+    step = count(3) - count(2)
+    assert 0 < count(1) - step <= RUN
+
+
+def test_operators_of_the_pulls_in_a_step(count):
+    assert 0 < (count(3, True) - count(2, True)) - (count(3) - count(2)) <= PULLS
+
+
+def test_nothing_is_counted_that_grows_with_the_steps_before(count):
+    assert count(9) - count(8) == count(3) - count(2)
