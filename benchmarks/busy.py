@@ -10,6 +10,7 @@ speed; in half-time shares, which is what a scheduler gives two processes on one
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from lcfl.launch import usable_cores
 @contextmanager
 def busy_core() -> Iterator[None]:
     """One process that does nothing but use a core."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    code = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
         yield
     finally:

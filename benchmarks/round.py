@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import inspect
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,7 @@ def peers(pythons: dict[str, str]) -> list[Entry]:
 @contextlib.contextmanager
 def started(entries: Sequence[Entry], task: Task) -> Iterator[list[Runner]]:
     """The entries' processes, one after the other; one that cannot run is left out unless it is ours."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the contexts end what was started
     with contextlib.ExitStack() as stack:
         runners = []
         for entry in entries:

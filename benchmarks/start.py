@@ -114,9 +114,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
             "memory_mb": statistics.median(megabytes),
             "beyond_import_mb": statistics.median(own[1] - other[1] for own, other in zip(each, base, strict=True)),
         }
-        print(
-            f"| {name} | " + " | ".join(f"{value:.{2 if value < 50 else 0}f}" for value in rows[name].values()) + " |"
-        )
+        cells = [f"{value:.{2 if value < 50 else 0}f}" for value in rows[name].values()]
+        print(f"| {name} | {' | '.join(cells)} |")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     return rows

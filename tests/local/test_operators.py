@@ -12,8 +12,8 @@ from lcfl.networks import LeNet5
 from tests.builders import dealt, engine
 
 # Operators of LeNet-5 beside those of a plain loop over ready batches. The loop's are counted here, too, because they
-# depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one makes
-# every run slower.
+# depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one
+# makes every run slower.
 STEP = 5  # gathers inputs and targets, and keeps the loss
 RUN = 54  # puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses
 PULLS = 65  # the two regularisers and their gradients, of 10 parameters

@@ -1,0 +1,109 @@
+"""The benchmarks run: at tiny scale, on random images, without other packages."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lcfl
+from lcfl import FederatedModule
+
+BENCHMARKS = Path(lcfl.__file__).parent.parent / "benchmarks"
+TINY = ["--root", "random", "--num_clients", "4", "--clients_per_round", "2", "--num_samples", "40"]
+SHORT = [*TINY, "--turns", "1", "--rounds", "1", "--devices", "1"]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports one of the scripts as it is started: with its folder first on the path."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def test_round_writes_an_entry_per_engine_and_number_of_devices(module, tmp_path, capsys):
+    path = tmp_path / "round.json"
+    rows = module("round").main([*SHORT, "--only", "sequential", "reference-loop, 1 thread", "--json", str(path)])
+    assert json.loads(path.read_text()) == rows
+    assert [(row["engine"], row["devices"]) for row in rows] == [("sequential", 1), ("reference-loop, 1 thread", 1)]
+    ours, loop = rows
+    assert ours["accuracy"] == loop["accuracy"] and ours["loss"] == pytest.approx(loop["loss"], abs=1e-5)
+    assert ours["over_ours"] == 1 and loop["over_ours"] == loop["seconds_per_round"] / ours["seconds_per_round"]
+    assert all(0 < row["fastest_round"] <= row["seconds_per_round"] < row["start_up_s"] for row in rows)
+    assert all(0 < row["beyond_imports_mb"] < row["memory_mb"] for row in rows)
+    assert ours["versions"]["lcfl"] == lcfl.__version__
+    printed = capsys.readouterr().out
+    assert "| sequential | 1 |" in printed and "| reference-loop, 1 thread | 1 |" in printed
+
+
+def test_the_plain_loop_is_there_by_its_name(module):
+    entries = module("round").entries_of(module("round").parse(["--devices", "1"]))
+    assert ("reference-loop", 1) in {(entry.engine, entry.devices) for entry in entries}
+    assert ("sequential", 1) in {(entry.engine, entry.devices) for entry in entries if entry.is_ours}
+
+
+def test_an_entry_that_cannot_run_says_why(module, tmp_path):
+    contest = module("contest")
+    task = contest.Task(contest.Plan(root=None, num_rounds=1, num_clients=2, clients_per_round=1), tmp_path)
+    runner = contest.Runner(contest.Entry("none", 1, ["peers.none"]), task)
+    with pytest.raises(contest.Unable, match=r"none x 1: it did not answer\n.*No module named peers.none"), runner:
+        pass
+
+
+def test_a_peer_that_is_not_installed_is_left_out(module, monkeypatch, capsys):
+    monkeypatch.setattr(module("contest").importlib.util, "find_spec", lambda name: None)
+    entries = module("round").entries_of(module("round").parse(["--peers-python", "pfl=/env/bin/python"]))
+    assert [entry.python for entry in entries if entry.engine == "pfl"] == ["/env/bin/python"]
+    assert not {"fedlab", "blazefl", "fluke", "flower"} & {entry.engine for entry in entries}
+    assert "fedlab is left out: fedlab is not installed here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        module("round").parse(["--peers-python", "tff=/env/bin/python"])
+
+
+@pytest.mark.parametrize("name", ["lenet", "cnn"])
+def test_the_networks_that_need_no_lcfl_are_lcfls(module, name):
+    plain = module("peers.common").networks[name]()
+    ours = FederatedModule(module("peers.ours").NETWORKS[name]).make_network()
+    for own, value in zip(ours.parameters(), plain.parameters(), strict=True):
+        own.data.copy_(value)
+    inputs = torch.randn(2, 1, 28, 28) if name == "lenet" else torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(inputs), plain(inputs))
+
+
+def test_memory_of_a_tree_counts_every_page_once(module):
+    processes = module("processes")
+    code = (
+        "import os, sys\n"
+        "held = bytearray(os.urandom(1) * (200 << 20))\n"
+        "if not os.fork():\n"
+        "    own = bytearray(b'1' * (50 << 20))\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    os._exit(0)\n"
+        "sys.stdin.read()\n"
+        "os.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert len(processes.tree(process.pid)) == 2
+        assert 250 < processes.memory_mb(process.pid) < 300
+        process.stdin.close()
+
+
+@pytest.mark.slow
+def test_busy_measures_in_pairs(module, tmp_path):
+    (row,) = module("busy").main([*SHORT, "--only", "sequential"])
+    assert row["busy_over_quiet"] == row["seconds_per_round_busy"] / row["seconds_per_round"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--cold"]])
+def test_start_measures_the_first_round(module, tmp_path, options):
+    config = BENCHMARKS.parent / "configs" / "data" / "synthetic.yaml"
+    rows = module("start").main(["--turns", "1", "--config", str(config), "--json", str(tmp_path / "s.json"), *options])
+    assert json.loads((tmp_path / "s.json").read_text()).keys() == rows.keys()
+    assert rows["lcfl --help"]["seconds"] < rows["import torch"]["seconds"] < rows["first round"]["seconds"]
+    assert rows["first round"]["beyond_import_mb"] > 0
