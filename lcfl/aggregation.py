@@ -14,8 +14,10 @@ from torch import Tensor
 from lcfl.messages import Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
+from lcfl.sums import ModelSums
 
 __all__ = [
+    "REFRESH_EVERY",
     "Aggregation",
     "BlendedClusterMean",
     "ClusterMean",
@@ -24,12 +26,16 @@ __all__ = [
     "NormalisedMean",
     "Weights",
     "mean_model",
-    "normalised_step",
     "UpdateMean",
+    "normalised_step",
+    "stored_mean",
+    "stored_sums",
     "updated_model",
 ]
 
 Weights = Literal["samples", "uniform"]
+
+REFRESH_EVERY = 100  # rounds after which sums of stored models are made from nothing
 
 
 def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
@@ -46,6 +52,43 @@ def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layou
     mean = total.to(torch.float32)
     for place in layout.integer_slices():
         mean[place] = torch.stack([model[place] for model in models]).amax(dim=0)
+    return mean
+
+
+def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout: Layout) -> ModelSums:
+    """The sums of the stored models of each group: those that the store keeps, brought up to date, or new ones.
+
+    New ones in every hundredth round (`REFRESH_EVERY`), where the number of groups has changed, and where roundings
+    may have come near to what float32 shows.
+
+    Args:
+        state: whose store is meant.
+        group_N: the group of every client, int64; -1 for those that do not count.
+        num_groups: how many there are.
+        layout: of the models.
+    """
+    sums = state.clients.sums
+    if sums is not None and len(sums.total) == num_groups and state.round % REFRESH_EVERY > 0:
+        sums.regroup(group_N, state.model_of)
+        if sums.is_exact_enough:
+            return sums
+    sums = state.clients.sums = ModelSums.of(group_N, num_groups, layout.size, state.model_of)
+    return sums
+
+
+def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: Layout) -> Tensor | None:
+    """The mean ``[P + Q]`` of the stored models of some groups; integer buffers take their maximum. None of nobody."""
+    counts = sums.counts()
+    number = int(counts[groups].sum())
+    if not number:
+        return None
+    mean = (sums.total[groups].sum(dim=0) / number).float()
+    if layout.integer_slices():
+        wanted = torch.zeros(len(counts), dtype=torch.bool)
+        wanted[groups] = True
+        clients = torch.nonzero(wanted[sums.group] & (sums.group >= 0)).flatten().tolist()
+        for place in layout.integer_slices():
+            mean[place] = torch.stack([state.model_of(client)[place] for client in clients]).amax(dim=0)
     return mean
 
 
@@ -178,6 +221,9 @@ class ClusterMean(Aggregation):
     prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (reading A2).
     A cluster without any such model keeps its centre.
 
+    Means over stored models are quotients of sums that follow what changes, see `stored_sums`: a round costs what it
+    moved and trained, however many models are stored.
+
     Args:
         over: whose models make a centre. ``stored``: the last received model of every member that ever
             took part, as LCFed section III-A; ``participants``: of this round's members only (reading A34).
@@ -212,25 +258,35 @@ class ClusterMean(Aggregation):
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new centres and the new global model, whose embedding is Phi."""
-        sent = {upload.client: upload for upload in uploads}
-
-        def mean(clients: Sequence[int], over: str) -> Tensor:
-            if over == "stored":
-                return mean_model([state.model_of(client) for client in clients], [1] * len(clients), layout)
-            theirs = [sent[client] for client in clients]
-            weights = [upload.num_samples if self.weights == "samples" else 1 for upload in theirs]
-            return mean_model([upload.payload["model"] for upload in theirs], weights, layout)
-
-        centres = state.centres.clone()
-        for cluster in range(state.num_clusters):
-            members = state.members(cluster)
-            if self.over == "participants":
-                members = [client for client in members if client in sent]
-            if members:
-                centres[cluster] = mean(members, self.over)
+        centres, num_clusters = state.centres.clone(), state.num_clusters
+        if self.over == "stored":
+            of_cluster_N = torch.where(state.assignment >= 0, state.assignment, num_clusters)  # the last: of no cluster
+            sums = stored_sums(state, torch.where(state.participated, of_cluster_N, -1), num_clusters + 1, layout)
+            means = [stored_mean(state, sums, slice(k, k + 1), layout) for k in range(num_clusters)]
+        else:
+            by_cluster = [
+                [each for each in uploads if int(state.assignment[each.client]) == k] for k in range(num_clusters)
+            ]
+            means = [self._mean(theirs, layout) for theirs in by_cluster]
+            if self.embedding_over == "stored":
+                sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
+        for cluster, mean in enumerate(means):
+            if mean is not None:
+                centres[cluster] = mean
         state.centres = centres
-        ever = torch.nonzero(state.participated).flatten().tolist()
-        state.global_model = mean(ever if self.embedding_over == "stored" else list(sent), self.embedding_over)
+        if self.embedding_over == "stored":
+            mean = stored_mean(state, sums, slice(None), layout)
+        else:
+            mean = self._mean(uploads, layout)
+        assert mean is not None, "somebody has just sent a model"
+        state.global_model = mean
+
+    def _mean(self, uploads: Sequence[Uplink], layout: Layout) -> Tensor | None:
+        """Of models that were just sent; None of nobody."""
+        if not uploads:
+            return None
+        weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
+        return mean_model([upload.payload["model"] for upload in uploads], weights, layout)
 
 
 @dataclass(frozen=True)

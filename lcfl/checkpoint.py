@@ -1,10 +1,14 @@
 """Checkpoints: directories that are written whole, checked when read, and share unchanged clients.
 
 ``round-000010.ckpt/`` holds the state after 10 rounds: ``state.pt``, the clients' states in shards
-whose names carry their hash, and ``manifest.json`` with the SHA-256 of every part. Two checkpoints
-with an equal shard share it by a hard link, so deleting one leaves the other whole.
+whose names carry their hash, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share
+shards by hard links, so deleting one leaves the others whole. A checkpoint writes the states of the
+clients that have changed since the one before it into new shards and links the old ones; what is out
+of date in these is passed over, and a shard of which less than half is of use is written anew. So a
+checkpoint costs what has changed, twice that at most on average, and takes at most twice the room.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -13,7 +17,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,10 +26,12 @@ import torch
 from torch import Tensor
 
 import lcfl
-from lcfl.clients import ClientState, ClientStore
+from lcfl.clients import VECTORS, ClientState, ClientStore
 from lcfl.files import temporary_directory, write_bytes, write_json
 from lcfl.run import versions
+from lcfl.shards import Shard
 from lcfl.state import FederationState
+from lcfl.sums import ModelSums
 
 __all__ = [
     "SCHEMA",
@@ -40,7 +46,7 @@ __all__ = [
     "write",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
 SHARD_BYTES = 8 * 2**20
 NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
 
@@ -68,15 +74,12 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"round-{state.round:06d}.ckpt"
-    earlier = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path != final]
+    earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
     with temporary_directory(final) as temporary:
-        digests = {}
-        for name, content in _parts(state):
-            digest = hashlib.sha256(content).hexdigest()
-            name = name.format(digest=digest[:16])
-            digests[name] = digest
-            if not _linked(temporary / name, content, earlier):
-                write_bytes(temporary / name, content)
+        shards = _write_shards(temporary, state.clients, earlier)
+        content = _serialized(_server(state, shards))
+        write_bytes(temporary / "state.pt", content)
+        digests = {"state.pt": hashlib.sha256(content).hexdigest()} | {shard.name: shard.sha256 for shard in shards}
         manifest = {
             "schema": SCHEMA,
             "lcfl": lcfl.__version__,
@@ -114,43 +117,30 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read(path: Path) -> Saved:
+def read(path: Path, store_folder: Path | None = None) -> Saved:
     """Reads and checks a checkpoint. Only tensors and plain values are ever unpickled.
+
+    Args:
+        path: of the checkpoint.
+        store_folder: where the clients' vectors are to live in memory-mapped files; None: in memory.
 
     Raises:
         CheckpointError: if it is missing, damaged or of another schema.
     """
     manifest = read_manifest(path)
-    parts: dict[str, Any] = {}
-    for name, digest in manifest["sha256"].items():
-        try:
-            content = (path / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise CheckpointError(f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier one.")
-        try:
-            parts[name] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise CheckpointError(
-                f"{path}: refused: {name} holds more than tensors and plain values ({reason})."
-            ) from None
-    server = parts.pop("state.pt")
-    blank = ClientState(
-        model=server["initial"] if server.pop("keeps_model") else None, buffers=server.pop("buffers", None)
-    )
-    clients = ClientStore(blank)
-    for shard in parts.values():
-        none = [False] * len(shard["clients"]), None
-        columns = (
-            _unstacked(shard["has_model"], shard["models"]),
-            shard["consumed"],
-            _unstacked(*shard.get("buffers", none)),
-            _unstacked(*shard.get("received", none)),
-        )
-        for client, *theirs in zip(shard["clients"], *columns, strict=True):
-            clients[client] = ClientState(*theirs)
+    parts = _checked_parts(path, manifest)
+    _, server = next(parts)
+    model, buffers = server["initial"] if server.pop("keeps_model") else None, server.pop("buffers")
+    clients = ClientStore(ClientState(model=model, buffers=buffers), store_folder)
+    sums, current = server.pop("sums"), server.pop("current")
+    for name, shard in parts:
+        saved = Shard(name, manifest["sha256"][name], _stamp(path / name), len(shard["clients"]))
+        saved.current = set((current[name] if name in current else shard["clients"]).tolist())
+        for client, state in _states(shard):
+            if client in saved.current:
+                clients[client] = state
+        clients.shards.saved(saved)
+    clients.sums = None if sums is None else ModelSums(**sums)
     return Saved(path, FederationState(clients=clients, **server), manifest["identity"])
 
 
@@ -223,49 +213,107 @@ def _best(runs: Sequence[Path]) -> Path:
 
 def _is_whole(path: Path) -> bool:
     try:
-        read(path)
+        for _ in _checked_parts(path, read_manifest(path)):
+            pass
     except CheckpointError as error:
         warnings.warn(f"passed over: {error}", stacklevel=2)
         return False
     return True
 
 
-def _parts(state: FederationState) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file; ``{digest}`` in a name is for its hash."""
+def _checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and content of each part, ``state.pt`` first; one at a time, since all may not fit into memory."""
+    for name, digest in manifest["sha256"].items():
+        try:
+            content = (path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise CheckpointError(f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier one.")
+        try:
+            part = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(
+                f"{path}: refused: {name} holds more than tensors and plain values ({reason})."
+            ) from None
+        yield name, part
+
+
+def _server(state: FederationState, shards: Sequence[Shard]) -> dict[str, Any]:
+    """The content of ``state.pt``: everything but the clients' states, and what of the shards is up to date."""
     server = {item.name: _compact(getattr(state, item.name)) for item in fields(state) if item.name != "clients"}
-    blank = state.clients.blank
-    server |= {"keeps_model": blank.model is not None} | ({} if blank.buffers is None else {"buffers": blank.buffers})
-    yield "state.pt", _serialized(server)
-    width = max(1, SHARD_BYTES // (4 * len(state.initial)))
-    shards: dict[int, list[int]] = {}
-    for client in state.clients:
-        shards.setdefault(client // width, []).append(client)
-    for number, clients in shards.items():
-        states = [state.clients[client] for client in clients]
-        has_model, models = _stacked([client.model for client in states])
-        shard = {
-            "clients": clients,
-            "consumed": [client.consumed for client in states],
-            "has_model": has_model,
-            "models": models,
-        }
-        own = {
-            "buffers": [None if client.buffers is blank.buffers else client.buffers for client in states],
-            "received": [client.received for client in states],
-        }
-        shard |= {name: _stacked(vectors) for name, vectors in own.items() if any(v is not None for v in vectors)}
-        yield f"clients-{number:06d}-{{digest}}.pt", _serialized(shard)
+    store = state.clients
+    return server | {
+        "keeps_model": store.blank.model is not None,
+        "buffers": store.blank.buffers,
+        "sums": None if store.sums is None else vars(store.sums),
+        "current": {
+            shard.name: torch.tensor(sorted(shard.current))
+            for shard in shards
+            if len(shard.current) < shard.num_clients
+        },
+    }
 
 
-def _stacked(tensors: list[Tensor | None]) -> tuple[list[bool], Tensor | None]:
-    """Which of them are there, and those as one tensor."""
-    there = [tensor for tensor in tensors if tensor is not None]
-    return [tensor is not None for tensor in tensors], torch.stack(there) if there else None
+def _write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> list[Shard]:
+    """Links the shards that are still of use from `earlier` checkpoints, and writes new ones of all other states."""
+    for shard in store.shards:
+        # It is not read again; one that somebody has touched since is written anew.
+        untouched = functools.partial(_has_stamp, stamp=shard.stamp)
+        if not (shard.is_half_current and _linked(folder / shard.name, earlier, untouched)):
+            store.shards.release(shard)
+    for clients in _portions(store):
+        content = _serialized(_shard(clients, store))
+        digest = hashlib.sha256(content).hexdigest()
+        file = folder / f"clients-{clients[0]:06d}-{digest[:16]}.pt"
+        equal = functools.partial(_has_content, content=content)  # as of a state that another process has saved here
+        if not _linked(file, earlier, equal):
+            write_bytes(file, content)
+        store.shards.saved(Shard(file.name, digest, _stamp(file), len(clients), set(clients)))
+    return list(store.shards)
 
 
-def _unstacked(is_there: list[bool], stacked: Tensor | None) -> list[Tensor | None]:
-    rows = iter(() if stacked is None else stacked)
-    return [next(rows).clone() if there else None for there in is_there]
+def _portions(store: ClientStore) -> Iterator[list[int]]:
+    """The clients whose states are to be written, ascending, cut into shards by the bytes of their vectors."""
+    clients: list[int] = []
+    num_bytes = 0
+    for client in sorted(store.shards.unsaved):
+        vectors = [getattr(store[client], name) for name in VECTORS]
+        size = 16 + sum(vector.nbytes for vector in vectors if vector is not None)
+        if clients and num_bytes + size > SHARD_BYTES:
+            yield clients
+            clients, num_bytes = [], 0
+        clients.append(client)
+        num_bytes += size
+    if clients:
+        yield clients
+
+
+def _shard(clients: list[int], store: ClientStore) -> dict[str, Any]:
+    """The content of a shard: numbers and samples consumed, and of each kind of vector whose there are and which."""
+    states = [store[client] for client in clients]
+    shard: dict[str, Any] = {
+        "clients": torch.tensor(clients),
+        "consumed": torch.tensor([state.consumed for state in states]),
+    }
+    for name in VECTORS:
+        vectors = [getattr(state, name) for state in states]
+        rows = [row for row, vector in enumerate(vectors) if not (vector is None or vector is store.blank.buffers)]
+        if rows:
+            shard[name] = torch.tensor(rows), torch.stack([vectors[row] for row in rows])
+    return shard
+
+
+def _states(shard: dict[str, Any]) -> Iterator[tuple[int, ClientState]]:
+    """Of the clients of a shard; in memory of their own, not in that of the whole shard."""
+    vectors: list[dict[str, Tensor]] = [{} for _ in shard["clients"]]
+    for name in VECTORS:
+        rows, values = shard.get(name, ((), ()))
+        for row, vector in zip(rows, values, strict=True):
+            vectors[row][name] = vector.clone()
+    for client, consumed, own in zip(shard["clients"].tolist(), shard["consumed"].tolist(), vectors, strict=True):
+        yield client, ClientState(consumed=consumed, **own)
 
 
 def _compact(value: Any) -> Any:
@@ -285,18 +333,30 @@ def _serialized(content: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _linked(target: Path, content: bytes, earlier: list[Path]) -> bool:
+def _linked(target: Path, earlier: Sequence[Path], is_equal: Callable[[Path], bool]) -> bool:
     """Whether `target`, whose name carries its content's hash, could be linked to an earlier checkpoint's file."""
-    if not target.name.startswith("clients-"):
-        return False
     for path in earlier:
         try:
-            if (path / target.name).read_bytes() == content:  # a damaged one is not handed on
+            if is_equal(path / target.name):  # a damaged one is not handed on
                 os.link(path / target.name, target)
                 return True
         except OSError:
             continue
     return False
+
+
+def _has_stamp(file: Path, stamp: tuple[int, int, int]) -> bool:
+    return _stamp(file) == stamp
+
+
+def _has_content(file: Path, content: bytes) -> bool:
+    return file.read_bytes() == content
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """What changes when somebody writes to a file or replaces it, and not when it gets another name."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _digest(manifest: dict[str, Any]) -> str:

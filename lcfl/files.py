@@ -1,14 +1,16 @@
-"""Files and directories that are either whole or absent, whatever happens while they are written."""
+"""Files and directories that are either whole or absent, whatever happens while they are written; files as memory."""
 
 import json
+import mmap
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["sync_directory", "temporary_directory", "write_bytes", "write_json"]
+__all__ = ["sync_directory", "temporary_directory", "unnamed_memory", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -60,3 +62,32 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def unnamed_memory(folders: Sequence[str | Path], num_bytes: int, what: str) -> tuple[IO[bytes], mmap.mmap]:
+    """A new file of that size without a name, and its bytes as memory; nothing is left of it however a process ends.
+
+    Args:
+        folders: the first one that has room holds the file.
+        num_bytes: at least 1.
+        what: is to lie there, for errors.
+
+    Raises:
+        OSError: if none has room; later, when a page is written, the process would be killed instead.
+    """
+    reasons = []
+    for folder in folders:
+        try:
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - its memory outlives this call
+            try:
+                if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                else:
+                    file.truncate(num_bytes)
+                return file, mmap.mmap(file.fileno(), num_bytes)
+            except OSError:
+                file.close()
+                raise
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+    raise OSError(f"no room for {num_bytes / 2**20:.0f} MiB of {what} in {' or '.join(reasons)}")

@@ -5,6 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector, D length o
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,10 +66,12 @@ class FederationState:
         num_opening: int = 0,
         newcomers: Iterable[int] = (),
         buffers: Tensor | None = None,
+        folder: Path | None = None,
     ) -> "FederationState":
         """The state before the first round: one cluster, everybody in it, everything at the initial model.
 
-        Where buffers are not exchanged `initial` is without them, and `buffers` are those of the initial model.
+        Where buffers are not exchanged `initial` is without them, and `buffers` are those of the initial model. With a
+        `folder` the clients' vectors live in memory-mapped files there.
         """
         state = cls(
             round=-num_opening,
@@ -77,7 +80,7 @@ class FederationState:
             centres=initial.unsqueeze(0),
             assignment=torch.zeros(num_clients, dtype=torch.int64),
             participated=torch.zeros(num_clients, dtype=torch.bool),
-            clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers)),
+            clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers), folder),
         )
         outside = list(newcomers)
         state.active[outside] = False
@@ -101,13 +104,13 @@ class FederationState:
 
     def model_of(self, client: int) -> Tensor:
         """w_i as the server last received it; only where clients keep models that they upload whole."""
-        theirs = self.clients[client]
-        model = theirs.model if theirs.received is None else theirs.received
-        assert model is not None, "stored models need an exchange whose clients keep them"
-        return model
+        return self.clients[client].sent
 
     def leave(self, clients: Iterable[int]) -> None:
         """Takes clients out for good and forgets their models: no mean and no clustering counts them any more."""
+        clients = list(clients)
+        if not clients:
+            return
         self.assignment = self.assignment.clone()
         for client in clients:
             self.active[client] = self.participated[client] = False

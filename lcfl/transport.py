@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lcfl.files import unnamed_memory
+
 __all__ = ["Link", "MemoryLink", "NetworkLink", "balance", "can_share_memory", "pack", "unpack"]
 
 ALIGNMENT = 64  # bytes: whole cache lines, and a multiple of every element size
@@ -170,7 +172,8 @@ class MemoryLink(Link):
         offsets = _offsets([_num_bytes(tensor) for tensor in tensors])
         place = None
         if offsets[-1] > (len(self._out) if self._out is not None else 0):
-            self._file, self._out = _allocate(offsets[-1])
+            folders = ["/dev/shm", tempfile.gettempdir()]
+            self._file, self._out = unnamed_memory(folders, offsets[-1], "models to exchange between ranks")
             place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         for tensor, offset in zip(tensors, offsets, strict=False):
             if tensor.numel():
@@ -205,20 +208,3 @@ def _num_bytes(tensor: Tensor) -> int:
 def _offsets(sizes: list[int]) -> list[int]:
     """Where each of the arrays begins when they lie one after the other, aligned; and where the last ends."""
     return [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-
-
-def _allocate(num_bytes: int) -> tuple[IO[bytes], mmap.mmap]:
-    """A new file of that size without a name, mapped; in memory if there is room, else on disk."""
-    for folder in ("/dev/shm", tempfile.gettempdir()):
-        try:
-            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - its peer opens it later
-        except OSError as error:
-            reason = error
-            continue
-        try:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full /dev/shm says so here, not with a bus error later
-            return file, mmap.mmap(file.fileno(), num_bytes)
-        except OSError as error:
-            file.close()
-            reason = error
-    raise OSError(f"no room for {num_bytes / 2**20:.0f} MiB of models to exchange between ranks: {reason}")

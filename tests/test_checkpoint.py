@@ -16,7 +16,7 @@ from tests.checkpoints import IDENTITY, SIZE, full_state, model, shards
 
 @pytest.fixture
 def two_clients_a_shard(monkeypatch):
-    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 2 * 4 * SIZE)
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 2 * (16 + 4 * SIZE))
 
 
 # whole states
@@ -74,7 +74,7 @@ def test_every_part_is_in_the_manifest_and_nothing_else_is_there(tmp_path):
 def test_clients_spread_over_several_shards(tmp_path, two_clients_a_shard):
     state = full_state()
     path = write(tmp_path, state, {})
-    assert [name.name[:14] for name in shards(path)] == ["clients-000000", "clients-000002"]
+    assert [name.name[:14] for name in shards(path)] == ["clients-000000", "clients-000004"]
     assert_same_state(state, read(path).state)
 
 

@@ -85,7 +85,7 @@ def test_a_damaged_shard_is_not_handed_on(tmp_path):
 def test_another_schema_is_named(tmp_path):
     path = write(tmp_path, full_state(), {})
     rewrite(path, schema=99, lcfl="7.0")
-    with pytest.raises(CheckpointError, match=r"has schema 99 \(lcfl 7\.0\).* which reads schema 1\."):
+    with pytest.raises(CheckpointError, match=r"has schema 99 \(lcfl 7\.0\).* which reads schema 2\."):
         read(path)
 
 

@@ -25,6 +25,8 @@ LAYERS = [
     "module",
     "data",
     # what outlives a round, and who is called at one
+    "sums",
+    "shards",
     "clients",
     "state",
     "hooks",

@@ -1,0 +1,82 @@
+"""Sums of the models that the server has stored, kept up to date from what changes.
+
+Legend: N clients, G groups of them, P + Q length of a model's flat vector.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+__all__ = ["ModelSums"]
+
+HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
+TOLERANCE = 2.0**-30  # of the largest entry: the bound of the errors beyond which sums are not gone on with
+
+
+@dataclass
+class ModelSums:
+    """The sum of the stored models of every group, in float64.
+
+    A model that is replaced is taken out and its successor added, so a round costs what it changed, however many
+    models are stored. Every addition may round; `error` bounds what that can have done to any entry since the sums
+    were last made from nothing. The order of all additions is that of the clients' numbers.
+
+    Attributes:
+        total: ``[G, P + Q]``, float64.
+        group: which of the sums a client's model is in ``[N]``, int64; -1 for none.
+        error: no entry of `total` is farther than this from the exact sum.
+        largest: no entry of `total` is larger than this, whatever its sign.
+    """
+
+    total: Tensor
+    group: Tensor
+    error: float = 0.0
+    largest: float = 0.0
+
+    @classmethod
+    def of(cls, group_N: Tensor, num_groups: int, size: int, model_of: Callable[[int], Tensor]) -> "ModelSums":
+        """From nothing.
+
+        Args:
+            group_N: the group of every client, int64; -1 for those that do not count.
+            num_groups: G.
+            size: P + Q.
+            model_of: the stored model of a client, by its number.
+        """
+        sums = cls(torch.zeros(num_groups, size, dtype=torch.float64), torch.full_like(group_N, -1))
+        sums.regroup(group_N, model_of)
+        return sums
+
+    @property
+    def is_exact_enough(self) -> bool:
+        """Whether `error` is within the tolerance, 2**-30 of the largest entry: 64 times less than float32 rounds."""
+        return self.error <= TOLERANCE * self.largest
+
+    def take_out(self, client: int, model: Tensor) -> None:
+        """Takes a client's model ``[P + Q]`` out of the sum that it is in, if it is in one."""
+        group = int(self.group[client])
+        if group >= 0:
+            self._add(group, model, -1)
+            self.group[client] = -1
+
+    def regroup(self, group_N: Tensor, model_of: Callable[[int], Tensor]) -> None:
+        """Moves the models of clients whose group is another one now, and adds those that are in no sum yet."""
+        for client in torch.nonzero(self.group != group_N).flatten().tolist():
+            model, group = model_of(client), int(group_N[client])
+            self.take_out(client, model)
+            if group >= 0:
+                self._add(group, model, 1)
+        self.group = group_N.clone()
+        self.largest = float(torch.linalg.vector_norm(self.total, ord=inf))
+
+    def counts(self) -> Tensor:
+        """How many models are in each sum ``[G]``, int64."""
+        return torch.bincount(self.group[self.group >= 0], minlength=len(self.total))
+
+    def _add(self, group: int, model: Tensor, sign: int) -> None:
+        self.total[group].add_(model, alpha=sign)
+        self.largest += float(torch.linalg.vector_norm(model, ord=inf))
+        self.error += HALF_ULP * self.largest
