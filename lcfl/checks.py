@@ -17,11 +17,17 @@ from lcfl.local.update import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 
-__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "clients_per_round"]
+__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "number_of_clients"]
 
 
-def clients_per_round(wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
-    """|S_t| = max(1, floor(fraction * n)) for a fraction of the n clients that are no newcomers, or the count itself.
+def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
+    """max(1, floor(fraction * n)) for a fraction of the n clients that are no newcomers, or the count itself.
+
+    Args:
+        option: of the trainer, for errors: ``clients_per_round`` (|S_t|) or ``evaluate_clients``.
+        wanted: a fraction, a float, or a count.
+        num_clients: N.
+        num_newcomers: N - n.
 
     Raises:
         ValueError: for a fraction outside (0, 1] or a count outside 1..n.
@@ -31,13 +37,13 @@ def clients_per_round(wanted: int | float, num_clients: int, num_newcomers: int 
     if isinstance(wanted, float):
         if not 0 < wanted <= 1:
             raise ValueError(
-                f"trainer.clients_per_round: got the fraction {wanted}; allowed are fractions in (0, 1] and counts "
+                f"trainer.{option}: got the fraction {wanted}; allowed are fractions in (0, 1] and counts "
                 f"from 1 to data.num_clients={num_clients}{kept_out}."
             )
         return max(1, int(wanted * most + 1e-9))
     if not 1 <= wanted <= most:
         raise ValueError(
-            f"trainer.clients_per_round: got {wanted} for data.num_clients={num_clients}{kept_out}; allowed are counts "
+            f"trainer.{option}: got {wanted} for data.num_clients={num_clients}{kept_out}; allowed are counts "
             f"from 1 to {most} and fractions in (0, 1]."
         )
     return wanted

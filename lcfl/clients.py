@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,9 @@ class ClientStore:
         self._take_out(client)
         # Those of the blank state are the same memory for everybody: a model is measured once for all who share both.
         own = replace(state, buffers=None) if state.buffers is self.blank.buffers else state
-        kept = {name: vectors.keep(client, getattr(own, name)) for name, vectors in self._mapped.items()}
+        kept: dict[str, Any] = {
+            name: vectors.keep(client, getattr(own, name)) for name, vectors in self._mapped.items()
+        }
         own = replace(own, **kept)
         self._states[client] = replace(own, buffers=self.blank.buffers) if own.buffers is None else own
         self.shards.changed(client)

@@ -5,7 +5,7 @@ Legend: P + Q length of a model's flat vector.
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class Evaluator:
         population: whose data there are.
         protocols: the local test sets to use.
         layout: of the models.
-        most_clients: measures no more clients than that; None for all.
+        chosen: who of the clients that belong to the federation ``[N]`` is measured, ascending; None for all.
     """
 
     ranks: Ranks
@@ -53,7 +53,7 @@ class Evaluator:
     population: Population
     protocols: Sequence[str]
     layout: Layout
-    most_clients: int | None = None
+    chosen: Callable[[Tensor], list[int]] | None = None
 
     def __call__(
         self, state: FederationState, kinds: Iterable[ModelKind], stages: Iterable[str] = ("val", "test")
@@ -65,9 +65,9 @@ class Evaluator:
         """
         sets = sets_of(self.population, self.protocols, stages)
         evaluation = Evaluation()
+        chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
+        clients = [i for i in chosen if any(len(client_sets[i]) for client_sets in sets.values())]
         for kind in kinds:
-            active = torch.nonzero(state.active).flatten().tolist()[: self.most_clients]
-            clients = [i for i in active if any(len(client_sets[i]) for client_sets in sets.values())]
             found = self._measured(self._models(state, kind, clients), sets)
             for name in sets:
                 measured = [i for i in clients if (i, name) in found]

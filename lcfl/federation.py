@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint, Monitor, Progress
-from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
+from lcfl.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.engines import choose
 from lcfl.exchange import ModelKind
@@ -40,9 +40,14 @@ class Federation:
         rounds: training rounds in all; a resumed run goes on to this number.
         clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
         evaluate_every: rounds between two evaluations; 0 evaluates at the end only.
+        evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1): drawn once at
+            random, the same in every evaluation; 1.0 for all.
         final_models: kinds of model that are evaluated at the end, and by `validate` and `test`, beside those that the
             method's paper reports; None for all that the method has.
         client_dropout: the chance that a sampled client gets the server's message and never answers.
+        client_store: where clients' models live: in ``memory``, or in memory-``mapped`` files beside the run
+            directories, for populations that do not fit. Either way a client has its own only once it has taken part.
+            The files have no names, end with the run and are never read by another one.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         devices: processes per machine, GPUs by number, or ``auto``: on a CPU one process per core and
             never more than clients per round, else all GPUs; under torchrun or SLURM what was started.
@@ -70,8 +75,10 @@ class Federation:
         rounds: int = 100,
         clients_per_round: int | float = 1.0,
         evaluate_every: int = 10,
+        evaluate_clients: int | float = 1.0,
         final_models: list[ModelKind] | None = None,
         client_dropout: float = 0.0,
+        client_store: Literal["memory", "mapped"] = "memory",
         accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
@@ -96,6 +103,8 @@ class Federation:
             )
         if not 0 <= client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {client_dropout}; it must lie in [0, 1).")
+        if client_store not in ("memory", "mapped"):
+            raise ValueError(f"trainer.client_store: got {client_store!r}; allowed are memory and mapped.")
         if strategy not in STRATEGIES:
             raise ValueError(
                 f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split a "
@@ -115,6 +124,7 @@ class Federation:
             raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
         self.client_dropout, self.final_models = client_dropout, final_models
+        self.evaluate_clients, self.client_store = evaluate_clients, client_store
         self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
         self.strategy, self.engine, self.precision = strategy, engine, precision
         self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
@@ -159,7 +169,7 @@ class Federation:
                 warnings.warn("trainer.fast_dev_run starts from the beginning: ckpt_path is not used.", stacklevel=2)
             return self._fast_dev_run(model, datamodule, method)
         done = self._launch("fit", model, datamodule, method, ckpt_path)
-        return Run(Path(done["run"]), model, method, done["signal"])
+        return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
 
     def validate(
         self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
@@ -182,7 +192,7 @@ class Federation:
         trial = copy.copy(self)
         trial.rounds, trial.evaluate_every, trial.client_dropout, trial.logger = 1, 1, 0.0, False
         trial.callbacks = [callback for callback in self.callbacks if not isinstance(callback, Progress)]
-        trial.clients_per_round = min(2, datamodule.num_participants)
+        trial.clients_per_round, trial.evaluate_clients = min(2, datamodule.num_participants), 1.0
         trial._add_default(Checkpoint, True)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
@@ -205,7 +215,10 @@ class Federation:
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
         num_newcomers = len(datamodule.newcomer_clients)
-        sampled = clients_per_round(self.clients_per_round, datamodule.num_clients, num_newcomers)
+        sampled, measured = (
+            number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
+            for option in ("clients_per_round", "evaluate_clients")
+        )
         check_method(method, model, datamodule.num_participants)
         check_network(model, datamodule)
         resumed, engine = None, self.engine
@@ -229,7 +242,9 @@ class Federation:
             datamodule.setup(stage)
             check_batches(model, datamodule)  # other ranks do it when they have set up
         trial = 2 if self.fast_dev_run else None
-        schedule = Schedule(self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models)
+        schedule = Schedule(
+            self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models, measured
+        )
         max_steps = 1 if self.fast_dev_run else None
         settings = Settings(
             schedule,
@@ -242,6 +257,7 @@ class Federation:
             max_steps,
             self._save_config,
             self.callbacks,
+            self.client_store,
         )
         method = method.calibrated(schedule.releases(datamodule.num_clients))
         session = Session(settings, stage, model, datamodule, method, resumed)

@@ -25,13 +25,17 @@ class Run:
         module: as it was trained; gives the network.
         method: says what a client's personal model is.
         signal: the number of the signal that stopped it, 0 for none.
+        client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
     """
 
-    def __init__(self, path: Path, module: FederatedModule, method: Method, signal: int = 0) -> None:
+    def __init__(
+        self, path: Path, module: FederatedModule, method: Method, signal: int = 0, client_store: str = "memory"
+    ) -> None:
         self.path = path
         self.signal = signal
         self._module = module
         self._method = method
+        self._client_store = client_store
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -52,7 +56,8 @@ class Run:
         Raises:
             CheckpointError: if the run has none.
         """
-        return checkpoint.read(checkpoint.newest([self.path])).state
+        folder = self.path if self._client_store == "mapped" else None
+        return checkpoint.read(checkpoint.newest([self.path]), folder).state
 
     def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """A plain network that predicts, in evaluation mode.

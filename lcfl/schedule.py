@@ -27,6 +27,7 @@ class Schedule:
         most_clients: cuts opening rounds and evaluations (``trainer.fast_dev_run``).
         client_dropout: the chance that a sampled client does not report.
         final_models: the kinds of model that the last evaluation measures beside the paper's; None for all.
+        num_evaluated: how many clients an evaluation measures; None for all.
     """
 
     rounds: int
@@ -35,6 +36,7 @@ class Schedule:
     most_clients: int | None = None
     client_dropout: float = 0.0
     final_models: Sequence[ModelKind] | None = None
+    num_evaluated: int | None = None
 
     def sample(self, seed: int, number: int, active_N: Tensor, everyone: bool = False) -> list[int]:
         """S_t of round `number`, ascending: drawn uniformly without replacement, the same for every method.
@@ -56,10 +58,24 @@ class Schedule:
         chosen = draw.choice(len(active_N), self.clients_per_round, replace=False).tolist()
         sampled = [client for client in chosen if active_N[client]]
         if len(sampled) < len(chosen):
-            others = draw.permutation(len(active_N)).tolist()
-            others = [client for client in others if active_N[client] and client not in sampled]
-            sampled += others[: len(chosen) - len(sampled)]
+            others = torch.from_numpy(draw.permutation(len(active_N)))
+            is_other = active_N.clone()
+            is_other[sampled] = False
+            sampled += others[is_other[others]][: len(chosen) - len(sampled)].tolist()
         return sorted(sampled)
+
+    def evaluated(self, seed: int, active_N: Tensor) -> list[int]:
+        """The clients that an evaluation measures, ascending: the same ones in every round; who leaves is replaced.
+
+        Args:
+            seed: of the run.
+            active_N: who belongs to the federation, bool.
+        """
+        active: list[int] = torch.nonzero(active_N).flatten().tolist()
+        if self.num_evaluated is not None and self.num_evaluated < len(active):
+            order = torch.from_numpy(rng.generator(seed, "evaluated clients").permutation(len(active_N)))
+            active = sorted(order[active_N[order]][: self.num_evaluated].tolist())
+        return active[: self.most_clients]
 
     def dropped(self, seed: int, number: int, sampled: Sequence[int]) -> set[int]:
         """Those of S_t that get the server's message and never answer; each by a stream of its own."""

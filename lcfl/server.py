@@ -3,6 +3,7 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector.
 """
 
+import functools
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,7 +74,8 @@ class Server:
         self.fabric, self.ranks, self.module, self.data, self.method = fabric, ranks, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
-        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, schedule.most_clients)
+        chosen = functools.partial(schedule.evaluated, seed)
+        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, chosen)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and the rounds before it
@@ -177,7 +179,7 @@ class Server:
             if uploads:
                 self.method.aggregation(state, uploads, self.layout)
         self.call("on_aggregated", uploads=uploads)
-        self.log_clusters(before)
+        self.log_clusters(before, list(results))
         if self.schedule.client_dropout:
             self.log("train/dropped_clients", len(lost))
 
@@ -254,7 +256,7 @@ class Server:
         num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
         return local_update.work(pass_length(num_samples, batch_size, self.data.drop_last), batch_size)
 
-    def log_clusters(self, before: torch.Tensor) -> None:
+    def log_clusters(self, before: torch.Tensor, trained: Sequence[int]) -> None:
         """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
         if not self.method.is_clustered:
             return
@@ -262,7 +264,9 @@ class Server:
         grouped = state.active & (state.assignment >= 0)
         now = state.assignment[grouped]
         self.log("cluster/count", len(now.unique()))
-        self.log("cluster/moved", int((before != state.assignment)[state.active].sum()))
+        moved = (before != state.assignment) & state.active
+        self.log("cluster/moved", int(moved.sum()))
+        self.log("cluster/moved_untrained", int(moved.sum() - moved[list(trained)].sum()))
         if state.round > 0:  # what stood before the first round is no round's outcome
             self.log("cluster/stability", co_membership_jaccard(before[grouped].numpy(), now.numpy()))
         if groups is not None:
@@ -288,7 +292,7 @@ class Server:
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
-        return evaluation.summary() | majority_baseline(self.data, self.state.active) | mean_stability
+        return evaluation.summary() | self.majority_baseline() | mean_stability
 
     def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
         """The accuracy of models ``[P + Q]`` on the proxy set D_test, whose images are seen as they are.
@@ -312,6 +316,14 @@ class Server:
     def has_proxy(self) -> bool:
         """Whether there is a proxy set."""
         return len(self.data.population.proxy) > 0
+
+    def majority_baseline(self) -> dict[str, float]:
+        """``test/<protocol>/majority/acc``: of clients that always predict their most frequent training label."""
+        clients, baseline = self.schedule.evaluated(self.seed, self.state.active), {}
+        for protocol in self.data.protocols:
+            accuracy = self.data.population.majority_accuracy(protocol, self.data.examples.targets, clients)
+            baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
+        return baseline
 
     def guarantee(self) -> Guarantee | None:
         """What the rounds so far give away of one client's data at most; None where nothing bounds that."""
@@ -337,12 +349,3 @@ class Server:
         begin = time.perf_counter()
         yield
         self.add(f"time/{what}_s", time.perf_counter() - begin)
-
-
-def majority_baseline(data: FederatedDataModule, active_N: torch.Tensor) -> dict[str, float]:
-    """``test/<protocol>/majority/acc``: of active clients that always predict their most frequent training label."""
-    baseline = {}
-    for protocol in data.protocols:
-        accuracy = data.population.majority_accuracy(protocol, data.examples.targets)
-        baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy[active_N.numpy()]))
-    return baseline

@@ -35,7 +35,7 @@ from lcfl.module import FederatedModule
 from lcfl.ranks import Ranks
 from lcfl.run import RunDirectory
 from lcfl.schedule import Schedule
-from lcfl.server import Server, majority_baseline
+from lcfl.server import Server
 from lcfl.state import FederationState
 from lcfl.worker import Worker
 
@@ -57,6 +57,7 @@ class Settings:
         max_steps: cuts local runs (``fast_dev_run``).
         save_config: LightningCLI's callbacks that write ``config.yaml``.
         callbacks: all but the method's clusterings.
+        client_store: ``memory`` or ``mapped``.
     """
 
     schedule: Schedule
@@ -69,6 +70,7 @@ class Settings:
     max_steps: int | None = None
     save_config: Sequence[SaveConfigCallback] = ()
     callbacks: Sequence[Callback] = ()
+    client_store: str = "memory"
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,15 @@ class Session:
             evaluation = server.evaluate(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
-        metrics = evaluation.summary() | (majority_baseline(self.data, state.active) if self.stage == "test" else {})
+        metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
     def _state(self) -> FederationState:
         """The first state, or the checkpoint's if that is of this configuration."""
+        folder = None
+        if self.settings.client_store == "mapped":
+            folder = self.settings.root  # of the file system that the run's checkpoints must fit into, too
+            folder.mkdir(parents=True, exist_ok=True)
         if self.resumed is None:
             initial = self.module.initial_model(self.settings.seed)
             num_openings = len(self.method.openings(self.data.num_participants))
@@ -152,8 +158,9 @@ class Session:
                 num_openings,
                 self.data.population.newcomers,
                 self.module.initial_buffers(self.settings.seed),
+                folder,
             )
-        saved = checkpoint.read(self.resumed)
+        saved = checkpoint.read(self.resumed, folder)
         now = self._identity()
         compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
         changed = differences(

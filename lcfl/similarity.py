@@ -3,6 +3,9 @@
 Legend: n models, N clients, K clusters, P parameters, D components. Suffixes name the axes.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -15,10 +18,12 @@ __all__ = [
     "leading_coordinates",
     "principal_components",
     "project",
+    "project_all",
     "squared_distances",
     "squared_to_centres",
 ]
 
+MODELS_AT_A_TIME = 16  # whole ones in memory, for one pass over a basis that may be as large as they are
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
 VARIANCE_FLOOR = 1e-10  # of the largest: below that a float32 model holds rounding errors
@@ -56,6 +61,14 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
 def project(model_NP: Tensor, basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
     """Low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; reading A4)."""
     return (model_NP if offset_P is None else model_NP - offset_P) @ basis_PD
+
+
+def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
+    """`project` of models ``[P + Q]`` one after the other, ``[n, D]``; buffers do not count."""
+    codes, stream = [torch.zeros(0, basis_PD.shape[1])], iter(models)
+    while part := [model[: len(basis_PD)] for model in islice(stream, MODELS_AT_A_TIME)]:
+        codes.append(project(torch.stack(part), basis_PD, offset_P))
+    return torch.cat(codes)
 
 
 def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:

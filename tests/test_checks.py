@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 
 from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation
-from lcfl.checks import check_batches, check_callbacks, check_method, check_network, clients_per_round
+from lcfl.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
 from lcfl.clustering import LowRankCosine
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
@@ -51,13 +51,13 @@ from tests.builders import (
     ],
 )
 def test_clients_per_round(wanted, num_clients, expected):
-    assert clients_per_round(wanted, num_clients) == expected
+    assert number_of_clients("clients_per_round", wanted, num_clients) == expected
 
 
 @pytest.mark.parametrize("wanted", [0.0, -0.5, 1.5, float("nan")])
 def test_a_fraction_lies_between_0_and_1(wanted):
     with pytest.raises(ValueError, match=r"trainer.clients_per_round: got the fraction") as error:
-        clients_per_round(wanted, 20)
+        number_of_clients("clients_per_round", wanted, 20)
     for text in (str(wanted), "(0, 1]", "counts from 1 to data.num_clients=20"):
         assert text in str(error.value)
 
@@ -65,7 +65,7 @@ def test_a_fraction_lies_between_0_and_1(wanted):
 @pytest.mark.parametrize("wanted", [0, -3, 21])
 def test_a_count_lies_between_1_and_n(wanted):
     with pytest.raises(ValueError, match=rf"trainer.clients_per_round: got {wanted} for data.num_clients=20") as error:
-        clients_per_round(wanted, 20)
+        number_of_clients("clients_per_round", wanted, 20)
     assert "counts from 1 to 20 and fractions in (0, 1]" in str(error.value)
 
 

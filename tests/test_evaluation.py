@@ -282,7 +282,7 @@ def test_what_goes_wrong_is_raised_with_client_and_round():
 
 
 def test_no_more_clients_than_asked_for():
-    few = replace(evaluator(lcfed()), most_clients=2)
+    few = replace(evaluator(lcfed()), chosen=lambda active_N: [0, 1])
     assert few(state(), ["cluster"], ["val"]).by_name["val/own_split/cluster/acc"].clients.tolist() == [0, 1]
 
 

@@ -19,10 +19,10 @@ from lcfl.clustering.first import balanced, spherical_kmeans
 from lcfl.exchange import FullModel
 from lcfl.local.update import LocalTraining, LocalUpdate
 from lcfl.messages import Downlink, Uplink
-from lcfl.similarity import assign, cosine, principal_components, project
+from lcfl.similarity import assign, cosine, principal_components, project, project_all
 from lcfl.state import FederationState
 
-__all__ = ["LowRankCosine", "directions", "fitted"]
+__all__ = ["LowRankCosine", "directions", "fitted", "recoded"]
 
 FLOAT_BYTES = 4
 RULE = "the cluster that lies, seen from the global model, in the direction of a newcomer's short run from there"
@@ -132,13 +132,9 @@ class LowRankCosine(Clustering):
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """New codes of this round's clients, then the E-step over all that ever took part."""
         assert state.projection is not None and state.codes is not None
-        num_parameters = server.layout.num_parameters
-        codes = state.codes.clone()
-        for upload in uploads:
-            codes[upload.client] = project(upload.payload["model"][:num_parameters], state.projection, self._offset)
-        state.codes = codes
+        codes = recoded(state, uploads, self._offset)
         server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
-        centre_KD = project(state.centres[:, :num_parameters], state.projection, self._offset)
+        centre_KD = project(state.centres[:, : server.layout.num_parameters], state.projection, self._offset)
         known = state.participated
         assignment = state.assignment.clone()
         assignment[known] = assign(cosine(codes[known], centre_KD), assignment[known])
@@ -174,6 +170,15 @@ def directions(
     models = torch.cat([uplink.payload["model"].unsqueeze(0), state.centres]) - state.global_model
     models = models[:, : newcomer.layout.num_parameters]
     return models[:1], models[1:]
+
+
+def recoded(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor | None) -> Tensor:
+    """The state's codes ``[N, D]`` with new ones of the models that were just sent; those of before stay."""
+    assert state.projection is not None and state.codes is not None
+    new_nD = project_all((upload.payload["model"] for upload in uploads), state.projection, offset_P)
+    state.codes = state.codes.clone()
+    state.codes[[upload.client for upload in uploads]] = new_nD
+    return state.codes
 
 
 def fitted(model_nP: Tensor, dimension: int, owner: str) -> Tensor:

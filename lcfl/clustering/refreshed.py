@@ -12,14 +12,15 @@ from torch import Tensor
 
 from lcfl.clustering.base import Clustering, NewcomerView, ServerView
 from lcfl.clustering.first import balanced, spherical_kmeans
-from lcfl.clustering.lowrank import FLOAT_BYTES, RULE, directions, fitted
+from lcfl.clustering.lowrank import FLOAT_BYTES, RULE, directions, fitted, recoded
 from lcfl.messages import Uplink
-from lcfl.similarity import assign, cosine, project
+from lcfl.similarity import assign, cosine, project, project_all
 from lcfl.state import FederationState
 
 __all__ = ["RefreshedLowRankCosine"]
 
 SIMILARITIES = ("low_rank_cosine", "cosine", "low_rank_l2", "l2")
+MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
 CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
 
 
@@ -42,7 +43,8 @@ class RefreshedLowRankCosine(Clustering):
         refresh_every: rounds from one fit of M to the next.
         center: subtract the mean of the fitted models before projecting (reading A4).
         fit_over: the models that M is fitted to at a refresh: ``stored``, the last received of all clients, or
-            ``participants``, this round's (Algorithm 2, UpdateMap; the first fit is always over the stored ones).
+            ``participants``, this round's (Algorithm 2, UpdateMap; the first fit is always over the stored ones);
+            of more than 1,000 clients 1,000, evenly spread over their numbers.
         similarity: what the E-step compares; the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
             whole models.
     """
@@ -108,11 +110,8 @@ class RefreshedLowRankCosine(Clustering):
                 over = torch.tensor([upload.client for upload in uploads])
             self._refresh(server, state, over)
         else:
-            assert state.codes is not None
-            state.codes = state.codes.clone()
-            for upload in uploads:
-                state.codes[upload.client] = self._code(upload.payload["model"], server, state)
-            server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * state.codes.shape[1])
+            codes = recoded(state, uploads, self._offset)
+            server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
         assignment = state.assignment.clone()
         assignment[known] = assign(self._similarities(server, state, known), assignment[known])
         state.assignment = assignment
@@ -137,21 +136,17 @@ class RefreshedLowRankCosine(Clustering):
 
     def _refresh(self, server: ServerView, state: FederationState, over: Tensor) -> None:
         """M from the models of the clients `over`, and the codes of all that have taken part."""
-        num_parameters = server.layout.num_parameters
+        num_parameters, over = server.layout.num_parameters, _spread(over)
         model_nP = torch.stack([state.model_of(client)[:num_parameters] for client in over.tolist()])
         state.projection = fitted(model_nP, self.dimension, type(self).__name__)
         self._offset = model_nP.mean(dim=0) if self.center else None
         self._fitted = state.round
-        codes = torch.zeros(state.num_clients, state.projection.shape[1])
-        for client in torch.nonzero(state.participated).flatten().tolist():
-            codes[client] = self._code(state.model_of(client), server, state)
+        codes, known = torch.zeros(state.num_clients, state.projection.shape[1]), state.participated
+        models = (state.model_of(client) for client in torch.nonzero(known).flatten().tolist())
+        codes[known] = project_all(models, state.projection, self._offset)
         state.codes = codes
         everybody_stores_it = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + codes.numel()))
-
-    def _code(self, model: Tensor, server: ServerView, state: FederationState) -> Tensor:
-        assert state.projection is not None
-        return project(model[: server.layout.num_parameters], state.projection, self._offset)
 
     def _similarities(self, server: ServerView, state: FederationState, known: Tensor) -> Tensor:
         """Of the clients `known` to the centres, ``[n, K]``; larger is more alike."""
@@ -165,6 +160,13 @@ class RefreshedLowRankCosine(Clustering):
             model_nP = torch.stack([state.model_of(client)[: centre_KP.shape[1]] for client in part.tolist()])
             rows.append(_alike(self.similarity, model_nP, centre_KP))
         return torch.cat(rows)
+
+
+def _spread(clients: Tensor) -> Tensor:
+    """At most `MOST_FITTED` of them, evenly spread."""
+    if len(clients) <= MOST_FITTED:
+        return clients
+    return clients[torch.linspace(0, len(clients) - 1, MOST_FITTED).round().long()]
 
 
 def _alike(similarity: str, row_nD: Tensor, centre_KD: Tensor) -> Tensor:

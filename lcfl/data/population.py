@@ -1,6 +1,7 @@
 """Who trains, validates and is tested on what. Shapes: N clients, C classes, S images in all."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -79,20 +80,25 @@ class Population:
             digest.update(b"proxy:" + np.ascontiguousarray(self.proxy, dtype="<i8").tobytes())
         return digest.hexdigest()
 
-    def majority_accuracy(self, protocol: str, targets: Indices) -> NDArray[np.float64]:
-        """[N] accuracy of always predicting the client's most frequent training label.
+    def majority_accuracy(
+        self, protocol: str, targets: Indices, clients: Sequence[int] | None = None
+    ) -> NDArray[np.float64]:
+        """[N] accuracy of always predicting the client's most frequent training label, or that of some clients.
 
         The trivial baseline to which every table should be compared; nan for a client without test images.
 
         Args:
             protocol: whose test sets; unless it is a plain one, their labels, too, are as the client sees them.
             targets: [S] label of every image in the data set.
+            clients: whose; None for all.
         """
         guesses = self.label_counts.argmax(axis=1)
-        views = [()] * self.num_clients if self.views is None or protocol in PLAIN else self.views
-        tests = zip(self.test[protocol], guesses, views, strict=True)
-        hits = [seen_labels(targets[test], seen) == guess for test, guess, seen in tests]
-        return np.array([hit.mean() if len(hit) else np.nan for hit in hits])
+        views = None if protocol in PLAIN else self.views
+        found = []
+        for client in range(self.num_clients) if clients is None else clients:
+            labels = seen_labels(targets[self.test[protocol][client]], () if views is None else views[client])
+            found.append((labels == guesses[client]).mean() if len(labels) else np.nan)
+        return np.array(found)
 
     def summary(self) -> str:
         """A small text table: sizes, labels per client, their entropy in bits, share of the most frequent label."""
