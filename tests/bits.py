@@ -22,8 +22,9 @@ def same(one, other):
 
 
 def assert_same_clients(one, other):
-    """Of two states what every client keeps, and who has taken part."""
+    """Of two states what every client keeps, the sums over it, and who has taken part."""
     assert list(one.clients) == list(other.clients)
+    assert same(one.clients.sums, other.clients.sums)
     assert same(one.participated, other.participated)
     for client in range(one.num_clients):
         assert same(one.clients[client], other.clients[client]), client

@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lcfl.callbacks import Monitor
 from tests.commandline import built, here, parts  # noqa: F401 - fixtures
-from tests.fits import reference  # noqa: F401 - a fixture
+from tests.fits import reference, started  # noqa: F401 - fixtures
 
 # Autograd looks for devices at the first backward pass of a process. Once torch.export has made some known it would
 # start threads for them, and forked ranks could not compute gradients any more.

@@ -4,44 +4,11 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_state
-
-
-@pytest.fixture
-def started():
-    """``started(args)``: ``lcfl <args>`` in a new process group; the leader's process number.
-
-    Forked: an import would take seconds. What still runs when the test ends is killed.
-    """
-    children = []
-
-    def start(args):
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(null, stream)
-            status = 1
-            try:
-                main(args)
-                status = 0
-            except SystemExit as leaving:
-                status = leaving.code
-            finally:
-                os._exit(status)
-        children.append(child)
-        return child
-
-    yield start
-    for child in children:
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+from tests.fits import ROUNDS, arguments, assert_same_run, fit, newest_state
 
 
 def killed_fit(started, delay, args):

@@ -1,0 +1,213 @@
+"""What a round costs as the population grows: LCFed and FedAvg with LeNet-5, 1,000 clients a round.
+
+    python benchmarks/scale.py --json scale.json
+
+Random grey images of 28 x 28 pixels, of which every client holds 20; one SGD step of 16 images per client and round;
+LeNet-5 with 44,426 parameters, one rank. The run begins where everybody has taken part: every client of LCFed has a
+model of its own in the store (`trainer.client_store: mapped`), 17.8 GB of them for 100,000 clients, so the disk needs
+twice that, once more for the checkpoint. Every entry is a process of its own.
+
+Printed for each method and population: seconds until the first round, seconds per round (median) and those of local
+work, clustering and aggregation in it, and of the rest; the aggregation of the first round, which makes the sums of
+all stored models from nothing; memory that is the process's own and memory that is mapped files after the last round;
+seconds and written bytes of the first checkpoint, which has all clients, and of the later ones (median), which have
+those of one round; seconds from the start of a resumed run until its first round.
+"""
+
+import argparse
+import csv
+import functools
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lcfl import Callback, FederatedModule, Federation, Method, checkpoint
+from lcfl.aggregation import ClusterMean, GlobalMean
+from lcfl.clients import ClientState
+from lcfl.clustering import LowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import Partition, Shares
+from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.local import LocalTraining
+from lcfl.networks import LeNet5
+from lcfl.server import Server
+from lcfl.similarity import project_all
+from lcfl.state import FederationState
+
+METHODS = ("fedavg", "lcfed")
+NUM_CLUSTERS, CLASSES, PER_CLIENT, BATCH, DISTINCT = 10, 10, 20, 16, 97
+
+
+class Consecutive(Partition):
+    """Client i holds the images 20 i to 20 i + 19 of the pool, which begins again where it ends."""
+
+    def split(self, labels: Any, num_clients: int, generator: np.random.Generator) -> Shares:
+        """By index arithmetic; nothing is drawn."""
+        whole = len(labels) // PER_CLIENT
+        starts = np.arange(num_clients) % whole * PER_CLIENT
+        return Shares(list(starts[:, None] + np.arange(PER_CLIENT)), overlapping=num_clients > whole)
+
+
+class EverybodyTookPart(Callback):
+    """Before the first round: a model of their own for all clients, as if they had been trained."""
+
+    shapes_result = True
+
+    def on_round_start(self, server: Server, state: FederationState) -> None:
+        """Models around the initial one, stored, projected and counted."""
+        if state.round > 0:
+            return
+        draw = torch.Generator().manual_seed(0)
+        noise = 0.01 * torch.randn(DISTINCT, state.initial.numel(), generator=draw)
+        for client in range(state.num_clients):
+            own = state.initial + (1 + client / state.num_clients) * noise[client % DISTINCT]
+            state.clients[client] = ClientState(own if server.method.exchange.keeps_model else None, consumed=BATCH)
+        state.participated[:] = True
+        if state.projection is not None:
+            assert state.codes is not None
+            models = (state.model_of(client) for client in range(state.num_clients))
+            state.codes = project_all(models, state.projection)
+
+
+class Measured(Callback):
+    """Writes a checkpoint after every round and notes what it cost, and the memory of the process."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[dict[str, float]] = []
+        self.memory: list[dict[str, float]] = []
+        self.started = 0.0
+
+    def on_fit_start(self) -> None:
+        """The first round is next."""
+        self.started = time.perf_counter()
+
+    def on_round_logged(self, server: Server, state: FederationState) -> None:
+        """Once a round, opening rounds left out."""
+        if state.round <= 0:
+            return
+        self.memory.append(memory_mb())
+        server.collect_callback_states()
+        begin = time.perf_counter()
+        path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
+        seconds = time.perf_counter() - begin
+        written = sum(file.stat().st_size for file in path.iterdir() if file.stat().st_nlink == 1)
+        self.checkpoints.append({"seconds": seconds, "megabytes": written / 1e6})
+
+
+def memory_mb() -> dict[str, float]:
+    """Of this process: its own, and pages of files that it has mapped, which the system takes back as it needs."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    found = {line.split(":")[0]: float(line.split()[1]) / 1e3 for line in status if line.startswith("Rss")}
+    return {"own": found["RssAnon"], "mapped": found["RssFile"] + found["RssShmem"]}
+
+
+def parts(method: str, num_clients: int, num_images: int) -> tuple[FederatedModule, FederatedDataModule, Method]:
+    """Module, data and method."""
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (num_images, 1, 28, 28), generator=draw, dtype=torch.uint8)
+    labels = torch.arange(num_images) * CLASSES // num_images
+    data = FederatedDataModule(
+        Tensors((images, labels)), Consecutive(), num_clients, batch_size=BATCH, val_fraction=0.0, test_fraction=0.2
+    )
+    network = functools.partial(LeNet5, in_channels=1, image_size=28)
+    module = FederatedModule(network, functools.partial(torch.optim.SGD, lr=0.01))
+    if method == "fedavg":
+        return module, data, Method(LocalTraining(steps=1), FullModel(), GlobalMean())
+    clustering = LowRankCosine(num_clusters=min(NUM_CLUSTERS, num_clients), offline_clients=100)
+    return module, data, Method(LocalTraining(steps=1), CentreAndEmbedding(), ClusterMean(), [clustering])
+
+
+def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
+    """One method on one population, in this process."""
+    method, num_clients = options.one[0], int(options.one[1])
+    settings: dict[str, Any] = {
+        "clients_per_round": min(options.clients, num_clients), "evaluate_every": 0, "final_models": [],
+        "evaluate_clients": min(options.clients, num_clients), "client_store": "mapped", "devices": 1,
+        "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+        "default_root_dir": root,
+    }  # fmt: skip
+    measured, begin = Measured(), time.perf_counter()
+    made = parts(method, num_clients, options.images)
+    run = Federation(options.rounds, callbacks=[EverybodyTookPart(), measured], **settings).fit(*made)
+    start_s = measured.started - begin
+    with (run.path / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["round"]) >= 0]
+    for path in sorted((run.path / "checkpoints").iterdir())[:-1]:
+        checkpoint.remove(path)
+    resumed, begin = Measured(), time.perf_counter()
+    callbacks = [EverybodyTookPart(), resumed]
+    Federation(options.rounds + 1, callbacks=callbacks, **settings).fit(*made, ckpt_path=run.path)
+
+    def median(name: str) -> float:
+        return statistics.median(float(row[name] or 0) for row in rows[1:])
+
+    times = {
+        name: median(f"time/{name}_s")
+        for name in ("round", "local", "cluster", "aggregate")
+        if f"time/{name}_s" in rows[0]
+    }
+    later = measured.checkpoints[1:]
+    return {
+        "method": method,
+        "num_clients": num_clients,
+        "start_s": start_s,
+        **{f"{name}_s": value for name, value in times.items()},
+        "rest_s": times["round"] - sum(value for name, value in times.items() if name != "round"),
+        "first_aggregate_s": float(rows[0]["time/aggregate_s"]),
+        "moved_untrained": median("cluster/moved_untrained") if "cluster/moved_untrained" in rows[0] else 0.0,
+        "own_mb": measured.memory[-1]["own"],
+        "mapped_mb": measured.memory[-1]["mapped"],
+        "full_checkpoint_s": measured.checkpoints[0]["seconds"],
+        "full_checkpoint_mb": measured.checkpoints[0]["megabytes"],
+        "next_checkpoint_s": statistics.median(each["seconds"] for each in later),
+        "next_checkpoint_mb": statistics.median(each["megabytes"] for each in later),
+        "resume_s": resumed.started - begin,
+    }
+
+
+def main() -> None:
+    """Measures every method on every population, prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--populations", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--clients", type=int, default=1000, help="a round")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--images", type=int, default=120_000, help="that all clients share")
+    parser.add_argument("--folder", help="of the disk to use; the system's temporary one if not given")
+    parser.add_argument("--json", type=Path, help="write the entries there")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "CLIENTS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one:
+        with tempfile.TemporaryDirectory(dir=options.folder) as root:
+            print(json.dumps(one(options, root)))
+        return
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}")
+    entries = []
+    for method in options.methods:
+        for num_clients in options.populations:
+            words = [sys.executable, __file__, *sys.argv[1:], "--one", method, str(num_clients)]
+            done = subprocess.run(words, check=True, capture_output=True, text=True)
+            entries.append(json.loads(done.stdout.splitlines()[-1]))
+            print(
+                "  ".join(
+                    f"{name} {value:.4g}" if isinstance(value, float) else f"{value}"
+                    for name, value in entries[-1].items()
+                )
+            )
+    if options.json:
+        options.json.write_text(json.dumps(entries, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
