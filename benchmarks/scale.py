@@ -151,11 +151,7 @@ def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
     def median(name: str) -> float:
         return statistics.median(float(row[name] or 0) for row in rows[1:])
 
-    times = {
-        name: median(f"time/{name}_s")
-        for name in ("round", "local", "cluster", "aggregate")
-        if f"time/{name}_s" in rows[0]
-    }
+    times = {name: median(f"time/{name}_s") for name in ("round", "local", "cluster", "aggregate")}
     later = measured.checkpoints[1:]
     return {
         "method": method,
@@ -173,6 +169,11 @@ def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
         "next_checkpoint_mb": statistics.median(each["megabytes"] for each in later),
         "resume_s": resumed.started - begin,
     }
+
+
+def shown(value: str | float) -> str:
+    """Four digits of a number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
@@ -199,12 +200,7 @@ def main() -> None:
             words = [sys.executable, __file__, *sys.argv[1:], "--one", method, str(num_clients)]
             done = subprocess.run(words, check=True, capture_output=True, text=True)
             entries.append(json.loads(done.stdout.splitlines()[-1]))
-            print(
-                "  ".join(
-                    f"{name} {value:.4g}" if isinstance(value, float) else f"{value}"
-                    for name, value in entries[-1].items()
-                )
-            )
+            print("  ".join(f"{name} {shown(value)}" for name, value in entries[-1].items()))
     if options.json:
         options.json.write_text(json.dumps(entries, indent=2) + "\n")
 

@@ -1,0 +1,109 @@
+"""What the server's clustering costs per round, by the number of clients: LCFed's Fig. 3 with numbers of our own.
+
+    python benchmarks/clustering_cost.py --json clustering_cost.json
+
+Every round the server compares the models of all N clients with K centres: whole models by squared L2 distance
+(FeSEM) or by cosine, or low-rank ones by cosine (LCFed), where the models that came up in this round and all centres
+are projected first. IFCA's server compares nothing; K models instead of one go down to every client of a round.
+
+K = 10, D = 50, and the network with 4.8 million parameters that the paper states. Models are random. Whole ones are
+compared in blocks of 16, as the package does it; so many do not fit into memory or patience, so at most --models of
+them are compared, and the seconds are scaled to N: the column `compared` says how many there were. What is said of
+low-rank models is measured for all N.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lcfl.clustering.kmeans import CLIENTS_AT_A_TIME
+from lcfl.networks import CNN, Layout
+from lcfl.similarity import assign, cosine, project, project_all, squared_to_centres
+
+FLOAT_BYTES = 4
+
+
+def seconds(act: Callable[[], object], turns: int) -> float:
+    """The median of some turns."""
+    taken = []
+    for _ in range(turns):
+        begin = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def whole(compare: Callable[[Tensor, Tensor], Tensor], block_nP: Tensor, centre_KP: Tensor, num_models: int) -> float:
+    """Seconds per model of comparing this many with all centres, a block at a time."""
+    begin, compared = time.perf_counter(), 0
+    while compared < num_models:
+        part_nP = block_nP[: num_models - compared]
+        compare(part_nP, centre_KP).argmax(dim=1)
+        compared += len(part_nP)
+    return (time.perf_counter() - begin) / compared
+
+
+def main() -> None:
+    """Measures, prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--populations", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
+    parser.add_argument("--clients", type=int, default=25, help="a round")
+    parser.add_argument("--clusters", type=int, default=10)
+    parser.add_argument("--dimension", type=int, default=50)
+    parser.add_argument("--parameters", type=int, help="of a model; those of the CNN for 100 classes if not given")
+    parser.add_argument("--models", type=int, default=100, help="whole ones that are compared at most")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the entries there")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    size = options.parameters or Layout.of(CNN(num_classes=100)).num_parameters
+    draw = torch.Generator().manual_seed(0)
+    centre_KP = torch.randn(options.clusters, size, generator=draw)
+    block_nP = torch.randn(min(CLIENTS_AT_A_TIME, options.models), size, generator=draw)
+    basis_PD = torch.randn(size, options.dimension, generator=draw)
+    uploads = [block_nP[number % len(block_nP)] for number in range(options.clients)]
+    print(
+        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {options.threads} thread(s), "
+        f"{size:,} parameters, K = {options.clusters}, D = {options.dimension}, {options.clients} clients a round"
+    )
+    entries = []
+    for num_clients in options.populations:
+        code_ND = torch.randn(num_clients, options.dimension, generator=draw)
+        current_N = torch.zeros(num_clients, dtype=torch.int64)
+        compared = min(num_clients, options.models)
+        uploads_s = seconds(lambda: project_all(uploads, basis_PD), options.turns)
+        centres_s = seconds(lambda: project(centre_KP, basis_PD), options.turns)
+        centre_KD = project(centre_KP, basis_PD)
+        codes = (code_ND, centre_KD, current_N)
+        assign_s = seconds(lambda codes=codes: assign(cosine(codes[0], codes[1]), codes[2]), options.turns)
+        low_rank_s = uploads_s + centres_s + assign_s
+        l2_s = num_clients * whole(lambda row, centre: -squared_to_centres(row, centre), block_nP, centre_KP, compared)
+        cosine_s = num_clients * whole(cosine, block_nP, centre_KP, compared)
+        entry = {
+            "num_clients": num_clients,
+            "compared": compared,
+            "l2_s": l2_s,
+            "cosine_s": cosine_s,
+            "low_rank_s": low_rank_s,
+            "project_uploads_s": uploads_s,
+            "project_centres_s": centres_s,
+            "assign_s": assign_s,
+            "l2_over_low_rank": l2_s / low_rank_s,
+            "ifca_extra_megabytes": (options.clusters - 1) * size * FLOAT_BYTES * options.clients / 1e6,
+        }
+        entries.append(entry)
+        print("  ".join(f"{name} {value:.4g}" for name, value in entry.items()))
+    if options.json:
+        options.json.write_text(json.dumps(entries, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
