@@ -7,11 +7,12 @@ LeNet-5 with 44,426 parameters, one rank. The run begins where everybody has tak
 model of its own in the store (`trainer.client_store: mapped`), 17.8 GB of them for 100,000 clients, so the disk needs
 twice that, once more for the checkpoint. Every entry is a process of its own.
 
-Printed for each method and population: seconds until the first round, seconds per round (median) and those of local
-work, clustering and aggregation in it, and of the rest; the aggregation of the first round, which makes the sums of
-all stored models from nothing; memory that is the process's own and memory that is mapped files after the last round;
-seconds and written bytes of the first checkpoint, which has all clients, and of the later ones (median), which have
-those of one round; seconds from the start of a resumed run until its first round.
+Printed for each method and population: seconds until the first round, seconds per round (median), and how many of them
+the processor was at local work, at clustering, at aggregation and at the rest, which is what counts on a busy machine;
+the same of the first round's aggregation, which makes the sums of all stored models from nothing; memory that is the
+process's own and memory that is mapped files after the last round; seconds and written bytes of the first checkpoint,
+which has all clients, and of the later ones (median), which have those of one round; seconds from the start of a
+resumed run until its first round.
 """
 
 import argparse
@@ -80,21 +81,49 @@ class EverybodyTookPart(Callback):
 
 
 class Measured(Callback):
-    """Writes a checkpoint after every round and notes what it cost, and the memory of the process."""
+    """Writes a checkpoint after every round and notes what it cost, what the round did, and the process's memory."""
 
     def __init__(self) -> None:
         self.checkpoints: list[dict[str, float]] = []
         self.memory: list[dict[str, float]] = []
+        self.cpu: list[dict[str, float]] = []
         self.started = 0.0
+        self._mark = 0.0
 
     def on_fit_start(self) -> None:
         """The first round is next."""
         self.started = time.perf_counter()
 
+    def on_round_start(self) -> None:
+        """What was before belongs to no round."""
+        self._mark = time.process_time()
+        self.cpu.append({})
+
+    def on_clients_sampled(self) -> None:
+        """Sampling is of the rest."""
+        self._spent("rest")
+
+    def on_uploads(self) -> None:
+        """The clients have done their work."""
+        self._spent("local")
+
+    def on_round_end(self) -> None:
+        """After the clusterings."""
+        self._spent("cluster")
+
+    def on_aggregated(self) -> None:
+        """The new models stand."""
+        self._spent("aggregate")
+
+    def _spent(self, what: str) -> None:
+        begin, self._mark = self._mark, time.process_time()
+        self.cpu[-1][what] = self.cpu[-1].get(what, 0.0) + self._mark - begin
+
     def on_round_logged(self, server: Server, state: FederationState) -> None:
         """Once a round, opening rounds left out."""
         if state.round <= 0:
             return
+        self._spent("rest")
         self.memory.append(memory_mb())
         server.collect_callback_states()
         begin = time.perf_counter()
@@ -151,15 +180,15 @@ def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
     def median(name: str) -> float:
         return statistics.median(float(row[name] or 0) for row in rows[1:])
 
-    times = {name: median(f"time/{name}_s") for name in ("round", "local", "cluster", "aggregate")}
+    cpu = {name: statistics.median(each[name] for each in measured.cpu[1:]) for name in measured.cpu[0]}
     later = measured.checkpoints[1:]
     return {
         "method": method,
         "num_clients": num_clients,
         "start_s": start_s,
-        **{f"{name}_s": value for name, value in times.items()},
-        "rest_s": times["round"] - sum(value for name, value in times.items() if name != "round"),
-        "first_aggregate_s": float(rows[0]["time/aggregate_s"]),
+        "round_s": median("time/round_s"),
+        **{f"{name}_cpu_s": cpu[name] for name in ("local", "cluster", "aggregate", "rest")},
+        "first_aggregate_cpu_s": measured.cpu[0]["aggregate"],
         "moved_untrained": median("cluster/moved_untrained") if "cluster/moved_untrained" in rows[0] else 0.0,
         "own_mb": measured.memory[-1]["own"],
         "mapped_mb": measured.memory[-1]["mapped"],

@@ -264,10 +264,9 @@ class ClusterMean(Aggregation):
             sums = stored_sums(state, torch.where(state.participated, of_cluster_N, -1), num_clusters + 1, layout)
             means = [stored_mean(state, sums, slice(k, k + 1), layout) for k in range(num_clusters)]
         else:
-            by_cluster = [
-                [each for each in uploads if int(state.assignment[each.client]) == k] for k in range(num_clusters)
-            ]
-            means = [self._mean(theirs, layout) for theirs in by_cluster]
+            cluster_n = state.assignment[[upload.client for upload in uploads]].tolist()
+            sent = list(zip(uploads, cluster_n, strict=True))
+            means = [self._mean([each for each, own in sent if own == k], layout) for k in range(num_clusters)]
             if self.embedding_over == "stored":
                 sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
         for cluster, mean in enumerate(means):

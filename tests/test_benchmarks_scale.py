@@ -1,0 +1,44 @@
+"""The benchmarks of populations and of clustering run, small, and say what their text says they do."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def test_scale_measures_every_method_and_population(tmp_path):
+    words = ["--populations", "30", "60", "--clients", "5", "--rounds", "3", "--images", "1500"]
+    words += ["--folder", str(tmp_path), "--json", str(tmp_path / "scale.json")]
+    subprocess.run([sys.executable, BENCHMARKS / "scale.py", *words], check=True, capture_output=True)
+    entries = json.loads((tmp_path / "scale.json").read_text())
+    assert [(each["method"], each["num_clients"]) for each in entries] == [
+        (method, number) for method in ("fedavg", "lcfed") for number in (30, 60)
+    ]
+    model_mb = 4 * 44_426 / 1e6
+    for each in entries:
+        stored = each["num_clients"] * model_mb if each["method"] == "lcfed" else 0
+        assert each["full_checkpoint_mb"] == pytest.approx(stored + each["next_checkpoint_mb"], abs=12 * model_mb)
+        assert all(value >= 0 for value in each.values() if isinstance(value, float))
+    lcfed = [each for each in entries if each["method"] == "lcfed"]
+    changed = [each["next_checkpoint_mb"] for each in lcfed]
+    assert changed[0] == pytest.approx(changed[1], abs=12 * model_mb), "the population does not count"
+    assert [path.name for path in tmp_path.iterdir()] == ["scale.json"], "what it wrote is gone"
+
+
+def test_clustering_cost_compares_whole_and_low_rank_models(tmp_path, monkeypatch, capsys):
+    words = ["--parameters", "3000", "--populations", "20", "40", "--models", "30", "--turns", "1", "--clients", "7"]
+    monkeypatch.setattr(sys, "argv", ["clustering_cost.py", *words, "--json", str(tmp_path / "cost.json")])
+    runpy.run_path(str(BENCHMARKS / "clustering_cost.py"), run_name="__main__")
+    entries = json.loads((tmp_path / "cost.json").read_text())
+    assert [each["num_clients"] for each in entries] == [20, 40]
+    assert [each["compared"] for each in entries] == [20, 30]
+    for each in entries:
+        parts = each["project_uploads_s"] + each["project_centres_s"] + each["assign_s"]
+        assert each["low_rank_s"] == pytest.approx(parts) and each["l2_s"] > 0 and each["cosine_s"] > 0
+        assert each["ifca_extra_megabytes"] == 9 * 3000 * 4 * 7 / 1e6
+    assert "3,000 parameters, K = 10, D = 50, 7 clients a round" in capsys.readouterr().out
