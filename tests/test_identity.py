@@ -70,7 +70,6 @@ class Word(enum.StrEnum):
         (functools.partial(pow, 2), functools.partial(max, 2)),
         (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=3)),
     ],
-    ids=repr,
 )
 def test_what_differs_is_described_differently(one, other):
     assert describe(one) != describe(other)
@@ -88,7 +87,6 @@ def test_what_differs_is_described_differently(one, other):
         ({3, 1, 2}, {2, 3, 1}),
         (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=2)),
     ],
-    ids=repr,
 )
 def test_what_is_alike_is_described_alike(one, other):
     assert describe(one) == describe(other)
