@@ -1,4 +1,4 @@
-"""The engine whose steps are one call into kernels.cpp, for the networks that federated learning is made of.
+"""The engine whose steps are one call into C++, for the networks that federated learning is made of.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
 """

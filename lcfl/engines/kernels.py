@@ -1,4 +1,4 @@
-"""kernels.cpp, built once per machine and bound by ctypes."""
+"""The kernels in cpp/, built once per machine and bound by ctypes."""
 
 import ctypes
 import functools
@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "load"]
 
 LOGGER = logging.getLogger(__name__)
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # which includes the other files there
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -36,7 +36,7 @@ class Value(Structure):
 
 
 class Op(Structure):
-    """An operation on numbered values; -1 for what it has not. The same fields as in kernels.cpp."""
+    """An operation on numbered values; -1 for what it has not. The same fields as in cpp/program.h."""
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "input", "other", "output")),
@@ -49,7 +49,7 @@ class Op(Structure):
 
 
 class Sgd(Structure):
-    """The settings of torch.optim.SGD and the weights of the two pulls. The same fields as in kernels.cpp."""
+    """The settings of torch.optim.SGD and the weights of the two pulls. The same fields as in cpp/program.h."""
 
     _fields_ = (
         *((name, c_float) for name in ("rate", "momentum", "dampening", "weight_decay")),
@@ -108,7 +108,7 @@ def _folder() -> Path:
 def _fingerprint(compiler: list[str]) -> str:
     """Of all that decides what the compiler makes: source, command, its version, and the processor."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.parent.iterdir())))
     digest.update("\n".join([*compiler, *FLAGS, version, _processor()]).encode())
     return digest.hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A network as a list of the operations that kernels.cpp knows, found by tracing its forward pass."""
+"""A network as a list of the operations that the kernels know, found by tracing its forward pass."""
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
 
 
 class Unsupported(ValueError):
-    """A network that kernels.cpp cannot run; says which part of it."""
+    """A network that the kernels cannot run; says which part of it."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def trace(network: nn.Module, shape: Sequence[int]) -> Program:
     Parameters and buffers are found at their places in the flat vectors ``[P]`` and ``[Q]`` of a model.
 
     Raises:
-        Unsupported: if it has something that kernels.cpp has not; says what.
+        Unsupported: if it has something that the kernels have not; says what.
     """
     if len(shape) not in (1, 3):
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; known are images [C, H, W] and vectors [D]")

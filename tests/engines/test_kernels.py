@@ -9,6 +9,8 @@ import pytest
 from lcfl.engines import choose, kernels
 from tests.builders import blobs, blobs_module
 
+SHARED = kernels.SOURCE.with_name("program.h")
+
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
@@ -78,7 +80,7 @@ def test_another_source_compiler_or_processor_is_another_file(monkeypatch):
 
 @pytest.mark.parametrize("kind", [kernels.Op, kernels.Sgd, kernels.Value])
 def test_fields_are_in_the_order_of_the_source(kind):
-    (body,) = re.findall(rf"struct {kind.__name__} \{{(.*?)\n\}};", kernels.SOURCE.read_text(), re.DOTALL)
+    (body,) = re.findall(rf"struct {kind.__name__} \{{(.*?)\n\}};", SHARED.read_text(), re.DOTALL)
     lines = [line for line in re.sub(r"//.*", "", body).splitlines() if "(" not in line and ";" in line]
     types = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float}
     found = [
@@ -90,5 +92,5 @@ def test_fields_are_in_the_order_of_the_source(kind):
 
 
 def test_kinds_are_in_the_order_of_the_source():
-    (body,) = re.findall(r"enum Kind : int32_t \{(.*?)\}", kernels.SOURCE.read_text())
+    (body,) = re.findall(r"enum Kind : int32_t \{(.*?)\}", SHARED.read_text())
     assert [name.strip().lower() for name in body.split(",")] == list(kernels.KIND)

@@ -1,0 +1,208 @@
+// Convolutions: forward, backward to the input, backward to the weights.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "program.h"
+#include "vectors.h"
+
+namespace lcfl {
+
+struct Window {  // a correlation of [channels][height][width] with kernels, whose margins of zeros are part of it
+    int channels, height, width, kernel_h, kernel_w, stride_h, stride_w, out_channels, out_height, out_width;
+    int top, bottom, left, right;  // beyond these rows and columns lie zeros
+    int taps() const { return channels * kernel_h * kernel_w; }
+};
+
+struct Span {  // the taps of a kernel that do not lie wholly in the margins
+    int begin, end;
+};
+
+inline Span inside(int first, int last, int size, int low, int high) {
+    return {std::max(0, low - last), std::min(size, high - first)};
+}
+
+// A block of CB channels x XB pixels of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
+// input channels from `channel` to `end`. Without a bias the sum goes on from what stands in `out`. The first `skip`
+// pixels are left as they are.
+template <int CB, int XB, int V>
+void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const Vec* in,
+                     const float* packed, const float* bias, Vec* out, int64_t plane) {
+    Vec sum[CB][XB][V];
+    for (int c = 0; c < CB; ++c)
+        for (int x = 0; x < XB; ++x)
+            for (int v = 0; v < V; ++v) sum[c][x][v] = bias ? fill(bias[c]) : out[c * plane + x * V + v];
+    const int step = at.stride_w * V;
+    for (; channel < end; ++channel)
+        for (int ky = rows.begin; ky < rows.end; ++ky) {
+            const Vec* row = in + ((int64_t(channel) * at.height + ky) * at.width + columns.begin) * V;
+            const float* weight = packed + ((int64_t(channel) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
+            for (int kx = columns.begin; kx < columns.end; ++kx, row += V, weight += CB)
+                for (int x = 0; x < XB; ++x)
+                    for (int v = 0; v < V; ++v) {
+                        const Vec value = row[x * step + v];
+                        for (int c = 0; c < CB; ++c) sum[c][x][v] += weight[c] * value;
+                    }
+        }
+    for (int c = 0; c < CB; ++c)
+        for (int x = 0; x < XB; ++x)
+            for (int v = 0; v < V; ++v)
+                if (x >= skip) out[c * plane + x * V + v] = sum[c][x][v];
+}
+
+// Blocks of CB x XB over a whole value, for as many input channels at a time as stay in the second cache. The last
+// block of a row overlaps the one before. Channels beyond the last have weights of zero and lie in `spare`.
+template <int CB, int XB, int V>
+void correlate(const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
+    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
+    const int together = std::max(1, NEAR / (at.height * at.width * V));
+    for (int channel = 0; channel < at.channels; channel += together) {
+        const int end = std::min(channel + together, at.channels);
+        for (int first = 0; first < at.out_channels; first += CB) {
+            const float* weight = packed + int64_t(first) * at.taps();
+            const float* begins = channel == 0 ? bias + first : nullptr;
+            const int valid = std::min(CB, at.out_channels - first);
+            for (int y = 0; y < at.out_height; ++y) {
+                const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
+                for (int x = 0; x < at.out_width; x += XB) {
+                    const int left = std::min(x, at.out_width - XB);
+                    const Span columns =
+                        inside(left * at.stride_w, (left + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
+                    const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(left) * at.stride_w) * V;
+                    Vec* to = out + first * plane + (int64_t(y) * at.out_width + left) * V;
+                    if (valid == CB) {
+                        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to,
+                                                   plane);
+                        continue;
+                    }
+                    for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
+                    correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare,
+                                               XB * V);
+                    for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
+                }
+            }
+        }
+    }
+}
+
+struct Blocks {
+    int channels, pixels;
+};
+
+// The blocks with the least work for a shape, among those whose sums fit the registers.
+template <int V>
+Blocks best_blocks(const Window& at) {
+    static const Blocks wide[] = {{4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1}};
+    static const Blocks slim[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1}};
+    static const Blocks few[] = {{3, 2 / V}, {2, 1}};
+    const Blocks* list = SUMS < 24 ? few : V == 2 ? wide : slim;
+    const int length = SUMS < 24 ? 2 : V == 2 ? 5 : 6;
+    Blocks best{1, 1};
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Blocks* each = list; each != list + length; ++each) {
+        if (each->pixels > at.out_width) continue;
+        const int64_t work = (at.out_channels + each->channels - 1) / each->channels * int64_t(each->channels) *
+                             ((at.out_width + each->pixels - 1) / each->pixels) * each->pixels;
+        if (work < least) best = *each, least = work;
+    }
+    return best;
+}
+
+template <int V>
+void correlate_with(Blocks b, const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out,
+                    Vec* spare) {
+    const int code = b.channels * 100 + b.pixels;
+#define LCFL_CASE(C, X) \
+    case C * 100 + X:   \
+        return correlate<C, X, V>(at, in, packed, bias, out, spare);
+    if constexpr (SUMS < 24) {
+        switch (code) { LCFL_CASE(3, 1) LCFL_CASE(3, 2) LCFL_CASE(2, 1) }
+    } else if constexpr (V == 2) {
+        switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
+    } else {
+        switch (code) {
+            LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) LCFL_CASE(24, 1)
+        }
+    }
+#undef LCFL_CASE
+    correlate<1, 1, V>(at, in, packed, bias, out, spare);
+}
+
+// Weights [O][taps] as [O / CB][taps][CB], with zeros in the last block.
+inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
+    for (int first = 0; first < out_channels; first += block)
+        for (int tap = 0; tap < taps; ++tap)
+            for (int c = 0; c < block; ++c)
+                *packed++ = first + c < out_channels ? weight[int64_t(first + c) * taps + tap] : 0;
+}
+
+// Weights [O][C][KH][KW] as those of the backward correlation, [C][O][KH][KW] with both kernel axes turned round.
+inline void turn(const float* weight, int out_channels, int channels, int area, float* turned) {
+    for (int c = 0; c < channels; ++c)
+        for (int o = 0; o < out_channels; ++o)
+            for (int k = 0; k < area; ++k)
+                turned[(int64_t(c) * out_channels + o) * area + k] =
+                    weight[(int64_t(o) * channels + c) * area + area - 1 - k];
+}
+
+// d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
+template <int CB, int TB, int V>
+void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope, Vec (&sum)[CB][TB]) {
+    for (int y = 0; y < at.out_height; ++y) {
+        const int64_t from = int64_t(y) * at.stride_h * at.width * V, to = int64_t(y) * at.out_width * V;
+        for (int x = 0; x < at.out_width; ++x)
+            for (int v = 0; v < V; ++v) {
+                Vec rise[CB];
+                for (int c = 0; c < CB; ++c) rise[c] = slope[c][to + x * V + v];
+                for (int t = 0; t < TB; ++t) {
+                    const Vec value = in[t][from + int64_t(x) * at.stride_w * V + v];
+                    for (int c = 0; c < CB; ++c) sum[c][t] += rise[c] * value;
+                }
+            }
+    }
+}
+
+template <int V>
+void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
+           float* gradient) {
+    constexpr int CB = SUMS < 24 ? 2 : 4, TB = SUMS < 24 ? 3 : 6;
+    const int area = at.kernel_h * at.kernel_w, taps = at.taps();
+    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
+    for (int first = 0; first < at.out_channels; first += CB)
+        for (int tap = 0; tap < taps; tap += TB) {
+            Vec sum[CB][TB] = {};
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                const Vec *from[TB], *rise[CB];
+                for (int t = 0; t < TB; ++t) {  // beyond the last tap: the last one again
+                    const int each = std::min(tap + t, taps - 1), place = each % area;
+                    from[t] =
+                        in + chunk * in_chunk +
+                        ((int64_t(each / area) * at.height + place / at.kernel_w) * at.width + place % at.kernel_w) * V;
+                }
+                for (int c = 0; c < CB; ++c)
+                    rise[c] = slope + chunk * slope_chunk + std::min(first + c, at.out_channels - 1) * plane;
+                weigh_block<CB, TB, V>(at, from, rise, sum);
+            }
+            for (int c = 0; c < CB && first + c < at.out_channels; ++c)
+                for (int t = 0; t < TB && tap + t < taps; ++t)
+                    gradient[int64_t(first + c) * taps + tap + t] = total(sum[c][t]);
+        }
+}
+
+// A value inside a frame of zeros, its pixels `stride` apart.
+inline void frame(const Vec* in, const Value& shape, int V, int top, int left, int stride_h, int stride_w, int height,
+                  int width, Vec* out) {
+    std::memset(static_cast<void*>(out), 0, sizeof(Vec) * shape.channels * height * width * V);
+    for (int c = 0; c < shape.channels; ++c)
+        for (int y = 0; y < shape.height; ++y) {
+            const Vec* from = in + (int64_t(c) * shape.height + y) * shape.width * V;
+            Vec* to = out + ((int64_t(c) * height + top + y * stride_h) * width + left) * V;
+            for (int x = 0; x < shape.width; ++x)
+                for (int v = 0; v < V; ++v) to[int64_t(x) * stride_w * V + v] = from[x * V + v];
+        }
+}
+
+}  // namespace lcfl

@@ -1,0 +1,298 @@
+// A network as its operations in order: gradient of the mean cross-entropy of a batch, and class scores.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "convolution.h"
+#include "linear.h"
+#include "loss.h"
+#include "normalisation.h"
+#include "pooling.h"
+#include "program.h"
+#include "vectors.h"
+
+namespace lcfl {
+
+class Program {
+  public:
+    Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output)
+        : ops_(ops, ops + num_ops),
+          shapes_(values, values + num_values),
+          input_(input),
+          output_(output),
+          value_(num_values),
+          slope_(num_values),
+          kept_(num_ops),
+          has_slope_(num_values) {}
+
+    // Mean cross-entropy of a batch; the gradient [P] replaces what was in it.
+    double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
+                    float* gradient, int64_t num_parameters) {
+        batch_ = Batch(samples);
+        const int64_t size = shapes_[input_].size();
+        Vec* first = value(input_);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            to_innermost(inputs + chunk * batch_.lanes() * size, size, batch_.V, batch_.in_chunk(chunk),
+                         first + chunk * chunk_size(input_));
+        for (size_t i = 0; i < ops_.size(); ++i)
+            batch_.V == 1 ? forward<1>(i, model, buffers, true) : forward<2>(i, model, buffers, true);
+        std::memset(gradient, 0, sizeof(float) * num_parameters);
+        std::fill(has_slope_.begin(), has_slope_.end(), false);
+        const double loss = cross_entropy(batch_, shapes_[output_].size(), value(output_), labels, slope(output_));
+        has_slope_[output_] = true;
+        for (size_t i = ops_.size(); i-- > 0;)
+            batch_.V == 1 ? backward<1>(i, model, gradient) : backward<2>(i, model, gradient);
+        return loss;
+    }
+
+    // Class scores [samples][classes] as the network gives them in evaluation.
+    void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
+        const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
+        for (int64_t begin = 0; begin < samples; begin += batch_.samples) {
+            batch_ = Batch(std::min<int64_t>(2 * LANES, samples - begin));
+            to_innermost(inputs + begin * size, size, batch_.V, batch_.in_chunk(0), value(input_));
+            for (size_t i = 0; i < ops_.size(); ++i)
+                batch_.V == 1 ? forward<1>(i, model, buffers, false) : forward<2>(i, model, buffers, false);
+            const float* found = reinterpret_cast<const float*>(value(output_));
+            for (int64_t sample = 0; sample < batch_.samples; ++sample)
+                for (int64_t c = 0; c < classes; ++c)
+                    result[(begin + sample) * classes + c] = found[c * batch_.lanes() + sample];
+        }
+    }
+
+  private:
+    int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
+    Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
+    Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
+
+    Window window(const Op& op) const {
+        const Value &in = shapes_[op.input], &out = shapes_[op.output];
+        return {in.channels,
+                in.height + 2 * op.padding_h,
+                in.width + 2 * op.padding_w,
+                op.kernel_h,
+                op.kernel_w,
+                op.stride_h,
+                op.stride_w,
+                out.channels,
+                out.height,
+                out.width,
+                op.padding_h,
+                op.padding_h + in.height,
+                op.padding_w,
+                op.padding_w + in.width};
+    }
+
+    template <int V>
+    void forward(size_t number, const float* model, float* buffers, bool training) {
+        const Op& op = ops_[number];
+        const Value &from = shapes_[op.input], &to = shapes_[op.output];
+        Vec *in = value(op.input), *out = value(op.output);
+        const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
+        if (op.kind == CONV) return convolve<V>(number, model);
+        if (op.kind == BATCH_NORM)
+            return batch_norm(op, from, batch_, model, buffers, training, in, out, kept(number, 2 * from.channels));
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk, in += in_size, out += out_size) switch (op.kind) {
+                case LINEAR:
+                    connect<V>(model + op.weight, int(from.size()), int(to.size()),
+                               op.bias < 0 ? nullptr : model + op.bias, in, out);
+                    break;
+                case RELU:
+                    for (int64_t i = 0; i < in_size; ++i) out[i] = larger(in[i], Vec{});
+                    break;
+                case MAX_POOL:
+                    max_pool(op, from, to, V, in, out);
+                    break;
+                case AVG_POOL:
+                    avg_pool(op, from, to, V, in, out);
+                    break;
+                case GROUP_NORM:
+                    group_norm(op, from, V, model, in, out,
+                               kept_[number].of(int64_t(op.groups) * 2 * V * batch_.chunks) +
+                                   int64_t(chunk) * op.groups * 2 * V);
+                    break;
+                case ADD: {
+                    const Vec* other = value(op.other) + chunk * in_size;
+                    for (int64_t i = 0; i < in_size; ++i) out[i] = in[i] + other[i];
+                    break;
+                }
+            }
+    }
+
+    template <int V>
+    void convolve(size_t number, const float* model) {
+        const Op& op = ops_[number];
+        const Window at = window(op);
+        const Blocks blocks = best_blocks<V>(at);
+        float* packed = floats(packed_, int64_t(at.out_channels + blocks.channels) * at.taps());
+        pack(model + op.weight, at.out_channels, at.taps(), blocks.channels, packed);
+        float* bias = biases(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
+        const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
+        const Vec* in = framed_input<V>(number);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            correlate_with<V>(blocks, at, in + chunk * framed, packed, bias,
+                              value(op.output) + chunk * chunk_size(op.output), spare_);
+    }
+
+    // The input of a convolution with its padding; frames it where that has not been done in this pass.
+    template <int V>
+    const Vec* framed_input(size_t number, bool again = true) {
+        const Op& op = ops_[number];
+        if (op.padding_h == 0 && op.padding_w == 0) return value(op.input);
+        const Window at = window(op);
+        const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
+        Vec* result = kept_[number].of(framed * batch_.chunks);
+        for (int chunk = 0; again && chunk < batch_.chunks; ++chunk)
+            frame(value(op.input) + chunk * chunk_size(op.input), shapes_[op.input], V, op.padding_h, op.padding_w, 1,
+                  1, at.height, at.width, result + chunk * framed);
+        return result;
+    }
+
+    template <int V>
+    void backward(size_t number, const float* model, float* gradient) {
+        const Op& op = ops_[number];
+        const Value &from = shapes_[op.input], &to = shapes_[op.output];
+        const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
+        Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
+        if (op.kind == RELU) {
+            Vec* back = op.input == op.output ? rise : place_for(op.input);
+            for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = out[i] > Vec{} ? rise[i] : Vec{};
+            return op.input == op.output ? void() : settle(op.input, back);
+        }
+        if (op.kind == ADD) {
+            for (int each : {op.input, op.other}) {
+                Vec* back = place_for(each);
+                std::copy_n(rise, in_size * batch_.chunks, back);
+                settle(each, back);
+            }
+            return;
+        }
+        if (op.kind == CONV)
+            weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
+                     gradient + op.weight);
+        if (op.kind == LINEAR) connect_weights<V>(op, in, rise, gradient);
+        if ((op.kind == CONV || op.kind == LINEAR) && op.bias >= 0) {
+            const int64_t area = out_size / to.channels;
+            for (int c = 0; c < to.channels; ++c) {
+                Vec sum = {};
+                for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                    for (int64_t i = 0; i < area; ++i) sum += rise[chunk * out_size + c * area + i];
+                gradient[op.bias + c] = total(sum);
+            }
+        }
+        if (op.input == input_ && (op.kind == CONV || op.kind == LINEAR)) return;  // nothing lies before it
+        Vec* back = place_for(op.input);
+        if (op.kind == BATCH_NORM)
+            batch_norm_back(op, from, batch_, model, in, kept(number, 2 * from.channels), rise, back, gradient);
+        if (op.kind == CONV) convolve_back<V>(op, model, rise, back);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
+            const Vec *each_in = in + chunk * in_size, *each_rise = rise + chunk * out_size;
+            Vec* each_back = back + chunk * in_size;
+            switch (op.kind) {
+                case LINEAR:
+                    connect_back<V>(model + op.weight, int(from.size()), int(to.size()), each_rise, each_back);
+                    break;
+                case MAX_POOL:
+                    max_pool_back(op, from, to, V, each_in, out + chunk * out_size, each_rise, each_back);
+                    break;
+                case AVG_POOL:
+                    avg_pool_back(op, from, to, V, each_rise, each_back);
+                    break;
+                case GROUP_NORM:
+                    group_norm_back(op, from, V, model, each_in,
+                                    kept_[number].get() + int64_t(chunk) * op.groups * 2 * V, each_rise, each_back,
+                                    gradient);
+                    break;
+            }
+        }
+        settle(op.input, back);
+    }
+
+    template <int V>
+    void connect_weights(const Op& op, const Vec* in, const Vec* rise, float* gradient) {
+        const int64_t inputs = shapes_[op.input].size(), row = (inputs + LANES - 1) / LANES;
+        Vec* sideways = scratch_.of(row * V * LANES * batch_.chunks);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            to_outermost(in + chunk * inputs * V, inputs, V, row * LANES,
+                         reinterpret_cast<float*>(sideways + chunk * row * V * LANES));
+        outer(rise, chunk_size(op.output), sideways, int(inputs), int(shapes_[op.output].size()), V, batch_.chunks,
+              gradient + op.weight);
+    }
+
+    template <int V>
+    void convolve_back(const Op& op, const float* model, const Vec* rise, Vec* back) {
+        const Value &from = shapes_[op.input], &to = shapes_[op.output];
+        const int top = op.kernel_h - 1 - op.padding_h, left = op.kernel_w - 1 - op.padding_w;
+        const Window at{to.channels,
+                        from.height + op.kernel_h - 1,
+                        from.width + op.kernel_w - 1,
+                        op.kernel_h,
+                        op.kernel_w,
+                        1,
+                        1,
+                        from.channels,
+                        from.height,
+                        from.width,
+                        top,
+                        top + (to.height - 1) * op.stride_h + 1,
+                        left,
+                        left + (to.width - 1) * op.stride_w + 1};
+        const Blocks blocks = best_blocks<V>(at);
+        float* turned = floats(turned_, int64_t(from.channels) * at.taps());
+        float* packed = floats(packed_, int64_t(from.channels + blocks.channels) * at.taps());
+        turn(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, turned);
+        pack(turned, from.channels, at.taps(), blocks.channels, packed);
+        float* none = biases(nullptr, from.channels);
+        Vec* framed = scratch_.of(int64_t(at.channels) * at.height * at.width * V);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
+            frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
+                  framed);
+            correlate_with<V>(blocks, at, framed, packed, none, back + chunk * chunk_size(op.input), spare_);
+        }
+    }
+
+    int64_t framed_size(const Op& op) const {
+        const Window at = window(op);
+        return int64_t(at.channels) * at.height * at.width * batch_.V;
+    }
+
+    // Where an operation writes the slope of its input: a value that several use sums theirs.
+    Vec* place_for(int number) {
+        return has_slope_[number] ? sum_.of(chunk_size(number) * batch_.chunks) : slope(number);
+    }
+
+    void settle(int number, const Vec* found) {
+        Vec* whole = slope(number);
+        if (has_slope_[number])
+            for (int64_t i = 0; i < chunk_size(number) * batch_.chunks; ++i) whole[i] += found[i];
+        has_slope_[number] = true;
+    }
+
+    float* kept(size_t number, int64_t size) { return floats(kept_[number], size); }
+
+    static float* floats(Memory& memory, int64_t size) {
+        return reinterpret_cast<float*>(memory.of((size + LANES - 1) / LANES));
+    }
+
+    float* biases(const float* given, int count) {  // with zeros for the channels that fill up the last block
+        float* result = floats(bias_, count + 32);
+        std::fill_n(result, count + 32, 0.0f);
+        if (given) std::copy_n(given, count, result);
+        return result;
+    }
+
+    std::vector<Op> ops_;
+    std::vector<Value> shapes_;
+    int input_, output_;
+    std::vector<Memory> value_, slope_, kept_;
+    std::vector<char> has_slope_;
+    Memory packed_, turned_, bias_, scratch_, sum_;
+    Vec spare_[48];
+    Batch batch_{1};
+};
+
+}  // namespace lcfl

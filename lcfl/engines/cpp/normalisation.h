@@ -1,0 +1,132 @@
+// y = (x - mean) / sqrt(var + eps) gamma + beta, over groups of channels or over the batch.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "program.h"
+#include "vectors.h"
+
+namespace lcfl {
+
+inline Vec inverse_root(Vec values) {
+    Vec result;
+    for (int lane = 0; lane < LANES; ++lane) result[lane] = 1.0f / std::sqrt(values[lane]);
+    return result;
+}
+
+// Over the channels of a group and all pixels, every sample by itself; `stats` keeps mean and 1 / deviation.
+inline void group_norm(const Op& op, const Value& shape, int V, const float* model, const Vec* in, Vec* out,
+                       Vec* stats) {
+    const int64_t area = int64_t(shape.height) * shape.width, width = shape.channels / op.groups;
+    for (int g = 0; g < op.groups; ++g)
+        for (int v = 0; v < V; ++v) {
+            const Vec* from = in + g * width * area * V + v;
+            Vec sum = {}, squares = {};
+            for (int64_t i = 0; i < width * area; ++i) sum += from[i * V];
+            const Vec mean = sum / float(width * area);
+            for (int64_t i = 0; i < width * area; ++i) squares += (from[i * V] - mean) * (from[i * V] - mean);
+            const Vec root = inverse_root(squares / float(width * area) + op.eps);
+            stats[(g * 2) * V + v] = mean, stats[(g * 2 + 1) * V + v] = root;
+            for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+                const float gamma = op.weight < 0 ? 1 : model[op.weight + c],
+                            beta = op.bias < 0 ? 0 : model[op.bias + c];
+                for (int64_t i = c * area; i < (c + 1) * area; ++i)
+                    out[i * V + v] = (in[i * V + v] - mean) * root * gamma + beta;
+            }
+        }
+}
+
+inline void group_norm_back(const Op& op, const Value& shape, int V, const float* model, const Vec* in,
+                            const Vec* stats, const Vec* slope, Vec* back, float* gradient) {
+    const int64_t area = int64_t(shape.height) * shape.width, width = shape.channels / op.groups;
+    for (int g = 0; g < op.groups; ++g)
+        for (int v = 0; v < V; ++v) {
+            const Vec mean = stats[(g * 2) * V + v], root = stats[(g * 2 + 1) * V + v];
+            Vec slopes = {}, products = {};
+            for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+                Vec plain = {}, along = {};
+                for (int64_t i = c * area; i < (c + 1) * area; ++i) {
+                    plain += slope[i * V + v];
+                    along += slope[i * V + v] * (in[i * V + v] - mean) * root;
+                }
+                const float gamma = op.weight < 0 ? 1 : model[op.weight + c];
+                slopes += plain * gamma, products += along * gamma;
+                if (op.weight >= 0) gradient[op.weight + c] += total(along);
+                if (op.bias >= 0) gradient[op.bias + c] += total(plain);
+            }
+            slopes /= float(width * area), products /= float(width * area);
+            for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+                const float gamma = op.weight < 0 ? 1 : model[op.weight + c];
+                for (int64_t i = c * area; i < (c + 1) * area; ++i) {
+                    const Vec centred = (in[i * V + v] - mean) * root;
+                    back[i * V + v] = (slope[i * V + v] * gamma - slopes - centred * products) * root;
+                }
+            }
+        }
+}
+
+// Over all samples and pixels of a channel, whose pixels are `area` vectors in every chunk of `size`.
+template <class Each>
+double sum_over(const Batch& batch, const Vec* channel, int64_t size, int64_t area, Each each) {
+    double sum = 0;
+    for (int chunk = 0; chunk < batch.chunks; ++chunk)
+        for (int v = 0; v < batch.V; ++v) {
+            Vec part = {};
+            for (int64_t i = v; i < area; i += batch.V) part += each(channel[chunk * size + i]);
+            sum += total(part * batch.holds(chunk, v));
+        }
+    return sum;
+}
+
+// Over the whole batch in training, whose statistics then move those in `buffers`; by these in evaluation.
+inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, const float* model, float* buffers,
+                       bool training, const Vec* in, Vec* out, float* stats) {
+    const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;
+    const double count = double(batch.samples) * shape.height * shape.width;
+    for (int c = 0; c < shape.channels; ++c) {
+        double mean = buffers[op.mean + c], var = buffers[op.var + c];
+        if (training) {
+            mean = sum_over(batch, in + c * area, size, area, [](Vec x) { return x; }) / count;
+            const float about = float(mean);
+            var = sum_over(batch, in + c * area, size, area, [=](Vec x) { return (x - about) * (x - about); }) / count;
+            buffers[op.mean + c] += op.momentum * (float(mean) - buffers[op.mean + c]);
+            buffers[op.var + c] += op.momentum * (float(var * count / (count - 1)) - buffers[op.var + c]);
+        }
+        stats[2 * c] = float(mean), stats[2 * c + 1] = float(1 / std::sqrt(var + op.eps));
+        const float gamma = op.weight < 0 ? 1 : model[op.weight + c], beta = op.bias < 0 ? 0 : model[op.bias + c];
+        for (int chunk = 0; chunk < batch.chunks; ++chunk)
+            for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
+                out[i] = (in[i] - stats[2 * c]) * (stats[2 * c + 1] * gamma) + beta;
+    }
+    if (training) buffers[op.tracked] += 1;
+}
+
+inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch, const float* model, const Vec* in,
+                            const float* stats, const Vec* slope, Vec* back, float* gradient) {
+    const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;
+    const double count = double(batch.samples) * shape.height * shape.width;
+    for (int c = 0; c < shape.channels; ++c) {
+        const float mean = stats[2 * c], root = stats[2 * c + 1], gamma = op.weight < 0 ? 1 : model[op.weight + c];
+        const double plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
+        double along = 0;
+        for (int chunk = 0; chunk < batch.chunks; ++chunk) {
+            Vec sum = {};
+            for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
+                sum += slope[i] * (in[i] - mean) * root;
+            along += total(sum);
+        }
+        if (op.weight >= 0) gradient[op.weight + c] = float(along);
+        if (op.bias >= 0) gradient[op.bias + c] = float(plain);
+        const float shift = float(plain / count), turn = float(along / count);
+        for (int chunk = 0; chunk < batch.chunks; ++chunk)
+            for (int64_t i = 0; i < area; ++i) {
+                const int64_t at = chunk * size + c * area + i;
+                back[at] = (slope[at] - shift - (in[at] - mean) * root * turn) * (root * gamma) *
+                           batch.holds(chunk, int(i % batch.V));
+            }
+    }
+}
+
+}  // namespace lcfl

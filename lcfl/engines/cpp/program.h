@@ -1,0 +1,32 @@
+// What Python hands over; kernels.py has the same fields in the same order.
+
+#pragma once
+
+#include <cstdint>
+
+namespace lcfl {
+
+enum Kind : int32_t { CONV, LINEAR, RELU, MAX_POOL, AVG_POOL, GROUP_NORM, BATCH_NORM, ADD };
+
+struct Value {  // of one sample
+    int32_t channels, height, width;
+    int64_t size() const { return int64_t(channels) * height * width; }
+};
+
+struct Op {
+    int32_t kind, input, other, output;  // numbers of values; `other` is ADD's second one
+    int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
+    int32_t groups;
+    float eps, momentum;
+    int64_t weight, bias;        // where they begin in the model, -1: there is none
+    int64_t mean, var, tracked;  // BATCH_NORM: where its statistics begin in the buffers
+};
+
+struct Sgd {
+    float rate, momentum, dampening, weight_decay;
+    int32_t nesterov, first;
+    float cluster_weight, global_weight;
+    int64_t num_parameters, num_embedding;
+};
+
+}  // namespace lcfl
