@@ -1,19 +1,47 @@
-"""Facts about partitions, from class counts alone.
+"""Facts about partitions, from class counts alone, and of the real data sets.
 
     python benchmarks/partitions.py --draws 4000
+    python benchmarks/partitions.py --root data
 
-No image is read: a partition looks at labels only, and the labels of CIFAR-10, CIFAR-100 and MNIST-sized sets are
-balanced. Prints what docs/partitions.md says.
+The first reads no image: a partition looks at labels only, and the labels of CIFAR-10, CIFAR-100 and MNIST-sized sets
+are balanced. The second prints what `lcfl partition` finds under the configurations of the papers, whose images lie in
+the folder, beside what is stated of them. Prints what docs/partitions.md says.
 """
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from lcfl import rng
+from lcfl.commands.partition import parser as partition_options
+from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.partition import ClassDirichlet, ClientDirichlet, Pathological, Shares
 from lcfl.data.partition.base import Indices, Partition
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "data"
+# Of a configuration: what its paper or the paper's code states, or what follows from it.
+STATED = {
+    "cifar10": "FedAC: 50 to 350 images, 3 labels",
+    "cifar10_pathological4": "LCFed: 4 labels",
+    "cifar10_dirichlet": "FedAC: 50 to 350 images, alpha = 0.1",
+    "cifar100": "FedAC: 50 to 350 images, 8 labels",
+    "cifar100_pathological10": "LCFed: 10 labels",
+    "cifar100_dirichlet": "FedAC: 50 to 350 images, alpha = 0.1",
+    "mnist": "LCFed: 3 labels",
+    "cifar10_fedclust_dirichlet": "NIID-Bench: at least 10 images, mean 500",
+    "cifar10_fedclust_skew20": "FedClust: 20 % of the labels, mean 500",
+    "cifar10_fedclust_skew30": "FedClust: 30 % of the labels, mean 500",
+    "cifar100_fedclust_dirichlet": "NIID-Bench: at least 10 images, mean 500",
+    "cifar100_fedclust_skew20": "FedClust: 20 % of the labels, mean 500",
+    "cifar100_fedclust_skew30": "FedClust: 30 % of the labels, mean 500",
+    "fashion_mnist_fedclust_dirichlet": "NIID-Bench: at least 10 images, mean 600",
+    "fashion_mnist_fedclust_skew20": "FedClust: 20 % of the labels, mean 600",
+    "fashion_mnist_fedclust_skew30": "FedClust: 30 % of the labels, mean 600",
+    "mnist_ascfl": "AS-CFL: 20 clients, 10 % to 60 % of a share of 3,000, mean 1,050",
+    "mnist_ifca": "IFCA: 2,400 clients with 100 images, 4 groups",
+}
 
 
 def labels_of(num_classes: int, num_samples: int) -> Indices:
@@ -72,10 +100,49 @@ def blocks(num_classes: int, per_client: int) -> str:
     return ", ".join(f"{size} x {classes}" for size, classes in zip(sizes, owned, strict=True))
 
 
+def row(name: str, root: str) -> str:
+    """A line of the table of real data: what clients hold under a configuration, all their images together."""
+    options = partition_options()
+    words = [f"--data.dataset.init_args.{word}" for word in (f"root={root}", "download=false")]
+    data: FederatedDataModule = options.instantiate(options.parse_args(["-c", f"{CONFIGS / name}.yaml", *words])).data
+    data.prepare_data()
+    data.setup()
+    people = data.population
+    roles = [people.train, people.val, *([people.test["own_split"]] if "own_split" in people.test else [])]
+    size_N = sum(np.array([len(each) for each in role]) for role in roles)
+    labels_N, share_N = (people.label_counts > 0).sum(axis=1), people.label_counts.max(axis=1) / people.sizes
+    protocol = data.protocols[0]
+    majority = 100 * float(np.nanmean(people.majority_accuracy(protocol, data.examples.targets)))
+    groups = "-" if people.groups is None else str(len(np.unique(people.groups)))
+    cells = [f"`{name}`", STATED[name], groups]
+    cells += [f"{size_N.min()}, {np.median(size_N):.0f}, {size_N.mean():.0f}, {size_N.max()}"]
+    cells += [f"{labels_N.min()}, {labels_N.mean():.1f}, {labels_N.max()}"]
+    cells += [f"{people.label_entropy.mean():.2f}", f"{share_N.mean():.2f}", f"{majority:.2f} % ({protocol})"]
+    return f"| {' | '.join(cells)} |"
+
+
+def real(root: str) -> None:
+    """Prints the table of real data; what does not lie in the folder is left out, with its reason."""
+    print(
+        "| configuration | stated | groups | images | labels | entropy in bits | majority share | majority baseline |"
+    )
+    print("| --- " * 8 + "|")
+    for name in STATED:
+        try:
+            print(row(name, root))
+        except (FileNotFoundError, RuntimeError) as error:
+            print(f"{name}: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=400, help="draws per line")
-    number = parser.parse_args().draws
+    parser.add_argument("--root", help="folder of the real images: prints their table instead")
+    arguments = parser.parse_args()
+    if arguments.root is not None:
+        real(arguments.root)
+        return
+    number = arguments.draws
     pools = {
         "CIFAR-10": labels_of(10, 50_000),
         "10 classes, 60,000 images": labels_of(10, 60_000),
