@@ -6,7 +6,7 @@ import torch
 from lcfl.networks import Layout
 from tests.builders import linear, server_of, state_of, upload
 
-LAYOUT = Layout.of(linear())  # P = 17
+LAYOUT = Layout.of(linear())  # P = 17: embedding 6 + 3, decision 6 + 2
 SIZE = LAYOUT.size
 
 

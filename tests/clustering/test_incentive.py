@@ -12,9 +12,7 @@ from lcfl.messages import Downlink, Uplink
 from lcfl.networks import Layout
 from lcfl.similarity import leading_coordinates
 from tests.builders import linear, state_of
-
-LAYOUT = Layout.of(linear())  # P = 17, of which P_phi = 9; h = 8
-SIZE = LAYOUT.size
+from tests.clustering.models import LAYOUT, SIZE
 
 
 def update(*decision, embedding=0.0):

@@ -21,15 +21,14 @@ from tests.builders import (
     dealt,
     fedavg,
     fit,
-    linear,
     linear_module,
     linear_step,
     server_of,
     state_of,
     two_sided,
 )
+from tests.clustering.models import LAYOUT
 
-LAYOUT = Layout.of(linear())  # P = 17: embedding 6 + 3, decision 6 + 2
 BY_NUMBER = {"choose": None, "num_clusters": 2}
 
 

@@ -11,10 +11,8 @@ from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.networks import Layout
 from lcfl.similarity import principal_components, project
-from tests.builders import Normed, blobs, blobs_module, fit, linear, server_of, state_of, upload
-
-LAYOUT = Layout.of(linear())
-SIZE = LAYOUT.size
+from tests.builders import Normed, blobs, blobs_module, fit, server_of, state_of, upload
+from tests.clustering.models import LAYOUT, SIZE
 
 
 def grouped(num_clients=12, num_groups=4, seed=0):

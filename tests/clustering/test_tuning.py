@@ -13,11 +13,8 @@ from lcfl.clustering.tuning import granularity
 from lcfl.exchange import CentreAndEmbedding, FullModel
 from lcfl.local import LocalTraining
 from lcfl.method import Method
-from lcfl.networks import Layout
-from tests.builders import blobs, blobs_module, fit, linear, state_of
-
-LAYOUT = Layout.of(linear())
-SIZE = LAYOUT.size
+from tests.builders import blobs, blobs_module, fit, state_of
+from tests.clustering.models import LAYOUT, SIZE
 
 
 def model(*entries):
