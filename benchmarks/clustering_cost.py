@@ -9,7 +9,8 @@ are projected first. IFCA's server compares nothing; K models instead of one go 
 K = 10, D = 50, and the network with 4.8 million parameters that the paper states. Models are random. Whole ones are
 compared in blocks of 16, as the package does it; so many do not fit into memory or patience, so at most --models of
 them are compared, and the seconds are scaled to N: the column `compared` says how many there were. What is said of
-low-rank models is measured for all N.
+low-rank models is measured for all N. Seconds are those of the processor, which a busy machine does not change; with
+--threads above 1 they are the sum over threads.
 """
 
 import argparse
@@ -31,23 +32,23 @@ FLOAT_BYTES = 4
 
 
 def seconds(act: Callable[[], object], turns: int) -> float:
-    """The median of some turns."""
+    """The median of some turns, in seconds of the processor."""
     taken = []
     for _ in range(turns):
-        begin = time.perf_counter()
+        begin = time.process_time()
         act()
-        taken.append(time.perf_counter() - begin)
+        taken.append(time.process_time() - begin)
     return statistics.median(taken)
 
 
 def whole(compare: Callable[[Tensor, Tensor], Tensor], block_nP: Tensor, centre_KP: Tensor, num_models: int) -> float:
-    """Seconds per model of comparing this many with all centres, a block at a time."""
-    begin, compared = time.perf_counter(), 0
+    """Seconds of the processor per model of comparing this many with all centres, a block at a time."""
+    begin, compared = time.process_time(), 0
     while compared < num_models:
         part_nP = block_nP[: num_models - compared]
         compare(part_nP, centre_KP).argmax(dim=1)
         compared += len(part_nP)
-    return (time.perf_counter() - begin) / compared
+    return (time.process_time() - begin) / compared
 
 
 def main() -> None:

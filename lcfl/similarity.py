@@ -66,8 +66,10 @@ def project(model_NP: Tensor, basis_PD: Tensor, offset_P: Tensor | None = None) 
 def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
     """`project` of models ``[P + Q]`` one after the other, ``[n, D]``; buffers do not count."""
     codes, stream = [torch.zeros(0, basis_PD.shape[1])], iter(models)
+    # One memory for all blocks: what the codes take in between would keep a freed one from being used again.
+    block_nP = torch.empty(MODELS_AT_A_TIME, len(basis_PD))
     while part := [model[: len(basis_PD)] for model in islice(stream, MODELS_AT_A_TIME)]:
-        codes.append(project(torch.stack(part), basis_PD, offset_P))
+        codes.append(project(torch.stack(part, out=block_nP[: len(part)]), basis_PD, offset_P))
     return torch.cat(codes)
 
 

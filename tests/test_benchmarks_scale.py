@@ -12,12 +12,12 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def test_scale_measures_every_method_and_population(tmp_path):
-    words = ["--populations", "30", "60", "--clients", "5", "--rounds", "3", "--images", "1500"]
+    words = ["--populations", "60", "120", "--clients", "10", "--rounds", "3", "--images", "3000"]
     words += ["--folder", str(tmp_path), "--json", str(tmp_path / "scale.json")]
     subprocess.run([sys.executable, BENCHMARKS / "scale.py", *words], check=True, capture_output=True)
     entries = json.loads((tmp_path / "scale.json").read_text())
     assert [(each["method"], each["num_clients"]) for each in entries] == [
-        (method, number) for method in ("fedavg", "lcfed") for number in (30, 60)
+        (method, number) for method in ("fedavg", "lcfed") for number in (60, 120)
     ]
     model_mb = 4 * 44_426 / 1e6
     for each in entries:

@@ -1,12 +1,14 @@
 """Low-rank models: against scikit-learn's PCA, and its invariants."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
 
 import lcfl.similarity
-from lcfl.similarity import assign, cosine, principal_components, project, squared_to_centres
+from lcfl.similarity import assign, cosine, principal_components, project, project_all, squared_to_centres
 
 
 def models(num=8, size=40, seed=0, offset=0.0):
@@ -132,3 +134,17 @@ def test_squared_distances_to_equal_centres_are_equal():
 
 def test_a_row_without_a_current_cluster_takes_the_lowest_of_a_tie():
     assert assign(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([-1, 1, -1])).tolist() == [0, 1, 1]
+
+
+def test_projections_of_many_models_are_those_of_each_and_take_the_memory_of_a_block():
+    def own_mb():
+        return next(int(row.split()[1]) / 1e3 for row in Path("/proc/self/status").open() if row.startswith("RssAnon"))
+
+    model, basis, offset = torch.randn(20_003), torch.randn(20_000, 3), torch.randn(20_000)
+    models = [model * number for number in range(1, 20)]
+    codes = project_all(iter(models), basis, offset)
+    torch.testing.assert_close(codes, torch.stack([each[:20_000] - offset for each in models]) @ basis)
+    assert project_all([], basis).shape == (0, 3)
+    before = own_mb()
+    project_all((model for _ in range(4000)), basis)  # 320 MB
+    assert own_mb() - before < 60
