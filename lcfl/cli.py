@@ -180,7 +180,7 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
     parsed = _parsed(parser, config, ("method", "model"))
     parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
     _keep_functions(parser, parsed["model"])
-    made = parser.instantiate_classes(parsed)
+    made = parser.instantiate(parsed)
     return made["model"], made["method"]
 
 
@@ -192,7 +192,7 @@ def instantiate_data(config: Path) -> FederatedDataModule:
     """
     parser = Parser(exit_on_error=False)
     parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
-    data: FederatedDataModule = parser.instantiate_classes(_parsed(parser, config, ("data",)))["data"]
+    data: FederatedDataModule = parser.instantiate(_parsed(parser, config, ("data",)))["data"]
     return data
 
 

@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> None:
     """
     options = parser()
     config = options.parse_args(list(args))
-    data: FederatedDataModule = options.instantiate_classes(config).data
+    data: FederatedDataModule = options.instantiate(config).data
     data.prepare_data()
     data.setup()
     population = data.population
