@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from peers.common import networks
 from peers.ours import NETWORKS, make_data
-from processes import memory_mb, tree
+from processes import cpu_seconds, memory_mb, tree
 from torch import Tensor
 
 from lcfl import FederatedModule, rng
@@ -74,6 +74,7 @@ class Entry:
         arguments: module of ``peers`` and its options.
         python: of its environment.
         is_ours: whether it is lcfl.
+        threads: of torch's operators; torch's default, or what the entry itself sets, if None.
     """
 
     engine: str
@@ -81,12 +82,13 @@ class Entry:
     arguments: Sequence[str]
     python: str = sys.executable
     is_ours: bool = False
+    threads: int | None = None
 
     def __str__(self) -> str:
         return f"{self.engine} x {self.devices}"
 
     @classmethod
-    def of_peer(cls, name: str, python: str | None) -> "Entry":
+    def of_peer(cls, name: str, python: str | None, threads: int | None = None) -> "Entry":
         """A peer, in its own environment or in this one.
 
         Raises:
@@ -94,7 +96,7 @@ class Entry:
         """
         if python is None and importlib.util.find_spec(PEERS[name]) is None:
             raise Unable(f"{PEERS[name]} is not installed here, and --peers-python {name}=... is not given")
-        return cls(name, 1, [f"peers.{name}"], python or sys.executable)
+        return cls(name, 1, [f"peers.{name}"], python or sys.executable, threads=threads)
 
 
 class Task:
@@ -169,6 +171,7 @@ class Runner:
         imports_mb: memory when everything is imported and nothing loaded.
         memory_mb: at most, between two turns.
         seconds: of each round of each turn.
+        cpu_s: seconds of all cores in each turn.
     """
 
     entry: Entry
@@ -177,6 +180,7 @@ class Runner:
     imports_mb: float = 0.0
     memory_mb: float = 0.0
     seconds: list[list[float]] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> "Runner":
@@ -196,6 +200,8 @@ class Runner:
             "CONTEST_TASK": str(self.task.folder / "task.pt"),
             "CONTEST_PLAN": str(self.task.folder / "plan.json"),
         }
+        if self.entry.threads:
+            environ |= {name: str(self.entry.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         begin = time.perf_counter()
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -223,9 +229,11 @@ class Runner:
 
     def turn(self, rounds: int) -> list[float]:
         """Seconds of each of the next rounds."""
+        before = cpu_seconds(self._process.pid)
         self._pipe.send(rounds)
         seconds: list[float] = self._receive()
         self.seconds.append(seconds)
+        self.cpu_s.append(cpu_seconds(self._process.pid) - before)
         self.memory_mb = max(self.memory_mb, memory_mb(self._process.pid))
         return seconds
 

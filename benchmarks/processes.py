@@ -1,11 +1,12 @@
-"""Memory of a process and all that it started, independent of who else runs on the machine."""
+"""Memory and computing time of a process and all that it started, whoever else runs on the machine."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["memory_mb", "tree"]
+__all__ = ["cpu_seconds", "memory_mb", "tree"]
 
 MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ (?P<offset>\S+) \S+ \S+ *(?P<path>.*)$")
 SHARED = ("/dev/shm", "/memfd:", "/dev/zero", "/SYSV")  # shared memory has paths, too
@@ -15,15 +16,18 @@ def tree(root: int) -> list[int]:
     """The process `root` and its descendants that live."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry.name))
+        if fields := _stat(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = [root]
     for process in found:
         found += children.get(process, [])
     return found
+
+
+def cpu_seconds(root: int) -> float:
+    """Seconds of all cores that the living processes of the tree have used; waiting in a loop counts as use."""
+    used = sum(int(ticks) for process in tree(root) for ticks in _stat(process)[11:13])
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mb(root: int) -> float:
@@ -42,6 +46,14 @@ def memory_mb(root: int) -> float:
         except (OSError, KeyError):  # it has ended
             continue
     return (anonymous + of_files.total()) / 1024
+
+
+def _stat(process: int) -> list[str]:
+    """The fields of its ``stat`` behind the name; none if it has ended."""
+    try:
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _file_pages(smaps: str) -> Iterator[tuple[tuple[str, str], int]]:

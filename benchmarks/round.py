@@ -13,40 +13,26 @@ script fail. Every entry is a process of its own that is there all the time and 
 
 import argparse
 import contextlib
-import inspect
 import json
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 
-from lcfl import Federation
+from lcfl.engines import EngineName
 from lcfl.launch import usable_cores
 
 TOLERANCE = 0.002  # of accuracy and loss: float32 sums in another order
 
 
-def known_engines() -> list[str]:
-    """The names that ``trainer.engine`` takes, without auto; the only engine where there is no such option."""
-    option = inspect.signature(Federation).parameters.get("engine")
-    names = get_args(option.annotation) if option and get_origin(option.annotation) is Literal else ("sequential",)
-    return [name for name in names if name != "auto"]
-
-
 def ours(engines: Sequence[str], devices: Sequence[int]) -> list[Entry]:
     """Every engine on every number of ranks."""
-    has_option = "engine" in inspect.signature(Federation).parameters
     return [
-        Entry(
-            engine,
-            number,
-            ["peers.ours", "--devices", str(number), *(["--engine", engine] if has_option else [])],
-            is_ours=True,
-        )
+        Entry(engine, number, ["peers.ours", "--engine", engine, "--devices", str(number)], is_ours=True)
         for engine in engines
         for number in devices
     ]
@@ -67,12 +53,12 @@ def loops(network: str) -> list[Entry]:
     return found
 
 
-def peers(pythons: dict[str, str]) -> list[Entry]:
+def peers(pythons: dict[str, str], threads: int | None) -> list[Entry]:
     """Those that are installed; of the others a line says so."""
     found = []
     for name in PEERS:
         try:
-            found.append(Entry.of_peer(name, pythons.get(name)))
+            found.append(Entry.of_peer(name, pythons.get(name), threads))
         except Unable as reason:
             print(f"{name} is left out: {reason}", file=sys.stderr)
     return found
@@ -103,6 +89,7 @@ def row_of(runner: Runner, best_s: float) -> dict[str, Any]:
         "seconds_per_round": runner.median_s,
         "fastest_round": min(map(min, runner.seconds)),
         "over_ours": runner.median_s / best_s,
+        "cpu_seconds_per_round": sum(runner.cpu_s) / sum(map(len, runner.seconds)),
         "start_up_s": runner.start_up_s,
         "memory_mb": runner.memory_mb,
         "beyond_imports_mb": runner.memory_mb - runner.imports_mb,
@@ -117,14 +104,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the rows as a Markdown table."""
     names = {
         "seconds_per_round": "s/round, median", "fastest_round": "min", "over_ours": "x ours",
-        "start_up_s": "start-up s", "memory_mb": "memory MB", "beyond_imports_mb": "beyond imports",
-        "accuracy": "accuracy", "loss": "loss",
+        "cpu_seconds_per_round": "cpu s/round", "start_up_s": "start-up s", "memory_mb": "memory MB",
+        "beyond_imports_mb": "beyond imports", "accuracy": "accuracy", "loss": "loss",
     }  # fmt: skip
-    digits = {"over_ours": 2, "start_up_s": 1, "memory_mb": 0, "beyond_imports_mb": 0, "seconds_per_round": 3}
+    digits = {"over_ours": 2, "start_up_s": 1, "memory_mb": 0, "beyond_imports_mb": 0, "accuracy": 4, "loss": 4}
     print("| engine | devices | " + " | ".join(names.values()) + " | version |")
     print("|---|---|" + "---|" * (len(names) + 1))
     for row in rows:
-        cells = [f"{row[name]:.{digits.get(name, 4 if name in ('accuracy', 'loss') else 3)}f}" for name in names]
+        cells = [f"{row[name]:.{digits.get(name, 3)}f}" for name in names]
         package, number = next(iter(row["versions"].items()))
         print(f"| {row['engine']} | {row['devices']} | " + " | ".join(cells) + f" | {package} {number} |")
 
@@ -134,12 +121,13 @@ def parse(args: Sequence[str] | None, description: str | None = __doc__) -> argp
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="where torchvision's files lie; random: no files, random images")
     parser.add_argument("--network", choices=("lenet", "cnn"), default="lenet")
-    parser.add_argument("--engines", nargs="+", default=known_engines(), help="of lcfl; all that it knows by default")
+    parser.add_argument("--engines", nargs="+", default=get_args(EngineName), help="of lcfl; all by default")
     parser.add_argument("--devices", nargs="+", type=int, default=sorted({1, usable_cores()}), help="ranks of lcfl")
     parser.add_argument("--peers", action="store_true", help="also the packages " + ", ".join(PEERS))
     parser.add_argument(
         "--peers-python", action="append", default=[], metavar="NAME=PYTHON", help="a peer's own environment"
     )
+    parser.add_argument("--peers-threads", type=int, help="OMP_NUM_THREADS of the peers; torch's default if not given")
     parser.add_argument("--only", nargs="+", help="engines that are measured, of all these")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5, help="of a turn")
@@ -157,7 +145,7 @@ def parse(args: Sequence[str] | None, description: str | None = __doc__) -> argp
 def entries_of(options: argparse.Namespace) -> list[Entry]:
     """All that is to be measured, ours first."""
     found = ours(options.engines, options.devices) + loops(options.network)
-    found += peers(options.pythons) if options.peers or options.pythons else []
+    found += peers(options.pythons, options.peers_threads) if options.peers or options.pythons else []
     return [entry for entry in found if not options.only or entry.engine in options.only]
 
 

@@ -59,7 +59,7 @@ def make_data(plan: dict[str, Any], partition: Partition) -> FederatedDataModule
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", help="trainer.engine; not passed on if not given")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--devices", type=int, default=1)
     options = parser.parse_args()
     gate = Gate("lcfl", "lightning")
@@ -73,7 +73,7 @@ def main() -> None:
             plan["num_rounds"], plan["clients_per_round"], evaluate_every=0, accelerator="cpu",
             devices=options.devices, logger=False, callbacks=[Rounds(gate)], enable_checkpointing=False,
             enable_progress_bar=False, default_root_dir=folder, seed=plan["seed"],
-            **({"engine": options.engine} if options.engine else {}),
+            engine=options.engine,
         )  # fmt: skip
         federation.fit(module, make_data(plan, FromFile(plan["partition"])), method)
 
