@@ -15,7 +15,7 @@ from lcfl.transport import Link, MemoryLink, NetworkLink, balance, can_share_mem
 
 __all__ = ["Ranks"]
 
-Carry = Callable[[Any], Any]
+Carry = Callable[[Sequence[Any]], Sequence[Any]]
 
 PATIENCE = timedelta(days=7)  # a rank waits for the server as long as it takes; one that died is noticed at once
 
@@ -28,7 +28,7 @@ class Ranks:
 
     Args:
         fabric: launched.
-        run: carries out one task on this rank.
+        run: carries out tasks on this rank; gives their results in the same order.
         flag: this process's stop flag, installed here; the ranks' flags come together in `stop_signal`.
 
     Attributes:
@@ -63,8 +63,9 @@ class Ranks:
             link.send([tasks[position] for position in share])
             self._owed.append(link)
         results: list[Any] = [None] * len(tasks)
-        for position in shares[0]:
-            results[position] = self._run(tasks[position])
+        own = self._run([tasks[position] for position in shares[0]])
+        for position, answer in zip(shares[0], own, strict=True):
+            results[position] = answer
         for link, share in zip(self._links, shares[1:], strict=True):
             answers, signal = link.receive(copy=True)
             self._owed.remove(link)
@@ -77,7 +78,7 @@ class Ranks:
         """Carries out the server's tasks until it says that it is done; its `result`."""
         (server,) = self._links
         while not isinstance(message := server.receive(), _Farewell):
-            server.send(([self._run(task) for task in message], self._flag.signal))
+            server.send((self._run(message), self._flag.signal))
         return message.result
 
     @property

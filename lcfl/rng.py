@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["generator", "scope", "stream_seed"]
+__all__ = ["generator", "kept", "scope", "stream_seed"]
 
 
 def stream_seed(seed: int, purpose: str, *address: int) -> int:
@@ -38,22 +38,12 @@ def generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
 
 
 @contextmanager
-def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
-    """Runs code that can only draw from global generators inside one addressed stream.
-
-    Seeds Python's ``random``, numpy, torch and every CUDA device on entry and puts back what it
-    found on exit, also after an exception. Initialisation, dropout and torchvision transforms need it.
-    """
-    number = stream_seed(seed, purpose, *address)
+def kept() -> Iterator[None]:
+    """Whatever is drawn inside, the global generators go on behind it as if nothing had been; see `scope`."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     # Never initialises CUDA: a process that has not used it must still be able to fork.
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
-        random.seed(number)
-        np.random.seed(number % 2**32)
-        torch.default_generator.manual_seed(number % 2**63)
-        if cuda_states is not None:
-            torch.cuda.manual_seed_all(number % 2**63)
         yield
     finally:
         random.setstate(python_state)
@@ -61,3 +51,20 @@ def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
         torch.set_rng_state(torch_state)
         if cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextmanager
+def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
+    """Runs code that can only draw from global generators inside one addressed stream.
+
+    Seeds Python's ``random``, numpy, torch and every CUDA device on entry and puts back what it
+    found on exit, also after an exception. Initialisation, dropout and torchvision transforms need it.
+    """
+    number = stream_seed(seed, purpose, *address)
+    with kept():
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        torch.default_generator.manual_seed(number % 2**63)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(number % 2**63)
+        yield

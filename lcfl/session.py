@@ -93,7 +93,7 @@ class Session:
         check_batches(self.module, self.data)
         settings = self.settings
         worker = Worker(fabric, self.module, self.data, self.method, settings.seed, settings.engine, settings.max_steps)
-        ranks = Ranks(fabric, worker.run, flag)
+        ranks = Ranks(fabric, worker.run_all, flag)
         if not fabric.is_global_zero:
             result: dict[str, Any] | None = ranks.serve()
             return result

@@ -5,8 +5,9 @@ Legend: P + Q length of a model's flat vector.
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 import numpy as np
@@ -19,7 +20,7 @@ from lcfl import rng
 from lcfl.clients import ClientState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.examples import Examples
-from lcfl.engines import EngineName, make
+from lcfl.engines import EngineName, SequentialEngine, make
 from lcfl.exchange import Exchange
 from lcfl.local.update import LocalData, LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink, all_finite
@@ -27,8 +28,6 @@ from lcfl.method import Method
 from lcfl.module import FederatedModule
 
 __all__ = ["ClientError", "EvaluationTask", "Failure", "LocalResult", "LocalTask", "Worker", "measure"]
-
-EVALUATION_BATCH = 512
 
 
 class ClientError(RuntimeError):
@@ -113,6 +112,10 @@ class EvaluationTask:
         return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {few}"
 
 
+Task = LocalTask | EvaluationTask
+Outcome = LocalResult | list[dict[str, float]] | Failure
+
+
 class Worker:
     """The engine of this rank and all that its tasks need.
 
@@ -143,36 +146,53 @@ class Worker:
         self.seed = seed
         self.engine = make(engine, fabric, module, data, max_steps)
 
-    def run(self, task: LocalTask | EvaluationTask) -> "LocalResult | list[dict[str, float]] | Failure":
-        """Carries out one task; an exception becomes a `Failure` that says where it happened."""
+    def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Carries out tasks one by one or at once, as the engine does it; their outcomes in the same order.
+
+        An exception becomes a `Failure` of its task that says where it happened; the others go on.
+        """
+        return self.engine.run_all([partial(self._run, task) for task in tasks])
+
+    def run(self, task: Task) -> Outcome:
+        """Carries out one task; see `run_all`."""
+        (outcome,) = self.run_all([task])
+        return outcome
+
+    def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
         try:
-            return self.train(task) if isinstance(task, LocalTask) else self.evaluate(task)
+            return self.train(task, engine) if isinstance(task, LocalTask) else self.evaluate(task, engine)
         except Exception as error:
             message = f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
             return Failure(message, traceback.format_exc())
 
-    def train(self, task: LocalTask) -> LocalResult:
-        """One client's local work; everything random in it is addressed by (seed, round, client)."""
+    def train(self, task: LocalTask, engine: SequentialEngine | None = None) -> LocalResult:
+        """One client's local work; everything random in it is addressed by (seed, round, client).
+
+        Args:
+            task: what is to be done.
+            engine: computes; if not given, the worker's own.
+        """
+        engine = engine or self.engine
         local_update = task.local_update or self.method.local_update
         indices = self.data.population.train[task.client]
         data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last, task.round)
-        self.engine.examples, self.engine.buffers = self.data.seen_by(task.client), task.state.buffers
+        engine.examples, engine.buffers = self.data.seen_by(task.client), task.state.buffers
         exchange = task.exchange or self.method.exchange
-        downlink = exchange.received(task.downlink, task.state, self.engine.layout)
+        downlink = exchange.received(task.downlink, task.state, engine.layout)
         with rng.scope(self.seed, "local", task.round, task.client):
-            trained: Trained = local_update(task.state, downlink, data, self.engine)
+            trained: Trained = local_update(task.state, downlink, data, engine)
         draw = rng.generator(self.seed, "upload", task.round, task.client)
-        payload = exchange.upload(trained, task.downlink, self.engine.layout, draw)
+        payload = exchange.upload(trained, task.downlink, engine.layout, draw)
         uplink = Uplink(task.client, payload, len(indices))
         kept = trained.model if exchange.keeps_model else None
-        own = self.engine.buffers if self.engine.module.buffer_policy == "local" else None
+        own = engine.buffers if engine.module.buffer_policy == "local" else None
         return LocalResult(replace(task.state, model=kept, consumed=trained.consumed, buffers=own), uplink, trained)
 
     @torch.no_grad()
-    def evaluate(self, task: EvaluationTask) -> list[dict[str, float]]:
-        """The loss and the module's metrics of a model on each set; nan on an empty one."""
-        self.engine.buffers = task.buffers
-        scorer = self.engine.scorer(task.model)
+    def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
+        """The loss and the module's metrics of a model on each set; nan on an empty one. Arguments as of `train`."""
+        engine = engine or self.engine
+        engine.buffers = task.buffers
         sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Examples, int]] = []
         for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
@@ -183,22 +203,11 @@ class Worker:
         for seen, distinct in sets.items():
             union = np.unique(np.concatenate(list(distinct.values())))
             with rng.scope(self.seed, "evaluate"):
-                scores, targets = self._scores(scorer, seen, union)
+                scores, targets = engine.scores(task.model, seen, union)
             for key, indices in distinct.items():
                 rows = torch.from_numpy(np.searchsorted(union, indices))
-                results[seen, key] = measure(self.engine.module, scores[rows], targets[rows])
+                results[seen, key] = measure(engine.module, scores[rows], targets[rows])
         return [results[key] for key in keys]
-
-    def _scores(
-        self, scorer: Callable[[Tensor], Tensor], examples: Examples, indices: NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor]:
-        """Class scores ``[n, classes]`` and labels ``[n]``, on the device."""
-        scores, targets = [], []
-        for start in range(0, len(indices), EVALUATION_BATCH):
-            inputs, labels = examples.batch(indices[start : start + EVALUATION_BATCH], self.fabric.device)
-            scores.append(scorer(inputs))
-            targets.append(labels)
-        return torch.cat(scores), torch.cat(targets)
 
 
 def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:

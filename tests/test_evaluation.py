@@ -63,7 +63,7 @@ def evaluator(method, population=None, module=None, **options):
     module = module or linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
     fabric = Fabric(accelerator="cpu", devices=1)
     worker = Worker(fabric, module, population, method, seed=11)
-    ranks = Ranks(fabric, worker.run, StopFlag())
+    ranks = Ranks(fabric, worker.run_all, StopFlag())
     return Evaluator(ranks, method, population.population, population.protocols, module.layout)
 
 
@@ -255,7 +255,7 @@ def test_a_kind_of_model_that_there_is_not():
 
 def test_long_sets_are_scored_in_batches(monkeypatch):
     whole = evaluator(lcfed())(state(), ["personal"])
-    monkeypatch.setattr("lcfl.worker.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("lcfl.engines.sequential.SCORED_BATCH", 3)
     assert evaluator(lcfed())(state(), ["personal"]).summary() == pytest.approx(whole.summary(), rel=1e-5)
 
 

@@ -17,7 +17,7 @@ WORLDS = [1, 2, 3]
 
 def session(fabric, flag, run, lead):
     """As lcfl.session does it: rank 0 leads, the others serve."""
-    ranks = Ranks(fabric, lambda task: run(fabric, task), flag)
+    ranks = Ranks(fabric, lambda tasks: [run(fabric, task) for task in tasks], flag)
     if not fabric.is_global_zero:
         ranks.serve()
         return None
@@ -145,7 +145,7 @@ def test_only_ranks_on_one_machine_share_memory(on_ranks, monkeypatch, apart, ki
         monkeypatch.setattr(platform, "node", lambda: f"machine-{os.getpid()}")
 
     def work(fabric, flag):
-        ranks = Ranks(fabric, lambda task: task * 2, flag)
+        ranks = Ranks(fabric, lambda tasks: [task * 2 for task in tasks], flag)
         assert [type(link) for link in ranks._links] == [kind] * (2 if fabric.is_global_zero else 1)
         if not fabric.is_global_zero:
             return ranks.serve()
@@ -159,7 +159,7 @@ def test_where_memory_cannot_be_shared_the_network_is_used(on_ranks, monkeypatch
     monkeypatch.setattr("lcfl.ranks.can_share_memory", lambda: False)
 
     def work(fabric, flag):
-        ranks = Ranks(fabric, lambda task: task, flag)
+        ranks = Ranks(fabric, lambda tasks: tasks, flag)
         assert [type(link) for link in ranks._links] == [NetworkLink]
         if fabric.is_global_zero:
             with ranks:

@@ -70,6 +70,10 @@ class Examples(ABC):
         """``batch`` for a training step: changed by ``augmentation``, which draws from global generators."""
         return self.batch(indices, device)
 
+    def is_random(self, training: bool) -> bool:
+        """Whether a batch, or with `training` a training batch, may depend on global generators."""
+        return True
+
     def pixels(self, inputs: Tensor) -> Tensor:
         """Network inputs [B, ...] as they were before normalisation, up to rounding."""
         return inputs
@@ -121,6 +125,10 @@ class TensorExamples(Examples):
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same with the augmentation between gather and normalisation."""
         return self._batch(indices, device, self.augmentation)
+
+    def is_random(self, training: bool) -> bool:
+        """Only a training batch that is augmented."""
+        return training and self.augmentation is not None
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """Undoes scale and shift: uint8 images are in 0..255 again."""

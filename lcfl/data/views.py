@@ -98,6 +98,10 @@ class SeenExamples(Examples):
         """The training batch, augmented where that is so, then every view of it."""
         return self._seen(self.examples.training_batch(indices, device), indices)
 
+    def is_random(self, training: bool) -> bool:
+        """As of the images themselves: views are functions."""
+        return self.examples.is_random(training)
+
     def pixels(self, inputs: Tensor) -> Tensor:
         """As of the images themselves: turns stay, and noise is scaled back with them."""
         return self.examples.pixels(inputs)

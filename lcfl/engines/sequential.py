@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -18,7 +19,9 @@ __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
 WIDE = 16  # channels; measured in docs/performance.md
-LOSS_BATCH = 512  # samples at a time where nothing is learnt
+SCORED_BATCH = 512  # samples at a time where nothing is learnt
+
+Result = TypeVar("Result")
 
 
 class SequentialEngine:
@@ -55,6 +58,13 @@ class SequentialEngine:
             module.network.to(memory_format=torch.channels_last)
         own = type(module).configure_optimizers is not FederatedModule.configure_optimizers
         self._sgd = None if own or self._scaling is not None else sgd_settings(module)
+
+    def run_all(self, works: Sequence[Callable[["SequentialEngine"], Result]]) -> list[Result]:
+        """Carries out works of different clients, each with the engine that it gets; what they return, in their order.
+
+        None of them may raise an exception, or depend on what the others do.
+        """
+        return [work(self) for work in works]
 
     def load(self, model: Tensor) -> FederatedModule:
         """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
@@ -202,11 +212,25 @@ class SequentialEngine:
     @torch.no_grad()
     def loss(self, model: Tensor, indices: Positions) -> float:
         """See `lcfl.local.engine.Engine.loss`."""
-        scores, total = self.scorer(model), 0.0
-        for start in range(0, len(indices), LOSS_BATCH):
-            inputs, targets = self.examples.batch(indices[start : start + LOSS_BATCH], self.device)
-            total += float(self.module.loss(scores(inputs), targets)) * len(targets)
+        scored = (all_of.split(SCORED_BATCH) for all_of in self.scores(model, self.examples, indices))
+        total = sum(float(self.module.loss(*batch)) * len(batch[1]) for batch in zip(*scored, strict=True))
         return total / len(indices)
+
+    @torch.no_grad()
+    def scores(self, model: Tensor, examples: Examples, indices: Positions) -> tuple[Tensor, Tensor]:
+        """Class scores ``[n, classes]`` of a model as it is evaluated and labels ``[n]``, on the device.
+
+        Args:
+            model: ``[P + Q]``.
+            examples: the pool, which need not be what the engine trains on.
+            indices: into the pool, ``[n]``.
+        """
+        scorer, found = self.scorer(model), []
+        for start in range(0, len(indices), SCORED_BATCH):
+            inputs, targets = examples.batch(indices[start : start + SCORED_BATCH], self.device)
+            found.append((scorer(inputs), targets))
+        scores, labels = zip(*found, strict=True)
+        return torch.cat(scores), torch.cat(labels)
 
     def scorer(self, model: Tensor) -> Callable[[Tensor], Tensor]:
         """What gives the class scores ``[n, classes]``, in float32, of a model ``[P + Q]`` as it is evaluated.

@@ -41,7 +41,7 @@ def test_a_choice_alone_trains_nothing_and_draws_no_samples():
 
 
 def test_the_loss_is_the_mean_over_all_samples_in_batches(monkeypatch):
-    monkeypatch.setattr("lcfl.engines.sequential.LOSS_BATCH", 4)
+    monkeypatch.setattr("lcfl.engines.sequential.SCORED_BATCH", 4)
     inputs, targets, train, test = two_sided(1, size=10)
     module = linear_module()
     model = module.initial_model(0)
