@@ -53,8 +53,8 @@ class Federation:
             never more than clients per round, else all GPUs; under torchrun or SLURM what was started.
         num_nodes: machines.
         strategy: how the processes are started; ``auto`` forks them.
-        engine: what carries out local runs: ``compiled`` for the usual layers, SGD and a CPU, ``sequential`` for
-            everything, or ``auto``; a resumed run keeps its own.
+        engine: what carries out local runs: ``compiled`` for the usual layers, SGD and a CPU, ``stacked`` for all
+            clients of a rank at once on a GPU, ``sequential`` for everything, or ``auto``; a resumed run keeps its own.
         precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False for none, or loggers of Lightning. ``metrics.csv`` is always written.
         callbacks: what else is called during a run.

@@ -25,10 +25,10 @@ def noisy():
     return SplitNetwork(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5)), nn.Linear(8, 2))
 
 
-def worker(module=None, method=None, seed=0, train=TRAIN):
+def worker(module=None, method=None, seed=0, train=TRAIN, engine="sequential"):
     module = module or FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
     data = dealt(INPUTS, TARGETS, train, test=TEST)
-    return Worker(Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed)
+    return Worker(Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed, engine)
 
 
 START = FederatedModule(noisy).initial_model(0)
@@ -86,6 +86,25 @@ def test_an_exception_becomes_words():
     assert "training_step" in failure.details
     failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],), (4, 7)))
     assert failure.message.startswith("evaluation of the model of clients 4, 7, rank 0: ")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_client_that_fails_is_named_and_the_others_go_on(engine):
+    module = linear_module()
+    start, short = module.initial_model(0), torch.zeros(3)
+    tasks = [LocalTask(i % 2, 4, ClientState(short if i == 1 else start, 7), Downlink({})) for i in range(3)]
+    tasks += [EvaluationTask(model, (TEST[0],), (number,)) for number, model in enumerate([start, short, start])]
+    outcomes = worker(module, engine=engine).run_all(tasks)
+    failed = [outcome.message for outcome in outcomes if isinstance(outcome, Failure)]
+    assert [message.partition(", rank 0: ")[0] for message in failed] == [
+        "client 1, round 4",
+        "evaluation of the model of client 1",
+    ]
+    assert torch.equal(outcomes[0].trained.model, outcomes[2].trained.model)
+    assert outcomes[3] == outcomes[5]
+    alone_ = worker(module).run_all([tasks[0], tasks[3]])
+    torch.testing.assert_close(outcomes[0].trained.model, alone_[0].trained.model)
+    assert outcomes[3] == [pytest.approx(alone_[1][0], rel=1e-5)]
 
 
 def seen_through(data, *views):

@@ -3,5 +3,6 @@
 from lcfl.engines.choice import EngineName, choose, make
 from lcfl.engines.compiled import CompiledEngine
 from lcfl.engines.sequential import SequentialEngine
+from lcfl.engines.stacked import StackedEngine
 
-__all__ = ["CompiledEngine", "EngineName", "SequentialEngine", "choose", "make"]
+__all__ = ["CompiledEngine", "EngineName", "SequentialEngine", "StackedEngine", "choose", "make"]

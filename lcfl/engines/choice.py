@@ -1,7 +1,7 @@
 """Which engine trains a module."""
 
 import logging
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from lightning.fabric import Fabric
 
@@ -9,20 +9,22 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.engines.compiled import CompiledEngine, check_compiled
 from lcfl.engines.program import Unsupported
 from lcfl.engines.sequential import SequentialEngine
+from lcfl.engines.stacked import StackedEngine, check_stacked
 from lcfl.module import FederatedModule
 
 __all__ = ["EngineName", "choose", "make"]
 
 LOGGER = logging.getLogger(__name__)
-EngineName = Literal["sequential", "compiled"]
+EngineName = Literal["sequential", "compiled", "stacked"]
 WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
 
 
 def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, device: str, precision: str) -> EngineName:
     """The engine of that name, or under ``auto`` the fastest that trains the module as it wants to be trained.
 
-    It depends on the module, the shape of the data, the device and whether there is a compiler, and on no
-    measurement: the same command gives the same engine again, and so the same bits.
+    That is ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` where they cannot. It depends on the
+    module, the shape of the data, the device and whether there is a compiler, and on no measurement: the same command
+    gives the same engine again, and so the same bits.
 
     Args:
         wanted: a name or ``auto``.
@@ -37,18 +39,20 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
     known = get_args(EngineName)
     if wanted not in ("auto", *known):
         raise ValueError(f"trainer.engine: got {wanted!r}; allowed are auto, {', '.join(known)}.")
-    if wanted == "sequential":
-        return "sequential"
+    tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
-        program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
-        if wanted == "auto" and program.widest > WIDEST:
-            raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
+        if tried == "compiled":
+            program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
+            if wanted == "auto" and program.widest > WIDEST:
+                raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
+        elif tried == "stacked":
+            check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
     except Unsupported as reason:
-        if wanted == "compiled":
-            raise ValueError(f"trainer.engine: got compiled, but {reason}; use auto or sequential.") from None
-        LOGGER.info("Engine sequential, because compiled is not for this: %s.", reason)
+        if wanted != "auto":
+            raise ValueError(f"trainer.engine: got {wanted}, but {reason}; use auto or sequential.") from None
+        LOGGER.info("Engine sequential, because %s is not for this: %s.", tried, reason)
         return "sequential"
-    return "compiled"
+    return cast(EngineName, tried)
 
 
 def make(
@@ -63,6 +67,9 @@ def make(
         data: set up.
         max_steps: cuts every local run after so many steps.
     """
+    shape = data.dataset.shape
     if name == "compiled":
-        return CompiledEngine(fabric, module, data.examples, data.dataset.shape, max_steps)
+        return CompiledEngine(fabric, module, data.examples, shape, max_steps)
+    if name == "stacked":
+        return StackedEngine(fabric, module, data.examples, shape, data.dataset.dtype, data.batch_size, max_steps)
     return SequentialEngine(fabric, module, data.examples, max_steps)

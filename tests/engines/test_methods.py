@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import yaml
 
 from lcfl import checkpoint
 from lcfl.engines import choose
@@ -11,8 +12,8 @@ from tests.builders import blobs, blobs_module
 from tests.commandline import CONFIGS
 from tests.fits import fit, newest_run, newest_state, rows
 
-ENGINES = ("sequential", "compiled")
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
+KINDS = {"cgpfl", "fednova", "ifca", "lcfed", "pacfl", "per_fedavg"}  # every kind of local work
 UNEQUAL = ["--data.partition.init_args.sizes=[21,64]", "--model.optimizer.init_args.momentum=0.5"]
 
 
@@ -23,9 +24,29 @@ def close(one, other):
     return one == other or float(one) == pytest.approx(float(other), rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_three_rounds_of_every_method(tmp_path, method):
-    runs = [fit(tmp_path / name, method, 1, 3, *UNEQUAL, f"--trainer.engine={name}").path for name in ENGINES]
+def engines_and_methods():
+    for engine in ("compiled", "stacked"):
+        for method in METHODS:
+            marks = [] if engine == "compiled" or method in KINDS else [pytest.mark.slow]
+            yield pytest.param(engine, method, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def sequential(tmp_path_factory):
+    """Of a method three rounds by the sequential engine, made once."""
+    made = {}
+
+    def of(method):
+        if method not in made:
+            root = tmp_path_factory.mktemp(method)
+            made[method] = fit(root, method, 1, 3, *UNEQUAL, "--trainer.engine=sequential").path
+        return made[method]
+
+    return of
+
+
+def assert_agree(runs):
+    """Rows, merged models and every client's model of two runs."""
     for one, other in zip(*map(rows, runs), strict=True):
         assert one.keys() == other.keys()
         assert [name for name in one if not close(one[name], other[name])] == []
@@ -41,23 +62,68 @@ def test_three_rounds_of_every_method(tmp_path, method):
         models = [state.clients[client].model for state in states]
         assert models[0] is None or close(*models)
     assert float(rows(runs[0])[-1]["train/loss"]) > 0
-    assert [json.loads((run / "summary.json").read_text())["identity"]["engine"] for run in runs] == list(ENGINES)
+
+
+@pytest.mark.parametrize(("engine", "method"), engines_and_methods())
+def test_three_rounds_of_every_method(tmp_path, sequential, engine, method):
+    runs = [sequential(method), fit(tmp_path, method, 1, 3, *UNEQUAL, f"--trainer.engine={engine}").path]
+    assert_agree(runs)
+    names = [json.loads((run / "summary.json").read_text())["identity"]["engine"] for run in runs]
+    assert names == ["sequential", engine]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["compiled", "stacked"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_step_of_every_method(tmp_path, engine, method):
+    amount = yaml.safe_load((CONFIGS / f"methods/{method}.yaml").read_text())["method"]["local_update"]["init_args"]
+    once = ["--method.local_update.init_args.epochs=1", "--data.batch_size=64"]
+    if amount["steps"]:
+        once = ["--method.local_update.init_args.steps=1"]
+    words = [*UNEQUAL, *once, "--trainer.evaluate_every=1"]
+    assert_agree(
+        [fit(tmp_path / name, method, 1, 1, *words, f"--trainer.engine={name}").path for name in ("sequential", engine)]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["compiled", "stacked"])
+def test_exact_meta_gradients(tmp_path, engine):
+    words = [*UNEQUAL, "--method.local_update.init_args.hessian=true"]
+    names = ("sequential", engine)
+    assert_agree([fit(tmp_path / name, "per_fedavg", 1, 3, *words, f"--trainer.engine={name}").path for name in names])
+
+
+def test_stacks_of_two_ranks_agree_with_those_of_one(tmp_path):
+    """They are other stacks, so bits may differ, and nothing else; clients see their images each in its way."""
+    noise = ["--data.client_transforms+=GaussianNoise", "--data.client_transforms.sigma=0.5"]
+    words = [*noise, "--trainer.engine=stacked"]
+    assert_agree([fit(tmp_path / str(devices), "lcfed", devices, 3, *UNEQUAL, *words).path for devices in (1, 2)])
 
 
 def test_auto_takes_the_compiled_engine_where_it_can():
     assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
 
 
+def test_auto_takes_the_stacked_engine_on_a_gpu_only():
+    assert choose("auto", blobs_module(), blobs(), "cuda", "bf16-mixed") == "stacked"
+    assert choose("stacked", blobs_module(), blobs(), "cpu", "32-true") == "stacked"
+
+
 def test_auto_says_once_why_it_cannot(caplog):
     with caplog.at_level("INFO"):
         assert choose("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
+        assert choose("auto", blobs_module(), blobs(), "cuda", "16-mixed") == "sequential"
     assert caplog.text.count("Engine sequential, because compiled is not for this: it computes in float32") == 1
+    assert caplog.text.count("Engine sequential, because stacked is not for this: 16-mixed") == 1
 
 
 def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but it computes in float32 on a CPU"):
         choose("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
-    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled"):
+    with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
+        choose("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
+    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled, stacked"):
         choose("fast", blobs_module(), blobs(), "cpu", "32-true")
 
 

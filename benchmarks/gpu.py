@@ -1,0 +1,159 @@
+"""Seconds per round on a GPU: clients stacked beside one after the other, in float32 and bf16-mixed.
+
+    python benchmarks/gpu.py --root data --json gpu.json
+
+lenet: Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients x 5 SGD steps a round,
+LeNet-5 with 61,706 parameters. cnn: the same with CIFAR-10 and the CNN of 4.8 million. crowd: Fashion-MNIST dealt out
+to 1,000 clients who all train for an epoch in every round. lcfed: 1,000 rounds of LCFed with LeNet-5 on CIFAR-10, 100
+clients with 50 to 350 images, without evaluation on the way. One device; the entries of lenet and cnn take turns and
+must reach the same accuracy up to rounding. Seconds are medians over the rounds after the first three.
+``--accelerator cpu`` with small numbers tries the script where there is no GPU.
+"""
+
+import argparse
+import csv
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lcfl import FederatedModule, Federation, Method
+from lcfl.aggregation import ClusterMean, GlobalMean
+from lcfl.clustering import LowRankCosine
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import CIFAR10, FashionMNIST, FederatedDataset, RandomLike
+from lcfl.data.partition import IID, ClientDirichlet, Partition
+from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.local import LocalTraining
+from lcfl.networks import CNN, LeNet5
+
+SEED = 0
+WARM_UP = 3  # rounds that pay for kernels, caches and page faults
+COMPARED = [(engine, precision) for engine in ("sequential", "stacked") for precision in ("32-true", "bf16-mixed")]
+ENTRIES = [
+    *(("lenet", *each) for each in COMPARED),
+    *(("cnn", *each) for each in COMPARED),
+    ("crowd", "stacked", "32-true"),
+    ("lcfed", "stacked", "32-true"),
+]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, for how long, and on what it is tested at the end."""
+
+    dataset: Callable[[str], FederatedDataset]
+    partition: Partition
+    network: Callable[[], torch.nn.Module]
+    num_clients: int
+    clients_per_round: int
+    method: Callable[[], Method]
+    rounds: int
+    protocol: str = "global"
+    pull: float = 0.0  # mu and lambda
+
+
+def fedavg() -> Method:
+    return Method(LocalTraining(epochs=1), FullModel(), GlobalMean())
+
+
+def lcfed(num_clusters: int, dimension: int) -> Method:
+    clustering = LowRankCosine(num_clusters, dimension)
+    mean = ClusterMean(over="stored", embedding_over="stored")
+    return Method(LocalTraining(steps=5), CentreAndEmbedding(), mean, [clustering])
+
+
+def tasks_of(options: argparse.Namespace) -> dict[str, Task]:
+    """By name."""
+    clients, sampled, size = options.num_clients, options.clients_per_round, options.num_samples
+    equal, unequal = ClientDirichlet(0.1, (size, size)), ClientDirichlet(0.1, (size // 3, 2 * size))
+    lenet = functools.partial(LeNet5, 1, 28, padding=2)
+    few, clustered = max(1, options.rounds // 3), functools.partial(lcfed, min(10, clients // 2), min(50, clients // 2))
+    return {
+        "lenet": Task(FashionMNIST, equal, lenet, clients, sampled, fedavg, options.rounds),
+        "cnn": Task(CIFAR10, equal, CNN, clients, sampled, fedavg, options.rounds),
+        "crowd": Task(FashionMNIST, IID(), lenet, options.crowd, options.crowd, fedavg, few),
+        "lcfed": Task(CIFAR10, unequal, LeNet5, clients, sampled, clustered, options.lcfed_rounds, "own_split", 0.5),
+    }
+
+
+def measured(task: Task, engine: str, precision: str, options: argparse.Namespace) -> dict[str, float]:
+    """One run: seconds, memory of the GPU, and the accuracy at the end."""
+    dataset = task.dataset(options.root)
+    if options.root == "random":
+        dataset = RandomLike(dataset, 2 * options.num_samples * task.num_clients)
+    data = FederatedDataModule(
+        dataset, task.partition, task.num_clients, protocols=[task.protocol], val_fraction=0.0
+    )  # fmt: skip
+    optimizer = functools.partial(torch.optim.SGD, lr=0.01)
+    module = FederatedModule(task.network, optimizer, cluster_weight=task.pull, global_weight=task.pull)
+    on_gpu = options.accelerator == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(
+            task.rounds, task.clients_per_round, evaluate_every=0, final_models=[], accelerator=options.accelerator,
+            devices=1, engine=engine, precision=precision, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, default_root_dir=folder, seed=SEED,
+        )  # fmt: skip
+        begin = time.perf_counter()
+        fitted = federation.fit(module, data, task.method())
+        seconds = time.perf_counter() - begin
+        metrics = fitted.metrics
+        with (fitted.path / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if int(row["round"]) >= 0]
+    whole, local = ([float(row[f"time/{name}_s"]) for row in rows] for name in ("round", "local"))
+    kind = task.method().exchange.reported[0]
+    return {
+        "seconds_per_round": statistics.median(whole[WARM_UP:] or whole),
+        "local_seconds_per_round": statistics.median(local[WARM_UP:] or local),
+        "seconds_of_all_rounds": sum(whole),
+        "seconds_with_start_and_evaluation": seconds,
+        "gpu_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0,
+        "accuracy": metrics[f"test/{task.protocol}/{kind}/acc"],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:
+    """Measures, prints the entries and writes JSON; gives the entries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data", help="where torchvision's files lie; random: no files, random images")
+    parser.add_argument("--accelerator", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tasks", nargs="+", choices=["lenet", "cnn", "crowd", "lcfed"], help="these only")
+    parser.add_argument("--rounds", type=int, default=30, help="per turn of lenet and cnn; a third of them of crowd")
+    parser.add_argument("--turns", type=int, default=3, help="of lenet and cnn; the fastest counts")
+    parser.add_argument("--lcfed_rounds", type=int, default=1000)
+    parser.add_argument("--crowd", type=int, default=1000, help="clients a round of crowd")
+    parser.add_argument("--num_clients", type=int, default=100, help="of the other tasks")
+    parser.add_argument("--clients_per_round", type=int, default=25, help="of the other tasks")
+    parser.add_argument("--num_samples", type=int, default=160, help="images of a client")
+    parser.add_argument("--json", type=Path, help="write the entries there")
+    options = parser.parse_args(arguments)
+    tasks = tasks_of(options)
+    device = torch.cuda.get_device_name() if options.accelerator == "cuda" else "cpu"
+    print(f"{device}, torch {torch.__version__}, seed {SEED}", flush=True)
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for turn in range(options.turns):
+        for entry in ENTRIES:
+            name, engine, precision = entry
+            if (options.tasks and name not in options.tasks) or (turn > 0 and name not in ("lenet", "cnn")):
+                continue
+            now = measured(tasks[name], engine, precision, options)
+            found[entry] = min(found.get(entry, now), now, key=lambda each: each["seconds_per_round"])
+    rows: list[dict[str, object]] = []
+    for (name, engine, precision), numbers in found.items():
+        print(f"{name:<6} {engine:<10} {precision:<10}", *(f" {key} {value:.4g}" for key, value in numbers.items()))
+        rows.append({"task": name, "engine": engine, "precision": precision, "device": device, **numbers})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

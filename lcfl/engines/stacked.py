@@ -1,0 +1,378 @@
+"""The engine that trains the clients of a rank at once, for GPUs: every operation has them as its first dimension.
+
+Legend: C clients at once, P parameters and Q buffer entries in a model's flat vector, B batch size.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
+
+from lcfl.data.examples import Examples
+from lcfl.engines.lockstep import Ask, in_lockstep
+from lcfl.engines.mapped import MappedModule, Named
+from lcfl.engines.program import Unsupported
+from lcfl.engines.seats import AskedDescent, AskedGradient, AskedScores, Batch, Question, Seat, length_of
+from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
+from lcfl.local.engine import Descent, Gradient, Positions
+from lcfl.module import FederatedModule
+
+__all__ = ["StackedEngine", "check_stacked"]
+
+ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
+MOST_CLIENTS = 256  # at once: more keep no GPU busier
+GPU_SHARE = 0.5  # of the free memory: the estimate knows no workspace of a kernel
+HOST_BYTES = 2 * 2**30
+COPIES = 10  # of a model in training: weights, gradient, optimizer, what it is pulled to, what it was and becomes
+ACTIVATIONS = 3  # what autograd keeps, its gradient, and a kernel's other layout of it
+
+Result = TypeVar("Result")
+Rows = slice | Tensor  # of a stack: all, or their numbers
+
+
+def check_stacked(
+    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true"
+) -> None:
+    """Makes sure that `StackedEngine` trains a module as it wants to be trained; tries a step on a CPU.
+
+    Args:
+        module: network, loss and optimizer.
+        shape: of one input of the network.
+        dtype: of the inputs.
+        precision: of a step's arithmetic.
+
+    Raises:
+        Unsupported: if it does not; says why.
+    """
+    if precision == "16-mixed":
+        raise Unsupported("16-mixed needs a loss scale for every client")
+    if type(module).configure_optimizers is not FederatedModule.configure_optimizers:
+        raise Unsupported(f"{type(module).__name__} has a configure_optimizers of its own")
+    optimizer = type(module.configure_optimizers())
+    if optimizer not in ELEMENTWISE:
+        known = ", ".join(each.__name__ for each in ELEMENTWISE)
+        raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that acts on every number alone ({known})")
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        MappedModule(module).trial(shape, dtype, torch.device("cpu"))
+
+
+class StackedEngine(SequentialEngine):
+    """Works of several clients run side by side, and what all of them ask for is computed at once.
+
+    A work is given a `Seat` instead of this engine. Where several wait for the same kind of computation, their models
+    are stacked to ``[C, P + Q]``, the module's own `training_step` is mapped over them, and one optimizer steps on all.
+    Shorter batches are filled up with samples that the loss ignores; where these would change something, as with batch
+    normalisation, batches of each size are computed by themselves. It agrees with `SequentialEngine` up to rounding,
+    and who is stacked with whom decides about the rounding.
+
+    Asked directly, and not through `run_all`, it is the sequential engine.
+
+    Args:
+        fabric: gives device and precision.
+        module: one that `check_stacked` accepts; its `training_step` must keep nothing from one call to the next.
+        examples: the pool that batches are gathered from.
+        shape: of one input of the network.
+        dtype: of the inputs.
+        batch_size: of most steps.
+        max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
+        budget: bytes for the clients that are at work at once; None: half of what is free on a GPU, 2 GiB on a CPU.
+
+    Attributes:
+        most_clients: how many are at work at once at most.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        examples: Examples,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        batch_size: int,
+        max_steps: int | None = None,
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(fabric, module, examples, max_steps)
+        self._mapped = MappedModule(self.module)
+        with fabric.autocast():
+            trial = self._mapped.trial(shape, dtype, self.device)
+        self._fills_up, self._sample_bytes = trial.fills_up, ACTIVATIONS * trial.sample_bytes
+        self._budget = _free_bytes(self.device) if budget is None else budget
+        client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
+        self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
+
+    def run_all(self, works: Sequence[Callable[[SequentialEngine], Result]]) -> list[Result]:
+        """See `SequentialEngine.run_all`."""
+        found: list[Result] = []
+        for start in range(0, len(works), self.most_clients):
+            part = [partial(self._seated, work) for work in works[start : start + self.most_clients]]
+            found += in_lockstep(part, self._answer)
+        return found
+
+    def _seated(self, work: Callable[[SequentialEngine], Result], ask: Ask) -> Result:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # every thread has its own
+        return work(Seat(self, ask))
+
+    def _answer(self, questions: Sequence[Question]) -> list[Any]:
+        """The answers in the order of the questions; those of one kind are found at once."""
+        kinds: dict[Hashable, list[int]] = {}
+        for place, question in enumerate(questions):
+            kinds.setdefault(question.kind(by_size=not self._fills_up), []).append(place)
+        answers: list[Any] = [None] * len(questions)
+        for places in kinds.values():
+            for place, answer in zip(places, self._answer_alike([questions[each] for each in places]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _answer_alike(self, asked: Sequence[Any]) -> list[Any]:
+        """Answers to questions of one kind; after an exception to each half alone, until it is one client's answer."""
+        try:
+            if isinstance(asked[0], AskedDescent):
+                return self._descend(asked)
+            return self._differentiate_all(asked) if isinstance(asked[0], AskedGradient) else self._score(asked)
+        except Exception as error:
+            if len(asked) == 1:
+                return [error]
+        half = len(asked) // 2
+        return [*self._answer_alike(asked[:half]), *self._answer_alike(asked[half:])]
+
+    def _descend(self, asked: Sequence[AskedDescent]) -> list[Descent]:
+        """Step after step of those who have one left.
+
+        Whoever has finished is copied out; the optimizer, which acts on every number alone, goes on over the row.
+        """
+        seats = [each.seat for each in asked]
+        parameters, buffers = self._open([each.start for each in asked], seats)
+        centre, embedding = self._pulls(asked)
+        optimizer = self.module.optimizer(list(parameters.values()))
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                group["lr"] = group["lr"] * asked[0].rate_scale
+        ends = torch.empty(len(asked), self.layout.num_parameters, device=self.device)
+        losses, logged = _Means(len(asked), self.device), _Means(len(asked), self.device)
+        for number in range(max(len(each.batches) for each in asked)):
+            optimizer.zero_grad()
+            for members in self._groups(asked, number):
+                rows = self._rows(members, len(asked))
+                some = _at(parameters, rows)
+                batch = self._gather(
+                    [seats[each] for each in members], [asked[each].batches[number] for each in members]
+                )
+                with self.fabric.autocast():
+                    found = self._mapped.step(
+                        some, _at(buffers, rows), *batch, number, _row(centre, rows), _row(embedding, rows)
+                    )
+                for name, slope in _slopes(found.losses.sum(), some).items():
+                    _give_gradient(parameters[name], rows, slope)
+                for name, kept in found.buffers.items():
+                    buffers[name][rows] = kept
+                losses.add(rows, {"loss": found.losses.detach()[:, None]})
+                logged.add(rows, found.logged)
+            optimizer.step()
+            finished = [row for row, each in enumerate(asked) if len(each.batches) == number + 1]
+            if finished:
+                rows = self._rows(finished, len(asked))
+                ends[rows] = _joined(_at(parameters, rows))
+        if buffers:
+            kept = _joined(buffers)
+            for seat, own in zip(seats, kept, strict=True):
+                seat.keep(own)
+            ends = torch.cat([ends, kept], dim=1)
+        models = ends[:, : self.layout.size].cpu()
+        return [
+            Descent(model.clone(), loss["loss"], values)  # a view would keep all of them
+            for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
+        ]
+
+    def _differentiate_all(self, asked: Sequence[AskedGradient]) -> list[Gradient]:
+        """Gradients, or their derivatives along the directions, with what else the forward passes gave."""
+        seats = [each.seat for each in asked]
+        parameters, buffers = self._open([each.model for each in asked], seats)
+        batch = self._gather(seats, [each.batch for each in asked])
+        with self.fabric.autocast():
+            found = self._mapped.step(parameters, buffers, *batch, asked[0].number, *self._pulls(asked))
+        directions = [each.direction for each in asked if each.direction is not None]
+        slopes = _slopes(found.losses.sum(), parameters, create_graph=bool(directions))
+        if directions:
+            along = self._mapped.parameters(self._stack(directions))
+            slopes = _slopes(
+                sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0)), parameters
+            )
+        vectors = _joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
+        kept = _joined(found.buffers) if found.buffers else vectors[:, :0]
+        if found.buffers and not directions:
+            for seat, own in zip(seats, kept, strict=True):
+                seat.keep(own)
+        kept = kept[:, : self.layout.size - self.layout.num_parameters]
+        losses, logged = found.losses.detach(), {name: values.mean(1) for name, values in found.logged.items()}
+        return [
+            Gradient(
+                vectors[row].to(each.model.device),
+                kept[row].to(each.model.device),
+                losses[row],
+                {name: values[row] for name, values in logged.items()},
+            )
+            for row, each in enumerate(asked)
+        ]
+
+    @torch.no_grad()
+    def _score(self, asked: Sequence[AskedScores]) -> list[tuple[Tensor, Tensor]]:
+        """Scores and labels; of images that all models look at alike a batch is gathered once."""
+        parameters, buffers = self._open([each.model for each in asked], [each.seat for each in asked])
+        first = asked[0]
+        shared = all(each.examples is first.examples and np.array_equal(each.indices, first.indices) for each in asked)
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in asked]
+        at_a_time = max(1, min(SCORED_BATCH, self._budget // (len(asked) * self._sample_bytes)))
+        for start in range(0, max(len(each.indices) for each in asked), at_a_time):
+            members = [number for number, each in enumerate(asked) if len(each.indices) > start]
+            rows = self._rows(members, len(asked))
+            parts = [asked[each].indices[start : start + at_a_time] for each in members]
+            if shared:
+                inputs, labels = first.examples.batch(parts[0], self.device)
+                targets = labels.expand(len(members), -1)
+            else:
+                inputs, targets = self._look_up([asked[each].examples for each in members], parts)
+            with self.fabric.autocast():
+                scores = self._mapped.scores(_at(parameters, rows), _at(buffers, rows), inputs, shared)
+            for each, part, of_each, labels in zip(members, parts, scores, targets, strict=True):
+                found[each].append((of_each[: len(part)], labels[: len(part)]))
+        joined = (zip(*parts, strict=True) for parts in found)
+        return [(torch.cat(scores), torch.cat(targets)) for scores, targets in joined]
+
+    def _groups(self, asked: Sequence[AskedDescent], number: int) -> list[list[int]]:
+        """Who takes step `number`, in groups that are computed at once."""
+        groups: dict[int, list[int]] = {}
+        for row, each in enumerate(asked):
+            if number < len(each.batches):
+                size = 0 if self._fills_up else length_of(each.batches[number])
+                groups.setdefault(size, []).append(row)
+        return list(groups.values())
+
+    def _rows(self, members: Sequence[int], size: int) -> Rows:
+        return slice(None) if len(members) == size else torch.tensor(members, dtype=torch.int64, device=self.device)
+
+    def _open(self, models: Sequence[Tensor], seats: Sequence[Seat]) -> tuple[Named, Named]:
+        """Parameters and buffers of models ``[P + Q]``, stacked."""
+        stacked = self._stack(models)
+        if (apart := self.module.buffer_layout) is None:
+            return self._mapped.parameters(stacked), self._mapped.buffers(stacked[:, self.layout.num_parameters :])
+        first = apart.pack(self.module.network)
+        own = self._stack([first if seat.buffers is None else seat.buffers for seat in seats])
+        return self._mapped.parameters(stacked), self._mapped.buffers(own)
+
+    def _stack(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Vectors as the rows of a matrix on the device; what is the same memory travels once."""
+        numbers: dict[tuple[int, int], int] = {}
+        places = [numbers.setdefault((each.data_ptr(), len(each)), len(numbers)) for each in vectors]
+        distinct = torch.stack([vectors[places.index(number)] for number in range(len(numbers))]).to(self.device)
+        return distinct if len(distinct) == len(places) else distinct[torch.tensor(places, device=self.device)]
+
+    def _pulls(self, asked: Sequence[AskedDescent] | Sequence[AskedGradient]) -> tuple[Tensor | None, Tensor | None]:
+        """Omega ``[C, P]`` and Phi ``[C, P_phi]``, None where nothing pulls."""
+        centres = [each.centre[: self.layout.num_parameters] for each in asked if each.centre is not None]
+        embeddings = [each.embedding for each in asked if each.embedding is not None]
+        centre = self._stack(centres) if centres and self.module.cluster_weight > 0 else None
+        return centre, self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None
+
+    def _gather(self, seats: Sequence[Seat], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step; ignored samples fill shorter batches up."""
+        sizes = [length_of(batch) for batch in batches]
+        longest = max(sizes)
+        drawn = [batch for batch in batches if isinstance(batch, tuple)]
+        if drawn:
+            inputs = torch.stack([_filled_up(images, longest) for images, _ in drawn])
+            targets = torch.stack([_filled_up(labels, longest) for _, labels in drawn])
+        else:
+            positions = [batch for batch in batches if not isinstance(batch, tuple)]
+            inputs, targets = self._look_up([seat.examples for seat in seats], positions, training=True)
+        if min(sizes) < longest:
+            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "else they are grouped by size"
+            beyond = torch.arange(longest) >= torch.tensor(sizes)[:, None]
+            targets = targets.masked_fill(beyond.to(self.device), self.module.loss.ignore_index)
+        return inputs, targets
+
+    def _look_up(
+        self, examples: Sequence[Examples], indices: Sequence[Positions], training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs ``[C, n, ...]`` and labels ``[C, n]``, n the most indices; the first of the others fills them up."""
+        places = np.empty((len(indices), max(map(len, indices))), dtype=np.int64)
+        for row, each in zip(places, indices, strict=True):
+            row[: len(each)], row[len(each) :] = each, each[0]
+        looks = [each.training_batch if training else each.batch for each in examples]
+        if all(each is examples[0] for each in examples):
+            inputs, targets = looks[0](places.reshape(-1), self.device)
+            return inputs.unflatten(0, places.shape), targets.unflatten(0, places.shape)
+        found = [look(row, self.device) for look, row in zip(looks, places, strict=True)]
+        return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
+
+
+class _Means:
+    """Means of values per client, of which some come up in some steps only."""
+
+    def __init__(self, num_clients: int, device: torch.device) -> None:
+        self._zeros = torch.zeros(2, num_clients, device=device)
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, rows: Rows, values: Named) -> None:
+        """Values ``[C, times]`` by name of the clients in these rows."""
+        for name, each in values.items():
+            sums = self._sums.setdefault(name, self._zeros.clone())
+            sums[0, rows] += each.sum(1)
+            sums[1, rows] += each.shape[1]
+
+    def by_row(self) -> list[dict[str, float]]:
+        """The means of every client, by name."""
+        numbers = {name: sums.tolist() for name, sums in self._sums.items()}
+        return [
+            {name: sums[row] / times[row] for name, (sums, times) in numbers.items() if times[row]}
+            for row in range(self._zeros.shape[1])
+        ]
+
+
+def _at(stacked: Named, rows: Rows) -> Named:
+    """Some rows of a stack: itself for all of them, else copies."""
+    if isinstance(rows, slice):
+        return stacked
+    return {name: each.detach()[rows].requires_grad_(each.requires_grad) for name, each in stacked.items()}
+
+
+def _row(stacked: Tensor | None, rows: Rows) -> Tensor | None:
+    return None if stacked is None else stacked[rows]
+
+
+def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:
+    """d loss / d parameter ``[C, ...]`` of those that are trained and take part, by name."""
+    trained = {name: each for name, each in parameters.items() if each.requires_grad}
+    found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(trained, found, strict=True) if slope is not None}
+
+
+def _give_gradient(parameter: Tensor, rows: Rows, slope: Tensor) -> None:
+    """Puts a gradient of some rows where an optimizer finds it."""
+    if isinstance(rows, slice):
+        parameter.grad = slope
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    parameter.grad[rows] = slope
+
+
+def _joined(stacked: Named) -> Tensor:
+    """Tensors of a stack side by side in one matrix ``[C, ...]``."""
+    return torch.cat([each.detach()[:, None].flatten(1).float() for each in stacked.values()], dim=1)
+
+
+def _filled_up(values: Tensor, length: int) -> Tensor:
+    """Followed by its first row up to a length."""
+    return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What a stack may take."""
+    return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else HOST_BYTES

@@ -1,0 +1,382 @@
+"""The stacked engine gives each of several clients what the sequential one gives it alone."""
+
+import itertools
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lcfl import rng
+from lcfl.data.augmentation import CropAndFlip
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
+from lcfl.engines import SequentialEngine, StackedEngine
+from lcfl.engines.program import Unsupported
+from lcfl.engines.stacked import check_stacked
+from lcfl.module import FederatedModule
+from lcfl.networks import CNN, MLP, SplitNetwork
+from tests.builders import blobs, loaded
+from tests.engines.networks import SHAPE, Inner, Normal, Plain
+from tests.engines.test_compiled import NETWORKS, near
+
+TOLERANCE = {"rtol": 5e-5, "atol": 1e-5}
+SIZES = [(32, 5, 17), (32, 32, 32, 9), (6,), (32, 17)]  # of the batches of four clients
+
+
+def engines(network, shape, optimizer=None, precision="32-true", augmentation=None, budget=None, **options):
+    """Both, on the same data, each with a module of its own."""
+    draw = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(160, *shape, generator=draw), torch.randint(4, (160,), generator=draw)
+    data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
+    data.examples.augmentation = augmentation
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    made = [FederatedModule(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
+    stacked = StackedEngine(fabric, made[1], data.examples, shape, torch.float32, 32, budget=budget)
+    return SequentialEngine(fabric, made[0], data.examples), stacked
+
+
+def batches_of(client, sizes):
+    draw = np.random.default_rng(client)
+    return [draw.integers(0, 100, size) for size in sizes]
+
+
+def both(pair, work, clients=range(4)):
+    """What the work gives with either engine: client by client, each in its stream, and its buffers."""
+
+    def one(client, engine):
+        engine.buffers = None if first is None else first + client
+        with rng.scope(0, "local", client):
+            return work(client, engine), engine.buffers
+
+    first = pair[0].module.initial_buffers(3)
+    return [engine.run_all([partial(one, client) for client in clients]) for engine in pair]
+
+
+def model_of(engine, client):
+    return near(engine.module.initial_model(3), client)
+
+
+def assert_same_runs(theirs, ours, **tolerance):
+    tolerance = {**TOLERANCE, **tolerance}
+    for (one, kept), (other, own) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(other.model, one.model, **tolerance)
+        assert other.loss == pytest.approx(one.loss, rel=1e-4)
+        assert other.logged == pytest.approx(one.logged, rel=1e-4)
+        if kept is not None:
+            torch.testing.assert_close(own, kept, **tolerance)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_runs_of_unequal_clients_with_every_network(name):
+    network, shape = NETWORKS[name]
+    pair = engines(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
+    assert pair[1]._fills_up == (name not in ("normal", "CNN"))
+
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+OPTIMIZERS = [
+    partial(SGD, weight_decay=0.01),
+    partial(SGD, momentum=0.9, dampening=0.5, weight_decay=0.01),
+    partial(SGD, momentum=0.9, nesterov=True),
+    partial(torch.optim.Adam, lr=0.01),
+    partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
+    partial(torch.optim.RMSprop, lr=0.01),
+]
+
+
+@pytest.mark.parametrize(
+    ("pulls", "optimizer"),
+    [*((pulls, SGD) for pulls in ("centre", "embedding")), *(("both", each) for each in OPTIMIZERS)],
+)
+def test_a_run_with_everything_that_enters_a_step(optimizer, pulls):
+    pair = engines(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3)
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        centre = near(model, 7) if pulls in ("centre", "both") else None
+        embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "both") else None
+        scale = 0.5 if client < 3 else 1.0  # one has a learning rate of its own
+        return engine.descend(model, batches_of(client, SIZES[client]), centre, embedding, rate_scale=scale)
+
+    assert_same_runs(*both(pair, work), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
+def test_buffers_go_where_the_policy_says(policy):
+    pair = engines(Normal, SHAPE, buffer_policy=policy)
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (9, 5, 9)[i:])), range(3))
+    assert_same_runs(*runs)
+    slopes = both(pair, lambda i, engine: engine.gradient(model_of(engine, i), batches_of(i, [9])[0]), range(3))
+    for (one, kept), (other, own) in zip(*slopes, strict=True):
+        torch.testing.assert_close(other.buffers, one.buffers, **TOLERANCE)
+        assert kept is own is None or torch.allclose(kept, own, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "normal", "LeNet5", "logistic regression"])
+@pytest.mark.parametrize("pulled", [False, True])
+def test_gradients_and_what_comes_with_them(name, pulled):
+    network, shape = NETWORKS[name]
+    pair = engines(network, shape, cluster_weight=0.5, global_weight=0.3)
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        targets = (near(model, 7), near(model, 8)[: engine.layout.num_embedding]) if pulled else ()
+        first = engine.gradient(model, batches_of(client, [5 + 3 * (client % 2)])[0], 0, *targets)
+        return engine.gradient(first.step_from(model, 0.1), batches_of(client, [12])[0], 1, *targets)
+
+    for (one, _), (other, _) in zip(*both(pair, work), strict=True):
+        scale = float(one.vector.abs().max())
+        torch.testing.assert_close(other.vector / scale, one.vector / scale, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(other.loss, one.loss, **TOLERANCE)
+        torch.testing.assert_close(other.buffers, one.buffers, **TOLERANCE)
+
+
+def test_hessian_products():
+    pair = engines(Inner, (7,))
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        return engine.hessian_product(model, batches_of(client, [9])[0], near(torch.zeros(len(model)), client), 2)
+
+    for (one, _), (other, _) in zip(*both(pair, work), strict=True):
+        torch.testing.assert_close(other.vector, one.vector, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["normal", "LeNet5"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_and_losses(name, shared, monkeypatch):
+    monkeypatch.setattr("lcfl.engines.stacked.SCORED_BATCH", 50)
+    network, shape = NETWORKS[name]
+    pair = engines(network, shape)
+
+    def work(client, engine):
+        indices = np.arange(75) if shared else np.arange(client, 20 + 40 * client)
+        model = model_of(engine, client)
+        return engine.scores(model, engine.examples, indices), engine.loss(model, indices)
+
+    for (((one, labels), loss), _), (((other, own), their), _) in zip(*both(pair, work), strict=True):
+        torch.testing.assert_close(other, one, **TOLERANCE)
+        assert torch.equal(own, labels)
+        assert their == pytest.approx(loss, rel=1e-5)
+
+
+def test_who_does_something_else_or_nothing_disturbs_nobody():
+    pair = engines(Inner, (7,))
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        if client == 0:
+            return engine.loss(model, np.arange(30))
+        if client == 1:
+            return float(engine.pixels(np.arange(3))[0].sum())
+        for number in range(client):
+            model = engine.gradient(model, batches_of(client, [8])[0], number).step_from(model, 0.1)
+        return float(model.sum())
+
+    assert [ours for ours, _ in both(pair, work)[1]] == pytest.approx([ours for ours, _ in both(pair, work)[0]])
+
+
+def test_every_clients_draws_are_its_own(monkeypatch):
+    """Augmentation before and between what is asked for, and whatever else draws from global generators."""
+    pair = engines(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), augmentation=CropAndFlip(2))
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        first = engine.descend(model, batches_of(client, [4, 3])).model
+        drawn = torch.rand(1).item(), np.random.random(), random.random()
+        slope = engine.gradient(first, batches_of(client, [4])[0])
+        return torch.cat([slope.vector, torch.tensor([*drawn, torch.rand(1).item(), random.random()])])
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), random.getstate()
+    theirs, ours = both(pair, work)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(other, one, **TOLERANCE)
+        assert torch.equal(other[-5:], one[-5:])
+
+
+class Logging(FederatedModule):
+    """Its step has terms and words of its own."""
+
+    def training_step(self, batch, batch_idx=0):
+        inputs, targets = batch
+        scores = self(inputs)
+        self.log("hits", (scores.argmax(dim=1) == targets).float().mean())
+        if batch_idx == 1:
+            self.log("second", scores.square().mean())
+        return super().training_step(batch, batch_idx) + 0.01 * scores.square().mean()
+
+
+def test_a_training_step_of_ones_own_is_used_with_what_it_logs():
+    sequential, _ = engines(Inner, (7,))
+    made = [Logging(Inner, partial(torch.optim.SGD, lr=0.1)) for _ in range(2)]
+    check_stacked(made[0], (7,), torch.float32)
+    args = sequential.examples, (7,), torch.float32, 32
+    pair = SequentialEngine(sequential.fabric, made[0], args[0]), StackedEngine(sequential.fabric, made[1], *args)
+    assert not pair[1]._fills_up, "the share of hits would count what is filled up"
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
+    assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
+
+
+def test_an_exception_reaches_the_client_that_is_to_blame():
+    pair = engines(Normal, SHAPE)
+
+    def work(client, engine):
+        try:
+            return engine.descend(model_of(engine, client), batches_of(client, [6, 1 if client == 2 else 6])).loss
+        except ValueError as error:
+            return str(error)
+
+    theirs, ours = ([found for found, _ in each] for each in both(pair, work))
+    assert ours[2] == theirs[2] and "more than 1 value per channel" in ours[2]
+    assert ours[:2] + ours[3:] == pytest.approx(theirs[:2] + theirs[3:], rel=1e-4)
+
+
+def test_a_client_that_diverges_is_alone_with_it():
+    pair = engines(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+    def work(client, engine):
+        model = model_of(engine, client) * (float("inf") if client == 1 else 1)
+        return engine.descend(model, batches_of(client, SIZES[client]))
+
+    theirs, ours = both(pair, work)
+    assert not ours[1][0].model.isfinite().all()
+    assert_same_runs(theirs[:1] + theirs[2:], ours[:1] + ours[2:], rtol=1e-3, atol=1e-4)
+
+
+def test_what_it_is_given_stays_as_it_is_and_results_own_their_memory():
+    _, engine = engines(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
+    model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
+    copies, centre, weights = (model.clone(), buffers.clone()), near(model), engine.layout.pack(engine.module.network)
+
+    def work(client, seat):
+        seat.buffers = buffers
+        return seat.descend(model, batches_of(client, [12, 8]), centre).model, seat.buffers
+
+    found = engine.run_all([partial(work, client) for client in range(3)])
+    assert torch.equal(model, copies[0]) and torch.equal(buffers, copies[1]) and torch.equal(centre, near(model))
+    assert torch.equal(engine.layout.pack(engine.module.network), weights)
+    for tensor in itertools.chain(*found):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@pytest.mark.parametrize("budget", [1, 10**9])
+def test_a_budget_bounds_how_many_are_at_work_at_once(budget):
+    pair = engines(partial(MLP, 7, (50,), 4), (7,), budget=budget)
+    seen, at_work = [], set()
+
+    def work(client, engine):
+        at_work.add(client)
+        seen.append(len(at_work))
+        found = engine.descend(model_of(engine, client), batches_of(client, SIZES[client]))
+        at_work.remove(client)
+        return found
+
+    assert_same_runs(*both(pair, work))
+    assert max(seen) == (1 if budget == 1 else 4)
+    assert pair[1].most_clients == (1 if budget == 1 else 256)
+
+
+def test_the_budget_is_shared_by_what_clients_need():
+    few, many = (engines(partial(MLP, 7, (width,), 4), (7,), budget=10**7)[1].most_clients for width in (500, 50))
+    assert few < many < 256
+
+
+def test_max_steps_cuts_a_run():
+    pair = engines(Inner, (7,))
+    for engine in pair:
+        engine.max_steps = 1
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
+
+
+@pytest.mark.parametrize("name", ["LeNet5", "MLP"])
+def test_in_bf16_it_is_no_further_from_the_sequential_engine_than_that_is_from_float32(name):
+    network, shape = NETWORKS[name]
+    optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    pair = engines(network, shape, optimizer, precision="bf16-mixed")
+    check_stacked(pair[0].module, shape, torch.float32, "bf16-mixed")
+
+    def work(client, engine):
+        return engine.descend(model_of(engine, client), batches_of(client, SIZES[client]))
+
+    narrow, stacked = ([run for run, _ in runs] for runs in both(pair, work))
+    wide = [run for run, _ in both(engines(network, shape, optimizer), work)[0]]
+    for one, other, exact in zip(narrow, stacked, wide, strict=True):
+        assert 0 < (other.model - one.model).norm() < 1.5 * (one.model - exact.model).norm()
+        assert other.loss == pytest.approx(exact.loss, rel=2e-2)
+
+
+class Deciding(FederatedModule):
+    def training_step(self, batch, batch_idx=0):
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss > 0 else -loss
+
+
+class OwnOptimizer(FederatedModule):
+    def configure_optimizers(self):
+        return super().configure_optimizers()
+
+
+def after(layer):
+    """A network that begins with such a layer."""
+    return lambda: SplitNetwork(nn.Sequential(layer(), nn.Flatten()), nn.Linear(3 * 11 * 9, 4))
+
+
+@pytest.mark.parametrize(
+    ("made", "precision", "why"),
+    [
+        (partial(FederatedModule, after(partial(nn.Dropout, 0.5))), "32-true", "draws random numbers, as dropout does"),
+        (
+            partial(FederatedModule, after(partial(nn.BatchNorm2d, 3, track_running_stats=False))),
+            "32-true",
+            "in evaluation",
+        ),
+        (partial(FederatedModule, Normal), "bf16-mixed", r"torch\.vmap cannot map it"),
+        (partial(FederatedModule, Plain), "16-mixed", "a loss scale for every client"),
+        (partial(FederatedModule, Plain, torch.optim.LBFGS), "32-true", "the optimizer is LBFGS, not one that acts"),
+        (partial(OwnOptimizer, Plain), "32-true", "OwnOptimizer has a configure_optimizers of its own"),
+        (partial(Deciding, Plain), "32-true", r"torch\.vmap cannot map it over clients \(RuntimeError: .*control"),
+    ],
+)
+def test_refuses_what_clients_at_once_would_change(made, precision, why):
+    with pytest.raises(Unsupported, match=why):
+        check_stacked(made(), SHAPE, torch.float32, precision)
+
+
+def test_a_trial_changes_nothing():
+    module = FederatedModule(Normal)
+    before, state = module.layout.pack(module.network), torch.get_rng_state()
+    check_stacked(module, SHAPE, torch.float32)
+    assert torch.equal(module.layout.pack(module.network), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_words_as_inputs():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(20, 6)
+            self.decision = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.decision(self.words(x).mean(dim=1))
+
+    module = FederatedModule(Bag)
+    check_stacked(module, (5,), torch.int64)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    inputs, labels = torch.randint(20, (160, 5)), torch.randint(4, (160,))
+    data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
+    stacked = StackedEngine(fabric, FederatedModule(Bag), data.examples, (5,), torch.int64, 32)
+    pair = SequentialEngine(fabric, module, data.examples), stacked
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
