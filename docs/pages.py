@@ -50,7 +50,7 @@ NAVIGATION = {
             "comparing",
             "troubleshooting",
         ],
-        "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback"],
+        "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback", "howto/machines"],
         "Background": ["api/index", "results", "performance", "project/contributing", "project/changelog"],
     },
     "partitions": {"": ["partitions/*"]},

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,6 +73,27 @@ def test_two_processes_of_torchrun_give_the_bits_and_the_directory_of_one(single
     shown, said = started(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
     assert "2 x cpu" in shown and shown.count("majority class") == 1
     assert "Traceback" not in said
+    assert_same_state(state_of(single), state_of("two"))
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_machines_give_the_bits_of_one_process(single):
+    """Two agents of torchrun that meet over the network, as docs/howto/machines.md starts them, here on one machine."""
+    port = free_port()
+    words = ("-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
+    agent = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1")
+    machines = [begun(*agent, f"--master_port={port}", f"--node_rank={number}", *words) for number in (0, 1)]
+    outcomes = [ended(machine) for machine in machines]
+    assert [status for status, *_ in outcomes] == [0, 0], outcomes
+    first, second = (shown for _, shown, _ in outcomes)
+    assert "2 x cpu" in first and "majority class" in first
+    assert "majority class" not in second
     assert_same_state(state_of(single), state_of("two"))
 
 
