@@ -13,7 +13,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -159,7 +158,7 @@ class FederatedModule(pl.LightningModule):
         target = self._embedding if self.global_weight > 0 else None
         if centre is None and target is None:
             return 0.0
-        parameters = parameters_to_vector(self.network.parameters())
+        parameters = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])
         penalty = parameters.new_zeros(())
         if centre is not None:
             penalty = penalty + self.cluster_weight / 2 * (parameters - centre).square().sum()

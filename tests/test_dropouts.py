@@ -38,8 +38,8 @@ def faulty(client, number, change):
     """Workers that spoil what `client` sends in round `number`."""
 
     class Faulty(lcfl.worker.Worker):
-        def train(self, task):
-            result = super().train(task)
+        def train(self, task, engine=None):
+            result = super().train(task, engine)
             return change(result) if (task.client, task.round) == (client, number) else result
 
     return Faulty
@@ -151,8 +151,8 @@ def test_a_client_that_fails_offline_only_leaves_the_fit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_in_which_everybody_fails_changes_nothing(tmp_path, monkeypatch, name):
     class Faulty(lcfl.worker.Worker):
-        def train(self, task):
-            result = super().train(task)
+        def train(self, task, engine=None):
+            result = super().train(task, engine)
             return spoil("loss", float("nan"))(result) if task.round == 1 else result
 
     before = watched(tmp_path, name, rounds=1)
@@ -195,8 +195,8 @@ def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
     lost = {(number, i) for number in range(4) for i in dropped(watch, number, watch.sampled[number])}
 
     class Faulty(lcfl.worker.Worker):
-        def train(self, task):
-            result = super().train(task)
+        def train(self, task, engine=None):
+            result = super().train(task, engine)
             return spoil("loss", float("nan"))(result) if (task.round, task.client) in lost else result
 
     monkeypatch.setattr(lcfl.session, "Worker", Faulty)

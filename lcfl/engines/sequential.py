@@ -1,5 +1,6 @@
 """The engine that runs any module with any optimizer, one client after the other."""
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -10,6 +11,7 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lcfl import rng
 from lcfl.data.examples import Examples
 from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.local.sgd import sgd_settings
@@ -53,9 +55,7 @@ class SequentialEngine:
         self.examples = examples
         self.max_steps = max_steps
         self.buffers: Tensor | None = None
-        self._channels_last = self.device.type == "cpu" and _is_wide(module.network)
-        if self._channels_last:
-            module.network.to(memory_format=torch.channels_last)
+        self._channels_last: bool | None = None  # until the first images have been seen
         own = type(module).configure_optimizers is not FederatedModule.configure_optimizers
         self._sgd = None if own or self._scaling is not None else sgd_settings(module)
 
@@ -131,7 +131,24 @@ class SequentialEngine:
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         """Images as the network's convolutions read them fastest."""
+        if self._channels_last is None:
+            self._channels_last = self._gains_by_channels_last(inputs)
+            if self._channels_last:
+                self.module.network.to(memory_format=torch.channels_last)
         return inputs.contiguous(memory_format=torch.channels_last) if self._channels_last else inputs
+
+    @torch.no_grad()
+    def _gains_by_channels_last(self, inputs: Tensor) -> bool:
+        """Whether it is a wide network on a CPU that takes images in another order: one with a `view` may not."""
+        if self.device.type != "cpu" or inputs.dim() != 4 or not _is_wide(self.module.network):
+            return False
+        network = copy.deepcopy(self.module.network).to(memory_format=torch.channels_last).eval()
+        try:
+            with rng.kept():
+                network(inputs[:1].contiguous(memory_format=torch.channels_last))
+        except RuntimeError:
+            return False
+        return True
 
     def gradient(
         self,
