@@ -64,7 +64,7 @@ def assert_agree(runs):
     assert float(rows(runs[0])[-1]["train/loss"]) > 0
 
 
-@pytest.mark.parametrize(("engine", "method"), engines_and_methods())
+@pytest.mark.parametrize(("engine", "method"), list(engines_and_methods()))
 def test_three_rounds_of_every_method(tmp_path, sequential, engine, method):
     runs = [sequential(method), fit(tmp_path, method, 1, 3, *UNEQUAL, f"--trainer.engine={engine}").path]
     assert_agree(runs)
