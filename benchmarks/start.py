@@ -8,6 +8,7 @@ take turns. With --cold every process starts without byte-code, as after an inst
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -74,7 +75,8 @@ def first_round(arguments: Sequence[str], environ: dict[str, str]) -> tuple[floa
             return time.perf_counter() - begin, memory_mb(process.pid)
         finally:
             for each in reversed(tree(process.pid)):
-                os.kill(each, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(each, signal.SIGKILL)
             process.wait()
 
 

@@ -102,8 +102,7 @@ def test_busy_measures_in_pairs(module, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--cold"]])
 def test_start_measures_the_first_round(module, tmp_path, options):
-    config = BENCHMARKS.parent / "configs" / "data" / "synthetic.yaml"
-    rows = module("start").main(["--turns", "1", "--config", str(config), "--json", str(tmp_path / "s.json"), *options])
+    rows = module("start").main(["--turns", "1", "--json", str(tmp_path / "s.json"), *options])
     assert json.loads((tmp_path / "s.json").read_text()).keys() == rows.keys()
     assert rows["lcfl --help"]["seconds"] < rows["import torch"]["seconds"] < rows["first round"]["seconds"]
     assert rows["first round"]["beyond_import_mb"] > 0
