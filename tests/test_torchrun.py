@@ -129,7 +129,7 @@ class OnlyThere(Synthetic):
 class Mortal(MLP):
     steps = 0
 
-    def forward(self, inputs):
+    def forward(self, inputs):  # which the compiled engine reads once and never calls again
         Mortal.steps += 1
         if os.environ["RANK"] == "{rank}" and Mortal.steps == 200:
             os._exit(9)
@@ -141,7 +141,10 @@ class Mortal(MLP):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     "words",
-    [("--data.dataset=broken.OnlyThere",), ("--model.network=broken.Mortal", "--model.network.in_features=16")],
+    [
+        ("--data.dataset=broken.OnlyThere",),
+        ("--model.network=broken.Mortal", "--model.network.in_features=16", "--trainer.engine=sequential"),
+    ],
     ids=["while it sets up", "in a round"],
 )
 def test_a_rank_that_fails_ends_the_other_at_once(rank, words):
