@@ -7,8 +7,9 @@
 Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients a round, batch 32, one local
 epoch = 5 SGD steps, learning rate 0.01, LeNet-5 with 61,706 parameters, no evaluation; with --network cnn CIFAR-10 and
 4,778,954 parameters. All entries read the same partition, initial weights, draws of clients and orders of samples from
-files, so their models must agree: an entry whose accuracy or loss is further than 0.002 from the first one's makes the
-script fail. Every entry is a process of its own that is there all the time and waits until it is its turn.
+files, so their models must agree: an entry whose accuracy is further than 0.005 from the first one's, or whose loss is
+further than 0.002, makes the script fail. Every entry is a process of its own that is there all the time and waits
+until it is its turn.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 from lcfl.engines import EngineName
 from lcfl.launch import usable_cores
 
-TOLERANCE = 0.002  # of accuracy and loss: float32 sums in another order
+TOLERANCE = {"accuracy": 0.005, "loss": 0.002}  # float32 sums in another order; images lie near a border early on
 
 
 def ours(engines: Sequence[str], devices: Sequence[int]) -> list[Entry]:
@@ -170,11 +171,11 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
     show(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
-    for what in ("accuracy", "loss"):
-        far = [row for row in rows if abs(row[what] - rows[0][what]) > TOLERANCE]
+    for what, tolerance in TOLERANCE.items():
+        far = [row for row in rows if abs(row[what] - rows[0][what]) > tolerance]
         if far:
             names = ", ".join(f"{row['engine']} x {row['devices']}: {row[what]:.4f}" for row in far)
-            sys.exit(f"{what} of {rows[0]['engine']}: {rows[0][what]:.4f}; further away than {TOLERANCE}: {names}")
+            sys.exit(f"{what} of {rows[0]['engine']}: {rows[0][what]:.4f}; further away than {tolerance}: {names}")
     return rows
 
 

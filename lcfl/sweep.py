@@ -43,6 +43,9 @@ class Grid:
 def parse_grid(text: str) -> Grid:
     """``[method:]option=value,value``; values are read as YAML.
 
+    A value may be a mapping: ``lcfed:model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 1}``
+    tries options together, which two grids would cross.
+
     Raises:
         ValueError: for a text of another form.
     """
@@ -76,7 +79,7 @@ class Trial:
     @property
     def name(self) -> str:
         """Its ``trainer.name``."""
-        parts = [Path(self.method).stem, *(f"{option.rpartition('.')[2]}={value}" for option, value in self.point)]
+        parts = [Path(self.method).stem, *(_short(option, value) for option, value in self.point)]
         parts += [] if self.rounds is None else [f"rounds={self.rounds}"]
         return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
 
@@ -204,6 +207,14 @@ def validation_accuracy(run: FinishedRun) -> float:
     names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith("/acc")]
     value = run.metrics[names[0]] if names else -inf
     return value if value == value else -inf
+
+
+def _short(option: str, value: str) -> str:
+    """``lr=0.1`` of an option and its value; of a mapping its items, as YAML within braces reads them."""
+    parsed = yaml.safe_load(value) if value.startswith("{") else None
+    if not isinstance(parsed, dict):
+        return f"{option.rpartition('.')[2]}={value}"
+    return "-".join(_short(str(key), item if isinstance(item, str) else json.dumps(item)) for key, item in parsed.items())
 
 
 def _digest(path: Path) -> str:

@@ -62,8 +62,8 @@ def test_block_as_written(followed, here, capsys, page, block):
         assert run.state.initial.numel() == 650
 
 
-def test_every_page_but_the_one_that_links_is_followed():
-    assert {page for page, _ in BLOCKS} == {"callback", "data", "network"} == PAGES.keys() - {"method"}
+def test_every_page_is_followed_but_one_of_links_and_one_for_other_machines():
+    assert {page for page, _ in BLOCKS} == {"callback", "data", "network"} == PAGES.keys() - {"method", "machines"}
 
 
 def test_own_partition_gives_pairs(here):

@@ -79,6 +79,14 @@ def test_a_trial_is_a_command_and_a_name(sweep):
     assert words[7] == "--seed_everything=3" and words[9] == f"--trainer.name={trial.name}"
 
 
+def test_a_mapping_is_a_point_of_several_options():
+    grid = parse_grid("lcfed:model={cluster_weight: 0, loss: a/b},{cluster_weight: 1, deep: {rate: 0.5}}")
+    points = points_of("lcfed", [grid])
+    names = [Trial("lcfed", point, seed=0).name for point in points]
+    assert names == ["lcfed-cluster_weight=0-loss=a_b-seed0", "lcfed-cluster_weight=1-rate=0.5-seed0"]
+    assert points[0] == (("model", '{"cluster_weight": 0, "loss": "a/b"}'),)  # as fit reads it
+
+
 def test_a_method_that_is_not_there(sweep):
     with pytest.raises(FileNotFoundError, match=r"no configuration of that name in lcfl; it has .*fedavg.*lcfed"):
         sweep().command(Trial("nothing", (), 0))
