@@ -19,7 +19,7 @@ PARTITIONS = {
     "dirichlet": ["--data.partition=ClientDirichlet", "--data.partition.alpha=0.1"],
 }
 
-TWO_RATES = ["model.optimizer.init_args.lr=0.01,0.05"]
+TWO_RATES = ["model.optimizer.init_args.lr=0.02,0.1"]
 FOUR_RATES = ["model.optimizer.init_args.lr=0.01,0.02,0.05,0.1"]
 PULLS = [*TWO_RATES, "model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 0.5}"]
 CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=4,10"]

@@ -110,6 +110,7 @@ class Row:
         seconds: of all rounds.
         rounds_to_peak90: until 90 % of the run's own highest accuracy during training; nan where none was measured.
         stability: mean over rounds of ``cluster/stability``, nan without clusters.
+        rand_index: adjusted Rand index of the clusters and the true groups at the end, nan where these are not known.
     """
 
     setting: int
@@ -127,6 +128,7 @@ class Row:
     seconds: float = nan
     rounds_to_peak90: float = nan
     stability: float = nan
+    rand_index: float = nan
 
 
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
@@ -245,6 +247,7 @@ def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) ->
         mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
         mean(rounds_to_peak(run.curve(name)) for run in entry.runs),
         mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
+        mean(row.get("cluster/ari", nan) for row in last),
     )
 
 

@@ -10,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import inf
 from pathlib import Path
@@ -24,7 +24,7 @@ from lcfl.comparison import FinishedRun
 from lcfl.files import write_json
 from lcfl.shipped import find
 
-__all__ = ["Grid", "Sweep", "Trial", "parse_grid", "points_of"]
+__all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
 
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl minds signals, and after
 
@@ -43,8 +43,8 @@ class Grid:
 def parse_grid(text: str) -> Grid:
     """``[method:]option=value,value``; values are read as YAML.
 
-    A value may be a mapping: ``lcfed:model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 1}``
-    tries options together, which two grids would cross.
+    A value may be a mapping: ``model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 1}``
+    tries two options together, which two grids would cross.
 
     Raises:
         ValueError: for a text of another form.
@@ -62,9 +62,15 @@ def parse_grid(text: str) -> Grid:
 
 
 def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
-    """Every combination of the grid's values that concern a method; one empty point without a grid."""
-    own = [grid for grid in grids if grid.method in (None, method)]
+    """Every combination of the grid's values that concern a method; one empty point if there is nothing to choose."""
+    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) > 1]
     return list(product(*([(grid.option, value) for value in grid.values] for grid in own)))
+
+
+def given_to(method: str, grids: Sequence[Grid]) -> list[str]:
+    """The words of a method's grids that leave nothing to choose: options of its own, not points."""
+    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) == 1]
+    return [f"--{grid.option}={grid.values[0]}" for grid in own]
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,10 @@ class Trial:
         return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
 
 
+def _say(text: str) -> None:
+    print(f"{text}\n", end="", flush=True)  # in one piece: several threads say what they do
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Runs trials and knows which are done.
@@ -92,6 +102,7 @@ class Sweep:
         root: folder of all runs; a trial lies in ``<root>/<trial>/version_0``, its output in ``<root>/<trial>.log``.
         layers: ``-c`` files of every run, below the method's.
         options: further words of every run, above the method's.
+        own: further words of one method's runs, above all others.
         say: is told what happens.
         program: what a run's words are given to.
     """
@@ -99,13 +110,15 @@ class Sweep:
     root: Path
     layers: Sequence[str]
     options: Sequence[str]
-    say: Callable[[str], None] = print
+    own: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    say: Callable[[str], None] = _say
     program: Sequence[str] = (sys.executable, "-m", "lcfl", "fit")
 
     def command(self, trial: Trial) -> list[str]:
         """The words behind ``lcfl fit`` that make a trial."""
         words = [word for layer in (*self.layers, str(find("methods", trial.method))) for word in ("-c", layer)]
-        words += [*self.options, *(f"--{option}={value}" for option, value in trial.point)]
+        words += [*self.options, *self.own.get(trial.method, ())]
+        words += [f"--{option}={value}" for option, value in trial.point]
         words += [] if trial.rounds is None else [f"--trainer.rounds={trial.rounds}"]
         words += [f"--seed_everything={trial.seed}", f"--trainer.default_root_dir={self.root}"]
         return [*words, f"--trainer.name={trial.name}"]
@@ -214,7 +227,8 @@ def _short(option: str, value: str) -> str:
     parsed = yaml.safe_load(value) if value.startswith("{") else None
     if not isinstance(parsed, dict):
         return f"{option.rpartition('.')[2]}={value}"
-    return "-".join(_short(str(key), item if isinstance(item, str) else json.dumps(item)) for key, item in parsed.items())
+    items = {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in parsed.items()}
+    return "-".join(_short(key, item) for key, item in items.items())
 
 
 def _digest(path: Path) -> str:

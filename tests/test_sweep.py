@@ -4,11 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lcfl.sweep import Grid, Sweep, Trial, parse_grid, points_of
+from lcfl.sweep import Grid, Sweep, Trial, given_to, parse_grid, points_of
 
 ROOT = Path(__file__).parents[1]
 STAND_IN = f"""
@@ -43,7 +44,7 @@ def sweep(tmp_path):
     said = []
 
     def make(*options, layers=()):
-        made = Sweep(tmp_path / "out", layers, options, said.append, (sys.executable, str(script)))
+        made = Sweep(tmp_path / "out", layers, options, say=said.append, program=(sys.executable, str(script)))
         return made
 
     (tmp_path / "out").mkdir()
@@ -68,6 +69,16 @@ def test_points_are_all_combinations_of_what_concerns_the_method():
     assert points_of("fedavg", grids) == [(("a", "1"),), (("a", "2"),)]
     assert points_of("lcfed", grids) == [(("a", a), ("b", b)) for a in "12" for b in "xy"]
     assert points_of("local", []) == [()]
+
+
+def test_a_grid_of_one_value_is_an_option_and_no_choice(sweep):
+    grids = [Grid("a", ("1", "2"), "lcfed"), Grid("b", ("x",), "lcfed"), Grid("c", ("y",))]
+    assert points_of("lcfed", grids) == [(("a", "1"),), (("a", "2"),)]
+    assert given_to("lcfed", grids) == ["--b=x", "--c=y"] and given_to("fedavg", grids) == ["--c=y"]
+    made = replace(sweep("--d=0"), own={"lcfed": ["--b=x"]})
+    trial = Trial("lcfed", (("a", "1"),), seed=0)
+    assert trial.name == "lcfed-a=1-seed0" and made.command(trial)[2:5] == ["--d=0", "--b=x", "--a=1"]
+    assert "--b=x" not in made.command(replace(trial, method="fedavg"))
 
 
 def test_a_trial_is_a_command_and_a_name(sweep):
@@ -150,7 +161,7 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path, sweep):
     code = (
         "import signal, sys; from pathlib import Path; from lcfl.sweep import Sweep, Trial\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        f"s = Sweep(Path({str(tmp_path / 'out')!r}), [], ['--sleep=60'], print, (sys.executable, "
+        f"s = Sweep(Path({str(tmp_path / 'out')!r}), [], ['--sleep=60'], program=(sys.executable, "
         f"{str(tmp_path / 'stand_in.py')!r}))\n"
         "s.run([Trial('fedavg', (), seed) for seed in range(3)], jobs=2)"
     )

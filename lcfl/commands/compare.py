@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import sys
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from math import isnan
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["main", "parser"]
 
 Lines = list[list[str]]
+
+PEAK = "rounds to 90 % of own peak"
+PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +49,7 @@ def main(args: Sequence[str]) -> None:
     rows, targets = comparison.rows_of(entries, options.target)
     from rich.console import Console
 
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
     many = len({row.setting for row in rows}) > 1
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
@@ -76,14 +80,14 @@ def _accuracies(rows: Sequence[Row]) -> Lines:
 
 def _costs(rows: Sequence[Row]) -> Lines:
     """Header and cells: a line for each method, the last column by the kind of model that it reports first."""
-    lines = [["method", "seeds", "clusters", "stability", "MB", "minutes", "rounds to 90 % of own peak"]]
+    lines = [["method", "seeds", "clusters", "Rand index", "stability", "MB", "minutes", PEAK]]
     firsts: dict[str, Row] = {}
     for row in rows:
         if row.seeds:
             firsts.setdefault(row.label, row)
     for row in firsts.values():
-        numbers = [_number(row.clusters, 1), _number(row.stability, 2), _megabytes(row.total_bytes)]
-        numbers += [_number(row.seconds / 60, 1), _number(row.rounds_to_peak90)]
+        numbers = [_number(row.clusters, 1), _number(row.rand_index, 2), _number(row.stability, 2)]
+        numbers += [_megabytes(row.total_bytes), _number(row.seconds / 60, 1), _number(row.rounds_to_peak90)]
         lines.append([row.label, str(row.seeds), *numbers])
     return lines
 
@@ -102,8 +106,8 @@ def _table(title: str, lines: Lines) -> "Table":
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for header in lines[0]:
-        is_text = header in ("method", "model")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "method", overflow="fold")
+        is_text, wraps = header in ("method", "model"), header in ("method", PEAK)
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     for cells in lines[1:]:
         table.add_row(*cells)
     return table

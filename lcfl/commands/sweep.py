@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lcfl.commands import compare
 from lcfl.shipped import find
-from lcfl.sweep import Sweep, Trial, parse_grid, points_of
+from lcfl.sweep import Sweep, Trial, given_to, parse_grid, points_of
 
 __all__ = ["main", "parser"]
 
@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[METHOD:]OPTION=VALUE,...",
-        help="values to try for an option, for every method or for one; may be given several times",
+        help="values to try for an option, for every method or for one; may be given several times; a single value is "
+        "an option of that method's runs",
     )
     made.add_argument("--tuning_rounds", type=int, help="rounds of the trials of a grid; those of a run if not given")
     made.add_argument(
@@ -68,7 +69,8 @@ def main(args: Sequence[str]) -> None:
         budget = ", ".join(f"{method} {len(each)}" for method, each in points.items())
         warnings.warn(f"sweep: the methods get different numbers of trials to tune: {budget}.", stacklevel=2)
 
-    sweep = Sweep(options.out, options.config, others)
+    own = {method: given_to(method, grids) for method in methods}
+    sweep = Sweep(options.out, options.config, others, own)
     chosen = {
         method: sweep.tune(method, points[method], seeds[0], options.tuning_rounds, options.jobs) for method in methods
     }
