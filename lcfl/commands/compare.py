@@ -19,7 +19,7 @@ __all__ = ["main", "parser"]
 
 Lines = list[list[str]]
 
-PEAK = "rounds to 90 % of own peak"
+PEAK = "rounds to 90 % of peak"
 PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
 
 
@@ -80,7 +80,7 @@ def _accuracies(rows: Sequence[Row]) -> Lines:
 
 def _costs(rows: Sequence[Row]) -> Lines:
     """Header and cells: a line for each method, the last column by the kind of model that it reports first."""
-    lines = [["method", "seeds", "clusters", "Rand index", "stability", "MB", "minutes", PEAK]]
+    lines = [["method", "seeds", "clusters", "ARI", "stability", "MB", "minutes", PEAK]]
     firsts: dict[str, Row] = {}
     for row in rows:
         if row.seeds:

@@ -1,6 +1,7 @@
 """``lcfl compare``: what it prints, what it writes, what it refuses; and that it reads what `fit` leaves."""
 
 import csv
+import re
 import sys
 
 import pytest
@@ -29,7 +30,20 @@ def test_the_table(tmp_path, capsys):
         ["lcfed", "2", "4.0", "20", "0.1"],
     ):
         assert any(all(word in line for word in words) for line in said.splitlines()), words
-    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, capsys, monkeypatch):
+    name = "lcfed_plus-lr=0.05-cluster_weight=1-global_weight=0.5"
+    made(tmp_path, f"{name}-seed0", 0, accuracies=[0.4, 0.8], clusters=4)
+    compare.main([str(tmp_path)])
+    assert any(line.startswith(f"{name}  ") for line in capsys.readouterr().out.splitlines())
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    compare.main([str(tmp_path)])
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert all(any(word in line for line in lines) for word in ("accuracy", "worst 10 %", "ARI", "minutes", "of peak"))
 
 
 def test_what_is_written(tmp_path, capsys):
