@@ -14,9 +14,11 @@ from lcfl.method import Method
 from lcfl.onboarding import onboard
 from tests.bits import assert_same_state, same
 from tests.builders import alone, blobs, blobs_module, dealt, fedavg, lcfed, linear_module, linear_step, two_sided
+from tests.clustered import fedgroup, pacfl
 from tests.clustering.test_one_shot import fedclust
 
 P, P_PHI, P_L = 408, 272, 136  # of the network of `blobs_module`
+LABELS, PIXELS = 2, 16  # of a client of `blobs`
 
 
 class Parity(Clustering):
@@ -41,6 +43,8 @@ METHODS = {
     "fedclust_model": lambda: fedclust({"steps": 5}, num_clusters=4, reference="model"),
     "lcfed": lambda: lcfed(4, LocalTraining(steps=5)),
     "fedac": fedac,
+    "fedgroup": lambda: fedgroup(4, 5, 5, steps=5),
+    "pacfl": lambda: pacfl(num_clusters=4),
     "parity": parity,
     "fedavg": lambda: fedavg(steps=5),
     "local": lambda: alone(steps=5),
@@ -71,7 +75,7 @@ def joined(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", ["fedclust", "fedclust_model", "lcfed", "fedac"])
+@pytest.mark.parametrize("name", ["fedclust", "fedclust_model", "lcfed", "fedac", "fedgroup", "pacfl"])
 def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
     data, _, saved, found = joined(name)
     groups = data.population.groups
@@ -92,6 +96,8 @@ def test_each_method_has_its_rule_and_its_bytes(joined, name):
         "fedclust_model": ("nearest to those of a newcomer", P + P, P_L),
         "lcfed": ("direction of a newcomer's short run", P + P + P_PHI, P),
         "fedac": ("direction of a newcomer's short run", P + P + P_PHI, P),
+        "fedgroup": ("own pre-training", P + P, P),
+        "pacfl": ("smallest angle", P, 3 * LABELS * PIXELS),
         "parity": ("smallest loss", k * P + P, 0),
         "fedavg": ("no clusters", P, 0),
         "local": ("no clusters", 0, 0),
@@ -177,6 +183,54 @@ def test_fedclust_places_by_the_members_warm_up_layers_in_numpy(tmp_path):
         model = descend(saved.centres[expected].double().numpy(), newcomer, steps)
         loss, _ = linear_step(model, inputs[test[newcomer]], targets[test[newcomer]])
         assert found.evaluation.by_name[f"test/own_split/{stage}/loss"].values[0] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+def test_pacfl_places_by_the_angles_of_the_data_in_numpy(tmp_path, linkage):
+    data, module, method = blobs(20, newcomers=0.3), blobs_module(), pacfl(num_clusters=7, linkage=linkage)
+    path = checkpoint.newest([trained(tmp_path, method, data, module, rounds=1)])
+    found = onboard(path, module, data, method, 1, "cpu")
+    state = checkpoint.read(path).state
+
+    def signature(client):
+        pixels, label = data.examples.batch(data.population.train[client], torch.device("cpu"))
+        of_label = [pixels[label == each].double().numpy().T for each in label.unique()]
+        return np.concatenate([np.linalg.svd(image, full_matrices=False)[0][:, :3] for image in of_label], axis=1)
+
+    def angle(one, other):
+        return np.degrees(np.arccos(np.abs(signature(one).T @ signature(other)).max().clip(max=1)))
+
+    join = {"average": np.mean, "single": np.min, "complete": np.max}[linkage]
+    for each in found.joined:
+        far = [join([angle(each.client, i) for i in state.members(k)]) for k in range(state.num_clusters)]
+        assert far[each.cluster] == pytest.approx(min(far), abs=1e-3)
+        assert max(far) - min(far) > 1
+
+
+def test_fedgroup_places_by_the_direction_of_the_pre_training_in_numpy(tmp_path):
+    """All samples in every batch; the direction of a group is the mean of its members' first updates."""
+    inputs, targets, train, test = two_sided(5, size=6)
+    data = dealt(inputs, targets, train, test=test, newcomers=1)
+    (newcomer,) = data.newcomer_clients
+    object.__setattr__(data.population, "newcomers", (newcomer,))
+    data.prepare_data = data.setup = lambda stage=None: None
+    module, method = linear_module(lr=0.5), fedgroup(2, 3, 5, steps=2)
+    path = checkpoint.newest([trained(tmp_path, method, data, module, rounds=2)])
+    found = onboard(path, module, data, method, 1, "cpu")
+    state = checkpoint.read(path).state
+
+    def update(client):
+        w = start = module.initial_model(0).double().numpy()
+        for _ in range(3):
+            w = w - 0.5 * linear_step(w, inputs[train[client]], targets[train[client]])[1]
+        return w - start
+
+    def cosine(one, other):
+        return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+
+    directions = [np.mean([update(i) for i in state.members(k) if i != newcomer], axis=0) for k in (0, 1)]
+    cosines = [cosine(update(newcomer), direction) for direction in directions]
+    assert found.joined[0].cluster == int(np.argmax(cosines)) and abs(cosines[0] - cosines[1]) > 0.1
 
 
 def test_one_newcomer_does_not_depend_on_the_others(joined, monkeypatch):

@@ -5,7 +5,8 @@ Legend: N clients, K clusters, D values of an image, p vectors of a client's sig
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from statistics import mean
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
 from lcfl.clustering.hierarchical import Linkage, check_options, cut
 from lcfl.exchange import Signature
 from lcfl.local.signature import FLOOR, PixelSignature
-from lcfl.messages import Uplink
+from lcfl.messages import Downlink, Uplink
 from lcfl.state import FederationState
 
 __all__ = ["PrincipalAngles", "angle_between", "angles"]
@@ -64,7 +65,8 @@ class PrincipalAngles(Clustering):
     """Clusters all clients once by the angles of their data's signatures (PACFL).
 
     Before the first round every client sends the `PixelSignature` of its training data; nobody trains. Agglomerative
-    clustering of the angles gives clusters that stay, all of which begin at the common initial model.
+    clustering of the angles gives clusters that stay, all of which begin at the common initial model. Where
+    ``data.newcomers`` are kept out, the signatures stay in the state until they come.
 
     Args:
         num_vectors: p, singular vectors per label.
@@ -75,6 +77,7 @@ class PrincipalAngles(Clustering):
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
+    newcomer_rule: ClassVar[str] = "the cluster whose members' data are at the smallest angle to the newcomer's"
 
     num_vectors: int = 3
     angle: Angle = "vector_min"
@@ -93,6 +96,12 @@ class PrincipalAngles(Clustering):
                 "of them and set the other to null."
             )
         check_options("PrincipalAngles", self.linkage, self.threshold, self.num_clusters, None, euclidean=False)
+        self._signatures: dict[int, Tensor] = {}
+
+    def on_fit_start(self, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._signatures = {}
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""
@@ -114,4 +123,26 @@ class PrincipalAngles(Clustering):
         state.assignment = torch.full_like(state.assignment, -1)
         state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
         state.centres = state.initial.repeat(found.num_clusters, 1)
+        if not state.active.all():
+            self._signatures = {upload.client: upload.payload["signature"] for upload in uploads}
         server.log("cluster/threshold", found.threshold)
+
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """The cluster at the smallest angle by the rule of `linkage`, members weighing equally: its signature up."""
+        uplink = newcomer.run(Downlink({}), Signature(), PixelSignature(self.num_vectors))
+        own = uplink.payload["signature"]
+        angles_k: dict[int, list[float]] = {}
+        for client, signature in self._signatures.items():
+            if state.active[client]:
+                angle = angle_between(own, signature, self.angle)
+                angles_k.setdefault(int(state.assignment[client]), []).append(angle)
+        far = {"single": min, "complete": max}.get(self.linkage, mean)
+        return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The members' signatures, where newcomers will be compared with them."""
+        return {"signatures": self._signatures}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the signatures."""
+        self._signatures = state["signatures"]

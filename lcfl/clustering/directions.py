@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lcfl import rng
 from lcfl.aggregation import mean_model
-from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
 from lcfl.clustering.first import kmeans
 from lcfl.clustering.hierarchical import cut
+from lcfl.exchange import FullModel
 from lcfl.local.update import LocalTraining
-from lcfl.messages import Uplink
+from lcfl.messages import Downlink, Uplink
 from lcfl.similarity import EPSILON, assign, cosine, leading_coordinates
 from lcfl.state import FederationState
 
@@ -66,6 +67,7 @@ class UpdateDirections(Clustering):
     """
 
     has_extra_rounds: ClassVar[bool] = True
+    newcomer_rule: ClassVar[str] = "the group whose direction is nearest to that of the newcomer's own pre-training"
 
     num_clusters: int = 5
     pretrain_steps: int = 50
@@ -127,6 +129,17 @@ class UpdateDirections(Clustering):
             label_n = assign(cosine(update_nP, self._direction_KP), torch.full((len(clients),), -1))
             label_n = _with_random(label_n, update_nP, clients, len(self._direction_KP), server.seed)
             state.assignment[clients] = label_n
+
+    def place(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """``arg min_g (1 - cos(Delta, direction_g)) / 2``, as a cold client's group: P down, P up.
+
+        By the least loss if its update is zero.
+        """
+        uplink = newcomer.run(Downlink({"model": state.initial}), FullModel(), self._pretraining())
+        update_P = (uplink.payload["model"] - state.initial)[: newcomer.layout.num_parameters]
+        if self._direction_KP is None or not update_P.any():
+            return super().place(newcomer, state)
+        return int(cosine(update_P[None], self._direction_KP).argmax())
 
     def state_dict(self) -> dict[str, Any]:
         """The directions of the groups ``[K, P]``."""
