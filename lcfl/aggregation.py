@@ -14,7 +14,7 @@ from torch import Tensor
 from lcfl.messages import Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
-from lcfl.sums import ModelSums
+from lcfl.sums import ModelSums, add_models
 
 __all__ = [
     "REFRESH_EVERY",
@@ -47,8 +47,7 @@ def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layou
     share = torch.tensor(weights, dtype=torch.float64)
     share /= share.sum()
     total = torch.zeros(layout.size, dtype=torch.float64)
-    for model, weight in zip(models, share.tolist(), strict=True):
-        total.add_(model, alpha=weight)
+    add_models(total, models, share.tolist())
     mean = total.to(torch.float32)
     for place in layout.integer_slices():
         mean[place] = torch.stack([model[place] for model in models]).amax(dim=0)
@@ -317,11 +316,10 @@ def updated_model(uploads: Sequence[Uplink], layout: Layout) -> Tensor:
     share /= share.sum()
     total = torch.zeros(layout.size, dtype=torch.float64)
     models = []
-    for upload, weight in zip(uploads, share.tolist(), strict=True):
+    for upload in uploads:
         assert upload.answers is not None, "the server says what it had sent"
-        start, update = upload.answers.payload["model"], upload.payload["update"]
-        total.add_(start, alpha=weight).add_(update, alpha=weight)
-        models.append((start, update))
+        models.append((upload.answers.payload["model"], upload.payload["update"]))
+    add_models(total, [part for pair in models for part in pair], share.repeat_interleave(2).tolist())
     mean = total.to(torch.float32)
     for place in layout.integer_slices():
         mean[place] = torch.stack([start[place] + update[place] for start, update in models]).amax(dim=0)

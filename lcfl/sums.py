@@ -1,18 +1,32 @@
-"""Sums of the models that the server has stored, kept up to date from what changes.
+"""Sums of models in float64, and those of the models that the server has stored, kept up to date from what changes.
 
 Legend: N clients, G groups of them, P + Q length of a model's flat vector.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["ModelSums"]
+__all__ = ["ModelSums", "add_models"]
+
+BLOCK = 2**17  # entries of a model that are added up together: a megabyte in float64, which a core's cache holds
+AT_ONCE = 32  # models that are held at a time while sums are brought up to date
 
 HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
 TOLERANCE = 2.0**-30  # of the largest entry: the bound of the errors beyond which sums are not gone on with
+
+
+def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]) -> None:
+    """``total += factor_i model_i`` in place, one after the other in the given order, for ``[P + Q]`` each.
+
+    All of them for one part of the entries after the other: the same bits, and `total` is read and written once.
+    """
+    for begin in range(0, len(total), BLOCK):
+        part = total[begin : begin + BLOCK]
+        for model, factor in zip(models, factors, strict=True):
+            part.add_(model[begin : begin + BLOCK], alpha=factor)
 
 
 @dataclass
@@ -58,16 +72,26 @@ class ModelSums:
         """Takes a client's model ``[P + Q]`` out of the sum that it is in, if it is in one."""
         group = int(self.group[client])
         if group >= 0:
-            self._add(group, model, -1)
+            self._note(model)
+            self.total[group].sub_(model)
             self.group[client] = -1
 
     def regroup(self, group_N: Tensor, model_of: Callable[[int], Tensor]) -> None:
         """Moves the models of clients whose group is another one now, and adds those that are in no sum yet."""
-        for client in torch.nonzero(self.group != group_N).flatten().tolist():
-            model, group = model_of(client), int(group_N[client])
-            self.take_out(client, model)
-            if group >= 0:
-                self._add(group, model, 1)
+        moved = torch.nonzero(self.group != group_N).flatten().tolist()
+        for begin in range(0, len(moved), AT_ONCE):
+            clients = moved[begin : begin + AT_ONCE]
+            models = [model_of(client) for client in clients]
+            changes: dict[int, tuple[list[Tensor], list[int]]] = {}
+            for client, model in zip(clients, models, strict=True):
+                for group, sign in ((int(self.group[client]), -1), (int(group_N[client]), 1)):
+                    if group >= 0:
+                        self._note(model)
+                        terms, signs = changes.setdefault(group, ([], []))
+                        terms.append(model)
+                        signs.append(sign)
+            for group, (terms, signs) in changes.items():
+                add_models(self.total[group], terms, signs)
         self.group = group_N.clone()
         self.largest = _largest(self.total)
 
@@ -75,8 +99,8 @@ class ModelSums:
         """How many models are in each sum ``[G]``, int64."""
         return torch.bincount(self.group[self.group >= 0], minlength=len(self.total))
 
-    def _add(self, group: int, model: Tensor, sign: int) -> None:
-        self.total[group].add_(model, alpha=sign)
+    def _note(self, model: Tensor) -> None:
+        """What adding or subtracting a model can do to the bounds."""
         self.largest += _largest(model)
         self.error += HALF_ULP * self.largest
 

@@ -11,7 +11,7 @@ from lcfl import aggregation
 from lcfl.aggregation import ClusterMean, mean_model, stored_sums
 from lcfl.clients import ClientState
 from lcfl.networks import Layout
-from lcfl.sums import ModelSums
+from lcfl.sums import AT_ONCE, BLOCK, ModelSums, add_models
 from tests.bits import same
 from tests.builders import Normed, linear, state_of, upload
 
@@ -53,6 +53,31 @@ class Changing:
                     a + Fraction(b) for a, b in zip(total[group], self.models[client].tolist(), strict=True)
                 ]
         return total
+
+
+@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
+def test_adding_part_by_part_gives_the_bits_of_adding_one_after_the_other(size):
+    draw = np.random.default_rng(size)
+    models = [torch.tensor(draw.normal(size=size), dtype=torch.float32) for _ in range(5)]
+    factors = draw.normal(size=5).tolist()
+    total, expected = (torch.from_numpy(np.random.default_rng(1).normal(size=size)) for _ in range(2))
+    add_models(total, models, factors)
+    for model, factor in zip(models, factors, strict=True):
+        expected.add_(model, alpha=factor)
+    assert torch.equal(total, expected)
+
+
+def test_more_models_than_are_held_at_once():
+    many, draw = 2 * AT_ONCE + 3, np.random.default_rng(0)
+    models = [torch.tensor(draw.normal(size=2), dtype=torch.float32) for _ in range(many)]
+    first, then = (torch.tensor(draw.integers(-1, GROUPS, many)) for _ in range(2))
+    sums = ModelSums.of(first, GROUPS, 2, models.__getitem__)
+    sums.regroup(then, models.__getitem__)
+    for group in range(GROUPS):
+        exact = torch.stack([model.double() for model, own in zip(models, then, strict=True) if own == group]).sum(
+            dim=0
+        )
+        torch.testing.assert_close(sums.total[group], exact, rtol=0, atol=sums.error)
 
 
 def test_new_sums_by_hand():
