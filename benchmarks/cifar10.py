@@ -19,8 +19,8 @@ PARTITIONS = {
     "dirichlet": ["--data.partition=ClientDirichlet", "--data.partition.alpha=0.1"],
 }
 
-TWO_RATES = ["model.optimizer.init_args.lr=0.02,0.1"]
-FOUR_RATES = ["model.optimizer.init_args.lr=0.01,0.02,0.05,0.1"]
+TWO_RATES = ["model.optimizer.init_args.lr=0.02,0.05"]
+FOUR_RATES = ["model.optimizer.init_args.lr=0.01,0.02,0.03,0.05"]  # at 0.1 FedAvg diverges after 300 to 500 rounds
 PULLS = [*TWO_RATES, "model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 0.5}"]
 CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=4,10"]
 # AS-CFL's and FedClust's files have their papers' ten epochs; here every method has five steps.
@@ -42,7 +42,7 @@ GRIDS = {
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,
-    "cgpfl": ["method.local_update.init_args.inner_lr=0.01,0.05", "method.clustering.init_args.num_clusters=4,10"],
+    "cgpfl": ["method.local_update.init_args.inner_lr=0.02,0.05", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
     "cfl": [*TWO_RATES, "method.clustering.init_args.eps2=0.4,0.8"],
     "pacfl": CLUSTERS,
