@@ -19,6 +19,7 @@ __all__ = ["main", "parser"]
 
 Lines = list[list[str]]
 
+KINDS = ("personal", "cluster", "global", "after_local")  # of models, in the order of their columns
 PEAK = "rounds to 90 % of peak"
 PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
 
@@ -29,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
     made.add_argument("--target", type=float, help="accuracy whose first round is looked for (0.9 x the best)")
     made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
+    made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
     made.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md and the pictures")
     return made
 
@@ -53,6 +55,9 @@ def main(args: Sequence[str]) -> None:
     many = len({row.setting for row in rows}) > 1
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        if options.wide:
+            console.print(_table(_title(setting, protocol, many), _by_model(lines)))
+            continue
         console.print(_table(_caption(setting, protocol, target, many), _accuracies(lines)))
         console.print(_table("cost of a run", _costs(lines)))
     if options.out is not None:
@@ -60,9 +65,25 @@ def main(args: Sequence[str]) -> None:
         console.print(f"written to {options.out}", highlight=False)
 
 
+def _title(setting: int, protocol: str, many: bool) -> str:
+    return f"test accuracy in %, {f'setting {setting}, {protocol}' if many else protocol}"
+
+
 def _caption(setting: int, protocol: str, target: float, many: bool) -> str:
-    where = f"setting {setting}, {protocol}" if many else protocol
-    return f"test accuracy in %, {where}; rounds and MB until {100 * target:.2f} %"
+    return f"{_title(setting, protocol, many)}; rounds and MB until {100 * target:.2f} %"
+
+
+def _by_model(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each method, a column for each kind of model; the baseline as a line of its own."""
+    kinds = [kind for kind in KINDS if any(row.model == kind for row in rows)]
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cells.setdefault(row.label, {})[row.model or kinds[0]] = _accuracy(row)
+    return [["method", *kinds], *([label, *(of.get(kind, "") for kind in kinds)] for label, of in cells.items())]
+
+
+def _accuracy(row: Row) -> str:
+    return f"{100 * row.acc:.2f}" + ("" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}")
 
 
 def _accuracies(rows: Sequence[Row]) -> Lines:
@@ -70,8 +91,7 @@ def _accuracies(rows: Sequence[Row]) -> Lines:
     lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB"]]
     previous = ""
     for row in rows:
-        spread = "" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}"
-        cells = [row.label if row.label != previous else "", row.model, f"{100 * row.acc:.2f}{spread}"]
+        cells = [row.label if row.label != previous else "", row.model, _accuracy(row)]
         cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
         lines.append(cells)
         previous = row.label
@@ -129,6 +149,7 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
     text = []
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        text += [_title(setting, protocol, many), "", *_markdown(_by_model(lines)), ""]
         text += [_caption(setting, protocol, target, many), "", *_markdown(_accuracies(lines)), ""]
         text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
     (folder / "comparison.md").write_text("\n".join(text))

@@ -3,11 +3,13 @@
 import csv
 import re
 import sys
+from math import nan
 
 import pytest
 
 from lcfl import __main__
 from lcfl.commands import compare
+from lcfl.comparison import Row
 from tests.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
 from tests.runs import made
 
@@ -44,6 +46,29 @@ def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, caps
     lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert all(any(word in line for line in lines) for word in ("accuracy", "worst 10 %", "ARI", "minutes", "of peak"))
+
+
+def test_a_line_per_method(tmp_path, capsys):
+    runs(tmp_path)
+    compare.main([str(tmp_path), "--wide"])
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    table = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert table[:2] == [["test accuracy in %, own_split"], ["method", "global"]]
+    assert table[3:] == [["fedavg", "55.00 ± 7.07"], ["lcfed", "80.00 ± 0.00"], ["majority class", "25.00"]]
+
+
+def test_columns_are_kinds_of_models_and_what_a_method_has_not_stays_empty():
+    rows = [
+        Row(1, "own_split", label, kind, 1, acc, nan)
+        for label, kind, acc in [("lcfed", "cluster", 0.7), ("lcfed", "personal", 0.6), ("fedavg", "after_local", 0.5)]
+    ]
+    rows.append(Row(1, "own_split", "majority class", "", 0, 0.25, nan))
+    assert compare._by_model(rows) == [
+        ["method", "personal", "cluster", "after_local"],
+        ["lcfed", "60.00", "70.00", ""],
+        ["fedavg", "", "", "50.00"],
+        ["majority class", "25.00", "", ""],
+    ]
 
 
 def test_what_is_written(tmp_path, capsys):
