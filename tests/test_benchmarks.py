@@ -11,6 +11,8 @@ import torch
 
 import lcfl
 from lcfl import FederatedModule
+from lcfl.sweep import given_to, parse_grid, points_of
+from tests.commandline import METHODS, printed
 
 BENCHMARKS = Path(lcfl.__file__).parent.parent / "benchmarks"
 TINY = ["--root", "random", "--num_clients", "4", "--clients_per_round", "2", "--num_samples", "40"]
@@ -120,3 +122,32 @@ def test_gpu_tries_every_task_on_a_cpu(module, tmp_path, capsys):
     assert rows[0]["accuracy"] == pytest.approx(rows[2]["accuracy"], abs=0.05)
     assert all(0 < row["local_seconds_per_round"] < row["seconds_per_round"] for row in rows)
     assert "lenet  stacked    bf16-mixed" in capsys.readouterr().out
+
+
+ABLATIONS = {"ascfl_no_adjustment", "ascfl_no_incentive", "ascfl_no_lowrank", "cgpfl_prox"}
+
+
+def test_cifar10_gives_every_method_as_many_trials(module):
+    cifar10 = module("cifar10")
+    assert set(cifar10.GRIDS) == {path.stem for path in METHODS} - ABLATIONS
+    words = cifar10.words_of("dirichlet", list(cifar10.GRIDS), "data", 1000, 200)
+    grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
+    assert {len(points_of(method, grids)) for method in cifar10.GRIDS} == {4}
+    assert "--data.partition.alpha=0.1" in words and "--trainer.rounds=1000" in words
+
+
+@pytest.mark.parametrize("method", ["ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg"])
+def test_every_point_of_cifar10_is_a_configuration(module, capsys, method):
+    """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
+    words = module("cifar10").words_of("pathological", [method], "data", 1000, 200)
+    grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
+    kept = [word for word in words if not word.startswith(("--grid", "--tuning_rounds", "--methods"))]
+    point = points_of(method, grids)[-1]
+    chosen = [*given_to(method, grids), *(f"--{option}={value}" for option, value in point)]
+    config = printed(capsys, *kept[:2], "-c", f"configs/methods/{method}.yaml", *kept[2:], *chosen)
+    rate = config["model"]["optimizer"]["init_args"]["lr"]
+    assert rate == (0.01 if method == "cgpfl" else 0.05)  # cgpfl has rates of its own
+    local = config["method"]["local_update"]["init_args"]
+    assert local["steps"] == 5 and local["epochs"] is None
+    if method == "lcfed":
+        assert (config["model"]["cluster_weight"], config["model"]["global_weight"]) == (1, 0.5)
