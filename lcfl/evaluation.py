@@ -24,6 +24,7 @@ from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
 from lcfl.ranks import Ranks
 from lcfl.state import FederationState
+from lcfl.wording import few
 from lcfl.worker import ClientError, EvaluationTask, Failure, LocalResult, LocalTask, measure
 
 __all__ = ["Evaluator", "kinds_at_end", "raise_failures", "reported_metrics", "sets_of"]
@@ -198,10 +199,9 @@ def _warn_of_broken_models(evaluation: Evaluation) -> None:
     for name, metric in evaluation.by_name.items():
         broken = metric.clients[~np.isfinite(metric.values)]
         if name.endswith("/loss") and len(broken):
-            few = ", ".join(map(str, broken[:5])) + ", ..." * (len(broken) > 5)
             warnings.warn(
-                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({few}): these models have "
-                "diverged. A smaller learning rate may help.",
+                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({few(broken)}): these "
+                "models have diverged. A smaller learning rate may help.",
                 stacklevel=4,
             )
 

@@ -33,6 +33,7 @@ from lcfl.schedule import Schedule
 from lcfl.state import FederationState
 from lcfl.table import MetricsTable
 from lcfl.upload import Guarantee
+from lcfl.wording import few
 from lcfl.worker import EvaluationTask, LocalResult, LocalTask
 
 __all__ = ["Server"]
@@ -200,13 +201,14 @@ class Server:
             results: list[LocalResult] = self.ranks.map(tasks, work)
         raise_failures(results)
         finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
-        for task in tasks:
-            if task.client not in finite:
-                warnings.warn(
-                    f"{task}: its loss or its upload is not finite; it is left out "
-                    "of this round and keeps its previous model. A smaller learning rate may help.",
-                    stacklevel=2,
-                )
+        if len(finite) < len(tasks):
+            failed = [task.client for task in tasks if task.client not in finite]
+            warnings.warn(
+                f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(tasks)} clients is not "
+                f"finite ({few(failed)}); they are left out of this round and keep their previous models. A smaller "
+                "learning rate may help.",
+                stacklevel=2,
+            )
         up_bytes = sum(result.uplink.num_bytes for result in results)
         self.state.total_bytes += down_bytes + up_bytes
         self.log_training([result.trained for result in finite.values()])

@@ -26,6 +26,7 @@ from lcfl.local.update import LocalData, LocalUpdate, Trained
 from lcfl.messages import Downlink, Uplink, all_finite
 from lcfl.method import Method
 from lcfl.module import FederatedModule
+from lcfl.wording import few
 
 __all__ = ["ClientError", "EvaluationTask", "Failure", "LocalResult", "LocalTask", "Worker", "measure"]
 
@@ -108,8 +109,7 @@ class EvaluationTask:
     def __str__(self) -> str:
         if not self.clients:
             return "evaluation on the proxy set"
-        few = ", ".join(map(str, self.clients[:3])) + ", ..." * (len(self.clients) > 3)
-        return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {few}"
+        return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {few(self.clients, 3)}"
 
 
 Task = LocalTask | EvaluationTask

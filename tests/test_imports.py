@@ -18,6 +18,7 @@ LAYERS = [
     # knows nothing of the package
     "rng",
     "files",
+    "wording",
     "messages",
     "figures",
     # the network and its data

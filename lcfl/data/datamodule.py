@@ -24,6 +24,7 @@ from lcfl.data.split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
 from lcfl.data.views import SeenExamples, View, seen_labels
 from lcfl.files import write_json
+from lcfl.wording import few
 
 __all__ = ["FederatedDataModule", "errors_of"]
 
@@ -285,10 +286,10 @@ class FederatedDataModule(LightningDataModule):
         learnt = np.unique(split.targets[np.concatenate(split.train)])
         missing = np.setdiff1d(learnt, split.targets[proxy])
         if len(missing):
-            few = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
             warnings.warn(
-                f"data.proxy: the {self.proxy} images of the proxy set show none of the {len(missing)} labels {few}, "
-                "which clients learn: what is tried on it says nothing about these. Raise data.proxy.",
+                f"data.proxy: the {self.proxy} images of the proxy set show none of the {len(missing)} labels "
+                f"{few(missing, 10)}, which clients learn: what is tried on it says nothing about these. Raise "
+                "data.proxy.",
                 stacklevel=2,
             )
         return replace(split, official=np.setdiff1d(split.official, proxy)), proxy
