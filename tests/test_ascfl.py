@@ -285,7 +285,7 @@ def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch):
     def run():
         return fit(blobs_module(), blobs(12), ascfl(incentive=False), tmp_path, rounds=3).state
 
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="client 4, round 1"):
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"round 1: .* \(4\)"):
         patch.setattr(lcfl.session, "Worker", faulty(4, 1, spoil("upload", float("nan"))))
         broken = run()
     monkeypatch.setattr(lcfl.session, "Server", dropping(4, 1))
