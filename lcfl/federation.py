@@ -259,7 +259,7 @@ class Federation:
             self.callbacks,
             self.client_store,
         )
-        method = method.calibrated(schedule.releases(datamodule.num_clients))
+        method = method.calibrated(schedule.releases(datamodule.num_staying(self.rounds)))
         session = Session(settings, stage, model, datamodule, method, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # only where every rank is a process of its own, as under torchrun

@@ -7,7 +7,7 @@ from lcfl.aggregation import Aggregation
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.exchange import Exchange
 from lcfl.local.update import LocalUpdate
-from lcfl.upload import Guarantee, LowRankCompression, Releases
+from lcfl.upload import GaussianNoise, Guarantee, LowRankCompression, Releases
 from lcfl.upload.base import NAMES
 
 __all__ = ["Method"]
@@ -97,18 +97,39 @@ class Method:
             )
 
     def calibrated(self, releases: Releases) -> "Method":
-        """The same with transforms of uploads whose settings follow from the length of the run."""
+        """The same with transforms of uploads whose settings follow from the length of the run.
+
+        Raises:
+            ValueError: where noise is to reach an epsilon that this method's clusterings leave unknown.
+        """
         if not self.exchange.transforms:
             return self
+        self._check_noise(releases.num_clients)
         return replace(self, exchange=self.exchange.calibrated(self._with_openings(releases)))
 
     def guarantee(self, releases: Releases) -> Guarantee | None:
         """What noise on uploads guarantees after these training rounds, opening rounds included; None for nothing."""
-        if any(opening.exchange is not None for opening in self.openings(releases.num_clients)):
-            return None  # what comes up in that opening round is without noise
-        if any(clustering.has_extra_rounds for clustering in self.clustering):
-            return None  # so may be what comes up in those, and nobody knows how many there will be
+        if self._beside_the_noise(releases.num_clients):
+            return None
         return self.exchange.guarantee(self._with_openings(releases))
+
+    def _check_noise(self, num_clients: int) -> None:
+        noises = [each for each in self.exchange.transforms if isinstance(each, GaussianNoise) and each.clip]
+        reason = self._beside_the_noise(num_clients)
+        if not noises or not reason:
+            return
+        if any(noise.epsilon is not None for noise in noises):
+            raise ValueError(f"method.exchange: GaussianNoise cannot promise an epsilon: {reason}. Give sigma instead.")
+        warnings.warn(f"method.exchange: GaussianNoise gives no privacy guarantee: {reason}.", stacklevel=3)
+
+    def _beside_the_noise(self, num_clients: int) -> str:
+        """Why noise on uploads does not bound what clients give away, empty where it does."""
+        for clustering in self.clustering:
+            if any(opening.exchange is not None for opening in clustering.openings(num_clients)):
+                return f"what clients send in the opening round of {_name(clustering)} goes without noise"
+            if clustering.has_extra_rounds:
+                return f"nobody knows how many rounds {_name(clustering)} will add"
+        return ""
 
     def _with_openings(self, releases: Releases) -> Releases:
         return replace(releases, openings=len(self.openings(releases.num_clients)))

@@ -85,5 +85,11 @@ class Schedule:
         return {i for i, chance in chances.items() if chance < self.client_dropout}
 
     def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
-        """How often clients upload in so many training rounds, in all of them if None."""
-        return Releases(self.rounds if rounds is None else rounds, self.clients_per_round, num_clients)
+        """How often clients upload in so many training rounds, in all of them if None.
+
+        Args:
+            num_clients: who may be drawn; the fewest of any round, which never understates a client's chance.
+            rounds: training rounds.
+        """
+        sampled = min(self.clients_per_round, num_clients)
+        return Releases(self.rounds if rounds is None else rounds, sampled, num_clients)

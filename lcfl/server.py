@@ -329,7 +329,8 @@ class Server:
 
     def guarantee(self) -> Guarantee | None:
         """What the rounds so far give away of one client's data at most; None where nothing bounds that."""
-        return self.method.guarantee(self.schedule.releases(self.data.num_clients, self.state.round))
+        number = self.state.round
+        return self.method.guarantee(self.schedule.releases(self.data.num_staying(number), number))
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
         """Whether a round's row is as full as any: it was evaluated, or no round is."""

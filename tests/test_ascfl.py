@@ -9,7 +9,7 @@ import torch
 
 import lcfl.session
 from lcfl.aggregation import ClusterMean, GlobalMean, UpdateMean, updated_model
-from lcfl.clustering import GreedyIncentive, SplitAndMerge, UpdateEM
+from lcfl.clustering import GreedyIncentive, HierarchicalUpdates, OneShotHierarchical, SplitAndMerge, UpdateEM
 from lcfl.clustering.first import balanced
 from lcfl.exchange import CentreAndEmbedding, ClusterModel, ClusterUpdate, FullModel, NoExchange
 from lcfl.hooks import Callback
@@ -351,6 +351,18 @@ def test_the_guarantee_is_in_the_summary(tmp_path):
     assert summary["identity"]["method"]["exchange"]["transforms"][0]["sigma"] == sigma
 
 
+def test_newcomers_and_leavers_do_not_thin_the_sampling_that_is_accounted_for(tmp_path):
+    pytest.importorskip("dp_accounting")
+    noisy = ascfl(transforms=[GaussianNoise(clip=1.0, sigma=9.0)])
+    data = blobs(12, newcomers=2)
+    leavers = [client for client in range(12) if client not in data.newcomer_clients][:3]
+    data = blobs(12, newcomers=2, leavers=dict(zip(leavers, (0, 1, 2), strict=True)))
+    watch = fit(blobs_module(), data, noisy, tmp_path, rounds=2, clients_per_round=4)
+    # ten begin, and one has left by round 0, two by round 1, which is the last
+    assert watch.server.guarantee() == noisy.guarantee(Releases(2, 4, 8))
+    assert noisy.guarantee(Releases(2, 4, 8)).epsilon > noisy.guarantee(Releases(2, 4, 12)).epsilon
+
+
 def test_opening_rounds_are_releases_too():
     pytest.importorskip("dp_accounting")
     method = lcfed()
@@ -359,6 +371,26 @@ def test_opening_rounds_are_releases_too():
         each.guarantee(Releases(2, 4, 4)).epsilon for each in (method, ascfl(transforms=method.exchange.transforms))
     ]
     assert spent[0] > spent[1]
+
+
+@pytest.mark.parametrize(
+    ("clustering", "reason"),
+    [
+        (OneShotHierarchical(), "what clients send in the opening round of OneShotHierarchical goes without noise"),
+        (HierarchicalUpdates(), "nobody knows how many rounds HierarchicalUpdates will add"),
+    ],
+)
+def test_where_noise_does_not_cover_all_that_is_sent_it_says_so_before_the_run(clustering, reason):
+    pytest.importorskip("dp_accounting")
+
+    def method(**options):
+        exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, **options)])
+        return Method(LocalTraining(steps=1), exchange, ClusterMean("participants", "participants"), [clustering])
+
+    with pytest.warns(UserWarning, match=f"GaussianNoise gives no privacy guarantee: {reason}"):
+        method(sigma=1.0).calibrated(Releases(2, 4, 4))
+    with pytest.raises(ValueError, match=f"GaussianNoise cannot promise an epsilon: {reason}. Give sigma"):
+        method(epsilon=1.0).calibrated(Releases(2, 4, 4))
 
 
 def test_transforms_that_cannot_be():

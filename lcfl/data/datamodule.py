@@ -123,6 +123,10 @@ class FederatedDataModule(LightningDataModule):
         """How many clients the federation begins with: N without the newcomers."""
         return self.num_clients - len(self.newcomer_clients)
 
+    def num_staying(self, rounds: int) -> int:
+        """How many clients are in the federation in every one of so many rounds: N without newcomers and leavers."""
+        return self.num_participants - sum(first < rounds for first in self.leavers.values())
+
     def seen_by(self, client: int) -> Examples:
         """All images as a client sees them; the same object for clients that see them alike."""
         examples, population = self._after_setup()

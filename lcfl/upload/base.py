@@ -27,7 +27,7 @@ class Releases:
     Attributes:
         rounds: training rounds.
         clients_per_round: how many of them upload in each, drawn uniformly without replacement.
-        num_clients: N.
+        num_clients: of whom they are drawn: no more than belong to the federation in any of these rounds.
         openings: rounds before these in which any client may upload.
     """
 
