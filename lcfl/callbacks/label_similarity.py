@@ -31,8 +31,8 @@ class LabelSimilarity(Callback):
     similarity that is good for clustering follows the divergence.
 
     Writes ``label_similarity.json``, the correlations of each measure with the symmetric divergence over all
-    pairs, and the picture ``figures/label_similarity.png``. The fine-tuned models are thrown away. At most 256
-    clients are compared, spread evenly.
+    pairs, and the picture ``figures/label_similarity.png``. The fine-tuned models are thrown away. Compared
+    are the clients of the federation, without newcomers and those that have left; at most 256, spread evenly.
 
     Args:
         fine_tuning: the local work before the comparison; None for the method's own. The paper does not say how long
@@ -65,7 +65,8 @@ class LabelSimilarity(Callback):
         """Fine-tunes, compares, writes; nothing where a signal ended the run."""
         if not metrics:
             return
-        clients = figures.shown(state.num_clients)
+        active = torch.nonzero(state.active).flatten().numpy()
+        clients = active[figures.shown(len(active))]
         model_nP = self._fine_tuned(server, state, clients.tolist())
         count_nC = server.data.population.label_counts[clients]
         divergence_nn = kl_divergence(torch.as_tensor(count_nC) + self.smoothing)

@@ -66,6 +66,19 @@ def test_a_method_that_sends_nothing_is_compared_by_its_own_models(tmp_path):
     assert list(tmp_path.rglob("label_similarity.json"))
 
 
+def test_newcomers_and_leavers_are_not_trained_for_a_comparison(tmp_path):
+    class Compared(LabelSimilarity):
+        def _fine_tuned(self, server, state, clients):
+            self.clients = clients
+            return super()._fine_tuned(server, state, clients)
+
+    data, compared = blobs(12, newcomers=3), Compared(dimension=3)
+    leaver = min(set(range(12)) - set(data.newcomer_clients))
+    data = blobs(12, newcomers=3, leavers={leaver: 1})
+    fit(blobs_module(), data, lcfed(2), tmp_path, rounds=2, callbacks=[compared])
+    assert compared.clients == sorted(set(range(12)) - {leaver, *data.newcomer_clients})
+
+
 def test_pictures_order_clients_by_their_most_frequent_class():
     count_NC = np.array([[0, 5], [9, 1], [1, 6]])
     matrix_NN = np.arange(9.0).reshape(3, 3)
