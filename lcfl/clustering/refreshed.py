@@ -19,6 +19,8 @@ from lcfl.state import FederationState
 
 __all__ = ["RefreshedLowRankCosine"]
 
+FITTED_OVER = ("stored", "participants")
+INITS = ("kmeans", "random")
 SIMILARITIES = ("low_rank_cosine", "cosine", "low_rank_l2", "l2")
 MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
 CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
@@ -30,8 +32,8 @@ class RefreshedLowRankCosine(Clustering):
 
     Training starts with a random balanced assignment: with the equal centres of a literal start all
     cosines tie and everybody lands in one cluster. Once max(2 K, N / 2) clients, at most N, have taken part, M is
-    fitted to their models and k-means on the directions of their codes gives R (reading A26); from then
-    on every round ends with the E-step, against the centres of before the round's aggregation.
+    fitted to their models and, by default, k-means on the directions of their codes gives R (reading A26); from
+    then on every round ends with the E-step, against the centres of before the round's aggregation.
 
     The server projects: it holds w_i. The paper's clients store M and send M w_i themselves; what that
     would add to the traffic, M for everybody at each refresh included, is logged as
@@ -47,6 +49,8 @@ class RefreshedLowRankCosine(Clustering):
             of more than 1,000 clients 1,000, evenly spread over their numbers.
         similarity: what the E-step compares; the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
             whole models.
+        init: what the first E-step goes on from: ``kmeans`` as above; ``random``, the random R and its centres, as
+            Algorithm 1 reads.
     """
 
     num_clusters: int = 10
@@ -55,6 +59,7 @@ class RefreshedLowRankCosine(Clustering):
     center: bool = False
     fit_over: Literal["stored", "participants"] = "stored"
     similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
+    init: Literal["kmeans", "random"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
 
@@ -62,7 +67,7 @@ class RefreshedLowRankCosine(Clustering):
         for name in ("num_clusters", "dimension", "refresh_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"RefreshedLowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
-        for name, allowed in (("fit_over", ("stored", "participants")), ("similarity", SIMILARITIES)):
+        for name, allowed in (("fit_over", FITTED_OVER), ("similarity", SIMILARITIES), ("init", INITS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"RefreshedLowRankCosine: got {name}={getattr(self, name)!r}; allowed are {', '.join(allowed)}."
@@ -98,13 +103,15 @@ class RefreshedLowRankCosine(Clustering):
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
             num_clients = int(state.active.sum())
-            if len(known) >= min(max(2 * self.num_clusters, num_clients / 2), num_clients):
-                self._refresh(server, state, known)
+            if len(known) < min(max(2 * self.num_clusters, num_clients / 2), num_clients):
+                return
+            self._refresh(server, state, known)
+            if self.init == "kmeans":
                 assert state.codes is not None
                 state.assignment = state.assignment.clone()
                 state.assignment[known] = spherical_kmeans(state.codes[known], state.num_clusters, server.seed)
-            return
-        if state.round - self._fitted >= self.refresh_every:
+                return
+        elif state.round - self._fitted >= self.refresh_every:
             over = known
             if self.fit_over == "participants" and len(uploads) > 1:
                 over = torch.tensor([upload.client for upload in uploads])

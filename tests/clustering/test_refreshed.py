@@ -62,6 +62,28 @@ def test_the_first_fit_waits_for_half_of_the_clients_and_two_per_cluster():
     assert torch.equal(state.assignment[8:], before[8:])
 
 
+def test_a_random_start_goes_on_from_its_own_centres():
+    models, groups = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4, init="random")
+    state = begun(clustering)
+    order = [2, 0, 3, 1]
+    state.centres = torch.stack([models[group] for group in order])
+    before = state.assignment.clone()
+    take_part(clustering, state, models, range(9))
+    assert state.assignment[:9].tolist() == [order.index(group) for group in groups[:9]]
+    assert torch.equal(state.assignment[9:], before[9:])
+
+
+def test_equal_centres_leave_a_random_start_as_it_is():
+    models, _ = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4, init="random")
+    state = begun(clustering)
+    state.centres = models[:1].repeat(4, 1)
+    before = state.assignment.clone()
+    take_part(clustering, state, models, range(12))
+    assert state.projection is not None and torch.equal(state.assignment, before)
+
+
 def test_the_e_step_compares_with_the_centres_of_before():
     models, groups = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=4)
@@ -132,6 +154,7 @@ def test_buffers_are_not_compared():
     ("options", "text"),
     [
         ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
+        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random"),
         ({"dimension": 0}, "dimension=0"),
         ({"refresh_every": 0}, "refresh_every=0"),
         ({"fit_over": "all"}, "fit_over='all'; allowed are stored, participants"),
