@@ -10,7 +10,7 @@ from torch import nn
 
 from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
 from lcfl.clients import ClientState, ClientStore
-from lcfl.clustering import LowRankCosine
+from lcfl.clustering import LowRankCosine, RefreshedLowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
@@ -168,6 +168,12 @@ def lcfed(num_clusters=4, local=None, mean=None, **options):
     options = {"dimension": 8, **options}
     clustering = LowRankCosine(num_clusters=num_clusters, **options)
     return Method(local or LocalTraining(steps=3), CentreAndEmbedding(), mean or ClusterMean(), [clustering])
+
+
+def fedac(num_clusters=4, local=None, tuning=None, **options):
+    clustering = [RefreshedLowRankCosine(num_clusters, **{"dimension": 4, **options}), *([tuning] if tuning else [])]
+    mean = ClusterMean("stored", "participants")
+    return Method(local or LocalTraining(steps=3), CentreAndEmbedding(), mean, clustering)
 
 
 # runs

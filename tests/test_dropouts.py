@@ -10,9 +10,10 @@ import torch
 import lcfl.server
 import lcfl.session
 import lcfl.worker
+from lcfl.clustering import ClusterNumberTuning
 from lcfl.messages import Uplink
 from tests.bits import assert_same_clients, assert_same_state
-from tests.builders import alone, blobs, blobs_module, fedavg, fednova, fedper, fit, lcfed, per_fedavg
+from tests.builders import alone, blobs, blobs_module, fedac, fedavg, fednova, fedper, fit, lcfed, per_fedavg
 
 
 def spoil(kind, value):
@@ -61,6 +62,7 @@ def dropping(client, number):
 METHODS = {
     "fedavg": fedavg,
     "lcfed": lcfed,
+    "fedac": partial(fedac, 3, tuning=ClusterNumberTuning("silhouette")),
     "alone": alone,
     "fednova": partial(fednova, momentum=0.5),
     "fedper": fedper,
@@ -70,7 +72,7 @@ SETUP = {"rounds": 4, "clients_per_round": 7}
 
 
 def watched(tmp_path, name, **options):
-    module = blobs_module(cluster_weight=0.5 * (name == "lcfed"))
+    module = blobs_module(cluster_weight=0.5 * (name in ("lcfed", "fedac")))
     return fit(module, blobs(12), METHODS[name](), tmp_path, **{**SETUP, **options})
 
 
@@ -95,6 +97,7 @@ def chosen(run):
         ("lcfed", "upload", float("nan")),
         ("lcfed", "upload", float("-inf")),
         ("lcfed", "loss", float("nan")),
+        ("fedac", "upload", float("nan")),
         ("alone", "model", float("nan")),
         ("fednova", "upload", float("nan")),
         ("fedper", "upload", float("nan")),

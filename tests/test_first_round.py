@@ -9,6 +9,7 @@ from tests.builders import (
     alone,
     blobs,
     blobs_module,
+    fedac,
     fedavg,
     fednova,
     fedper,
@@ -18,6 +19,8 @@ from tests.builders import (
     lg_fedavg,
     per_fedavg,
 )
+from tests.clustering.test_one_shot import fedclust
+from tests.test_ascfl import ascfl
 
 
 def first_rounds(tmp_path, method=None, rounds=1, **options):
@@ -86,8 +89,26 @@ def test_identical_centres_leave_r_as_it_is(tmp_path, init):
     assert len(first.centres.unique(dim=0)) > 1
 
 
+def test_fedac_begins_with_a_balanced_random_r_until_enough_have_taken_part(tmp_path):
+    watch = first_rounds(tmp_path, fedac(4), rounds=4)
+    first, state = watch.history[0], watch.state
+    assert first.assignment.bincount().tolist() == [3, 3, 3, 3]
+    seen = [len({i for earlier in range(t + 1) for i in watch.sampled[earlier]}) for t in range(4)]
+    fitted = next(t for t, number in enumerate(seen) if number >= 2 * 4)
+    assert fitted > 0 and seen[-1] < 12
+    for each in watch.history[:fitted]:
+        assert torch.equal(each.assignment, first.assignment)
+    assert not torch.equal(watch.history[fitted].assignment, first.assignment)
+    for cluster in range(4):
+        members = [i for i in watch.sampled[0] if first.assignment[i] == cluster]
+        assert torch.equal(first.centres[cluster], state.initial) == (not members)
+    never = torch.nonzero(~state.participated).flatten()
+    assert torch.equal(state.assignment[never], first.assignment[never])
+
+
 def test_the_same_clients_are_sampled_whatever_the_method(tmp_path):
     methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2)]
+    methods += [fedac(4), fedclust(num_clusters=4), ascfl(incentive=False)]
     methods += [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
     module = blobs_module()
     sampled = [fit(module, blobs(12), each, tmp_path, rounds=3, clients_per_round=5).sampled for each in methods]

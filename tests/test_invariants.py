@@ -8,8 +8,7 @@ from torch import nn
 
 import lcfl.clustering.lowrank
 from lcfl.aggregation import ClusterMean, GlobalMean
-from lcfl.clustering import RefreshedLowRankCosine
-from lcfl.exchange import CentreAndEmbedding, FullModel, SharedLayers
+from lcfl.exchange import FullModel, SharedLayers
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
@@ -20,6 +19,7 @@ from tests.builders import (
     blobs,
     blobs_module,
     dealt,
+    fedac,
     fedavg,
     fednova,
     fedper,
@@ -31,6 +31,7 @@ from tests.builders import (
     per_fedavg,
     two_sided,
 )
+from tests.clustering.test_one_shot import fedclust
 
 # what a method is when its own part is switched off
 
@@ -55,11 +56,9 @@ def test_lcfed_without_pulls_is_local(tmp_path, local):
 
 
 def test_fedac_without_pulls_is_local(tmp_path):
-    mean = ClusterMean(embedding_over="participants")
-    fedac = Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, [RefreshedLowRankCosine(3, 4, 2)])
     runs = [
         fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
-        for method in (fedac, alone())
+        for method in (fedac(3, refresh_every=2), alone())
     ]
     assert_same_clients(*runs)
 
@@ -184,6 +183,11 @@ def test_permuting_the_clients_permutes_the_results(tmp_path):
             partial(lcfed, 2, LocalTraining(steps=2), dimension=3),
             linear_module(0.3, cluster_weight=0.4, global_weight=0.2),
         ),
+        (
+            partial(fedac, 2, LocalTraining(steps=2), dimension=3),
+            linear_module(0.3, cluster_weight=0.4, global_weight=0.2),
+        ),
+        (partial(fedclust, {"steps": 2}, num_clusters=2), linear_module(lr=0.3)),
     ):
         plain = fit(module, dealt(inputs, targets, train, test=test), method(), tmp_path, rounds=3).state
         moved_data = dealt(inputs, targets, [train[i] for i in order], test=[test[i] for i in order])

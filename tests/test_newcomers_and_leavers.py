@@ -8,19 +8,17 @@ import torch
 
 from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint
-from lcfl.clustering import ClusterNumberTuning, RefreshedLowRankCosine
-from lcfl.exchange import CentreAndEmbedding
+from lcfl.clustering import ClusterNumberTuning
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from lcfl.local import LocalTraining
-from lcfl.method import Method
 from tests.bits import assert_same_state, same
 from tests.builders import (
-    ClusterMean,
     alone,
     blobs,
     blobs_module,
     dealt,
+    fedac,
     fedavg,
     fit,
     lcfed,
@@ -46,10 +44,8 @@ class Seen(Callback):
         self.evaluated[state.round - 1] = sorted(clients)
 
 
-def fedac():
-    clustering = [RefreshedLowRankCosine(num_clusters=4, dimension=4), ClusterNumberTuning("silhouette", start=0)]
-    mean = ClusterMean(embedding_over="participants")
-    return Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, clustering)
+def tuned_fedac():
+    return fedac(tuning=ClusterNumberTuning("silhouette", start=0))
 
 
 def quiet(root):
@@ -57,7 +53,7 @@ def quiet(root):
     return {"evaluate_every": 0, "accelerator": "cpu", "devices": 1, **files}
 
 
-METHODS = {"fedavg": fedavg, "lcfed": lcfed, "fedac": fedac}
+METHODS = {"fedavg": fedavg, "lcfed": lcfed, "fedac": tuned_fedac}
 
 
 # newcomers

@@ -6,14 +6,25 @@ import torch
 
 from lcfl import checkpoint
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import Clustering, ClusterNumberTuning, OneShotHierarchical, RefreshedLowRankCosine
-from lcfl.exchange import CentreAndEmbedding, ClusterModel
+from lcfl.clustering import Clustering, ClusterNumberTuning, OneShotHierarchical
+from lcfl.exchange import ClusterModel
 from lcfl.federation import Federation
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.onboarding import onboard
 from tests.bits import assert_same_state, same
-from tests.builders import alone, blobs, blobs_module, dealt, fedavg, lcfed, linear_module, linear_step, two_sided
+from tests.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedac,
+    fedavg,
+    lcfed,
+    linear_module,
+    linear_step,
+    two_sided,
+)
 from tests.clustered import fedgroup, pacfl
 from tests.clustering.test_one_shot import fedclust
 
@@ -29,11 +40,6 @@ class Parity(Clustering):
         state.centres = state.initial.repeat(2, 1) if len(state.centres) != 2 else state.centres
 
 
-def fedac():
-    clustering = [RefreshedLowRankCosine(num_clusters=4, dimension=4), ClusterNumberTuning("silhouette")]
-    return Method(LocalTraining(steps=5), CentreAndEmbedding(), ClusterMean(embedding_over="participants"), clustering)
-
-
 def parity():
     return Method(LocalTraining(steps=5), ClusterModel(), ClusterMean("participants", "participants"), [Parity()])
 
@@ -42,7 +48,7 @@ METHODS = {
     "fedclust": lambda: fedclust({"steps": 5}, num_clusters=4),
     "fedclust_model": lambda: fedclust({"steps": 5}, num_clusters=4, reference="model"),
     "lcfed": lambda: lcfed(4, LocalTraining(steps=5)),
-    "fedac": fedac,
+    "fedac": lambda: fedac(4, LocalTraining(steps=5), ClusterNumberTuning("silhouette")),
     "fedgroup": lambda: fedgroup(4, 5, 5, steps=5),
     "pacfl": lambda: pacfl(num_clusters=4),
     "parity": parity,

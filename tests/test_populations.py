@@ -21,9 +21,9 @@ from tests.builders import Watch, blobs, blobs_module, fedavg, fedper, fit, lcfe
 from tests.clustered import fesem
 from tests.fits import arguments, assert_same_run, newest_run, newest_state, rows
 from tests.fits import fit as command
-from tests.test_newcomers_and_leavers import fedac, quiet
+from tests.test_newcomers_and_leavers import quiet, tuned_fedac
 
-METHODS = {"lcfed": lcfed, "fedac": fedac, "fesem": fesem, "fedper": fedper, "fedavg": fedavg}
+METHODS = {"lcfed": lcfed, "fedac": tuned_fedac, "fesem": fesem, "fedper": fedper, "fedavg": fedavg}
 
 
 class Recomputed(Callback):
@@ -110,7 +110,7 @@ def test_a_run_that_is_killed_leaves_no_file_that_is_read_again(tmp_path, starte
 # sums
 
 
-@pytest.mark.parametrize("method", [lcfed, fedac, lambda: fesem(mean=ClusterMean())])
+@pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(mean=ClusterMean())])
 def test_sums_of_a_run_stay_within_their_bound_and_are_exact_where_they_are_made_anew(
     tmp_path, method, refresh_every_four
 ):

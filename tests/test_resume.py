@@ -48,6 +48,23 @@ def test_fedac_resumes_before_within_and_after_a_cooldown_and_a_refresh(tmp_path
     assert_same_run(tuned, fit(tmp_path, "fedac", 1, 9, *TUNED, "--ckpt_path=last").path)
 
 
+SPLIT = ("-c", f"method: {{clustering: [{REFRESHED.replace('4', '1', 1)}, {TUNING.replace('ratio', 'silhouette')}]}}")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    """FedAC whose only cluster is split, and its halves again, in one go."""
+    return fit(tmp_path_factory.mktemp("split"), "fedac", 1, 8, *SPLIT).path
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_fedac_resumes_just_after_a_split_and_within_the_cooldown_behind_it(tmp_path, split, first):
+    counts = [float(row["cluster/count"]) for row in rows(split) if int(row["round"]) >= 0]
+    assert counts == [1, 1, 1, 2, 2, 2, 3, 3]  # split in round 3, two rounds of cooldown, split again
+    fit(tmp_path, "fedac", 1, first, *SPLIT)
+    assert_same_run(split, fit(tmp_path, "fedac", 1, 8, *SPLIT, "--ckpt_path=last").path)
+
+
 @pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])
 def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, local):
     """Clients have 54 samples: 5 batches of 10 a pass, so steps cross the end of a pass in any round."""

@@ -4,14 +4,10 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from lcfl.aggregation import ClusterMean
 from lcfl.clustering import RefreshedLowRankCosine
-from lcfl.exchange import CentreAndEmbedding
-from lcfl.local import LocalTraining
-from lcfl.method import Method
 from lcfl.networks import Layout
 from lcfl.similarity import principal_components, project
-from tests.builders import Normed, blobs, blobs_module, fit, server_of, state_of, upload
+from tests.builders import Normed, blobs, blobs_module, fedac, fit, server_of, state_of, upload
 from tests.clustering.models import LAYOUT, SIZE
 
 
@@ -183,11 +179,27 @@ def test_where_there_are_fewer_than_two_clients_per_cluster_all_are_waited_for()
     assert state.projection is not None
 
 
-@pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2"])
+@pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2", "l2"])
 def test_the_groups_of_a_federation_are_found(tmp_path, similarity):
-    clustering = RefreshedLowRankCosine(4, dimension=8, refresh_every=4, similarity=similarity)
-    mean = ClusterMean("stored", "participants")
-    method = Method(LocalTraining(steps=3), CentreAndEmbedding(), mean, [clustering])
+    method = fedac(4, dimension=8, refresh_every=4, similarity=similarity)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
     watch = fit(module, blobs(12), method, tmp_path, rounds=10, clients_per_round=6)
     assert [row["cluster/ari"] for row in watch.rows[-3:]] == [1.0] * 3
+
+
+def test_one_cluster_is_the_mean_of_all_that_took_part(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fedac(1), tmp_path, rounds=3, clients_per_round=7)
+    state = watch.state
+    known = torch.nonzero(state.participated).flatten().tolist()
+    assert state.assignment.tolist() == [0] * 12 and 7 < len(known) <= 12
+    mean = torch.stack([state.model_of(client) for client in known]).mean(dim=0)
+    torch.testing.assert_close(state.centres, mean[None])
+
+
+def test_a_cluster_per_client_may_lose_its_client_and_keeps_its_model(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fedac(12, dimension=8), tmp_path, rounds=4)
+    first, last = watch.history[0], watch.history[-1]
+    assert first.assignment.sort().values.tolist() == list(range(12))
+    empty = sorted(set(range(12)) - set(last.assignment.tolist()))
+    left = [each for each in watch.history if set(empty) <= set(each.assignment.tolist())][-1]
+    assert empty and torch.equal(last.centres[empty], left.centres[empty])

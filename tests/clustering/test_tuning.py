@@ -8,12 +8,12 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClusterNumberTuning, RefreshedLowRankCosine
+from lcfl.clustering import ClusterNumberTuning
 from lcfl.clustering.tuning import granularity
-from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.exchange import FullModel
 from lcfl.local import LocalTraining
 from lcfl.method import Method
-from tests.builders import blobs, blobs_module, fit, state_of
+from tests.builders import blobs, blobs_module, fedac, fit, state_of
 from tests.clustering.models import LAYOUT, SIZE
 
 
@@ -251,8 +251,7 @@ def test_it_needs_stored_models():
 
 @pytest.mark.parametrize("num_clusters", [1, 2, 6])
 def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clusters):
-    clustering = [RefreshedLowRankCosine(num_clusters, dimension=8, refresh_every=5), ClusterNumberTuning("silhouette")]
-    method = Method(LocalTraining(steps=3), CentreAndEmbedding(), ClusterMean("stored", "participants"), clustering)
+    method = fedac(num_clusters, tuning=ClusterNumberTuning("silhouette"), dimension=8, refresh_every=5)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
     watch = fit(module, blobs(24), method, tmp_path, rounds=16, clients_per_round=12)
     assert [(row["cluster/count"], row["cluster/ari"]) for row in watch.rows[-4:]] == [(4.0, 1.0)] * 4

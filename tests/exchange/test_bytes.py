@@ -12,6 +12,7 @@ from tests.builders import (
     alone,
     blobs,
     blobs_module,
+    fedac,
     fedavg,
     fednova,
     fedper,
@@ -95,6 +96,7 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (fedper, EMBEDDING, EMBEDDING, 0),
         (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
         (per_fedavg, SIZE, SIZE, 0),
+        (fedac, SIZE + EMBEDDING, SIZE, 0),
         (lcfed, SIZE + EMBEDDING, SIZE, 12 * 2 * SIZE),  # |S_d| = all 12 clients, P down and P up
     ],
 )
@@ -116,3 +118,10 @@ def test_what_the_papers_clients_would_add_is_told_apart(tmp_path):
     opening, first = (each.row["comm/client_projection_bytes"] for each in watch.history)
     assert opening == 4 * (12 * 3 * SIZE + 12 * 3)  # M to everybody, a code from each of S_d
     assert first == 4 * 5 * 3
+
+
+def test_what_fedacs_clients_would_add_comes_again_with_every_refresh(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fedac(2, dimension=3, refresh_every=2), tmp_path, rounds=4)
+    codes = 4 * 12 * 3
+    with_m = codes + 4 * 12 * 3 * SIZE
+    assert [row["comm/client_projection_bytes"] for row in watch.rows] == [with_m, codes, with_m, codes]
