@@ -1,6 +1,7 @@
 """Clients that are kept out of the federation, and clients that leave it."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from tests.builders import (
     loaded,
     two_sided,
 )
+from tests.clustering.test_one_shot import fedclust
+from tests.test_ascfl import ascfl
 
 
 class Seen(Callback):
@@ -53,7 +56,13 @@ def quiet(root):
     return {"evaluate_every": 0, "accelerator": "cpu", "devices": 1, **files}
 
 
-METHODS = {"fedavg": fedavg, "lcfed": lcfed, "fedac": tuned_fedac}
+METHODS = {
+    "fedavg": fedavg,
+    "lcfed": lcfed,
+    "fedac": tuned_fedac,
+    "ascfl": partial(ascfl, incentive=False),
+    "fedclust": partial(fedclust, num_clusters=4),
+}
 
 
 # newcomers
@@ -190,10 +199,10 @@ def test_whoever_has_left_is_in_no_mean_and_no_evaluation(tmp_path, name):
     watch = fit(blobs_module(), blobs(12, leavers=leavers), METHODS[name](), tmp_path, 6, 1.0, [seen], evaluate_every=1)
     for number in range(6):
         there = [i for i in range(12) if leavers.get(i, 99) > number]
-        assert watch.sampled[number] == there == seen.evaluated[number]
+        assert watch.sampled[number] == there == seen.uploaded[number] == seen.evaluated[number]
     state = watch.state
     assert not state.participated[[1, 2]].any() and torch.nonzero(~state.active).flatten().tolist() == [1, 2]
-    if name != "fedavg":
+    if name in ("lcfed", "fedac"):
         for cluster in state.assignment[state.active].unique().tolist():
             members = [i for i in range(12) if state.assignment[i] == cluster and i not in leavers]
             models = torch.stack([state.clients[i].model for i in members])
