@@ -57,7 +57,7 @@ class UpdateDirections(Clustering):
 
     Another client has no group until it is sampled: then it first pre-trains from the initial model, too, in an extra
     round, and joins the group with ``arg min_g (1 - cos(Delta_i, direction_g)) / 2``. A client whose update is zero
-    joins a random group.
+    joins a random group. Where another callback has merged or split clusters, a group is where most of its clients are.
 
     Args:
         num_clusters: K; fewer where there are fewer distinct directions.
@@ -84,6 +84,7 @@ class UpdateDirections(Clustering):
 
     def _forget(self) -> None:
         self._direction_KP: Tensor | None = None
+        self._group_N = torch.zeros(0, dtype=torch.int64)  # whose direction each client has, -1 for none
         self._asked = -1  # the round whose newcomers have pre-trained
 
     def on_fit_start(self, state: FederationState) -> None:
@@ -118,6 +119,7 @@ class UpdateDirections(Clustering):
             label_n = self._grouped(torch.stack(deltas), clients, server.seed)
             state.assignment[:] = -1
             state.assignment[clients] = label_n
+            self._group_N = state.assignment.clone()
             members = [torch.nonzero(label_n == group).flatten().tolist() for group in range(int(label_n.max()) + 1)]
             models = [upload.payload["model"] for upload in uploads]
             state.centres = torch.stack(
@@ -128,7 +130,8 @@ class UpdateDirections(Clustering):
             update_nP = torch.stack(deltas)
             label_n = assign(cosine(update_nP, self._direction_KP), torch.full((len(clients),), -1))
             label_n = _with_random(label_n, update_nP, clients, len(self._direction_KP), server.seed)
-            state.assignment[clients] = label_n
+            state.assignment[clients] = torch.tensor([self._cluster_of(group, state) for group in label_n.tolist()])
+            self._group_N[clients] = label_n
 
     def place(self, newcomer: NewcomerView, state: FederationState) -> int:
         """``arg min_g (1 - cos(Delta, direction_g)) / 2``, as a cold client's group: P down, P up.
@@ -139,15 +142,20 @@ class UpdateDirections(Clustering):
         update_P = (uplink.payload["model"] - state.initial)[: newcomer.layout.num_parameters]
         if self._direction_KP is None or not update_P.any():
             return super().place(newcomer, state)
-        return int(cosine(update_P[None], self._direction_KP).argmax())
+        return self._cluster_of(int(cosine(update_P[None], self._direction_KP).argmax()), state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The directions of the groups ``[K, P]``."""
-        return {"direction": self._direction_KP}
+        """The directions of the groups ``[K, P]``, and every client's group ``[N]``."""
+        return {"direction": self._direction_KP, "group": self._group_N}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the directions of the groups."""
-        self._direction_KP, self._asked = state["direction"], -1
+        """Puts back directions and groups."""
+        self._direction_KP, self._group_N, self._asked = state["direction"], state["group"], -1
+
+    def _cluster_of(self, group: int, state: FederationState) -> int:
+        """Where most clients of a group are now; where none is left, the cluster of the same number."""
+        cluster_n = state.assignment[(self._group_N == group) & (state.assignment >= 0)]
+        return int(cluster_n.mode().values) if len(cluster_n) else min(group, state.num_clusters - 1)
 
     def _pretraining(self) -> LocalTraining:
         return LocalTraining(steps=self.pretrain_steps)

@@ -10,9 +10,20 @@ from sklearn.metrics import adjusted_rand_score
 from lcfl.clustering import UpdateDirections
 from lcfl.clustering.directions import decomposed_cosines, mean_cosine_differences
 from lcfl.module import FederatedModule
-from tests.builders import blobs, blobs_module, dealt, fedavg, fit, linear_module, linear_step, two_sided
+from tests.builders import (
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    two_sided,
+    upload,
+)
 from tests.clustered import fedgroup, normed_module
-from tests.clustering.models import axis, four_ways, opened
+from tests.clustering.models import LAYOUT, axis, four_ways, opened
 from tests.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
@@ -147,6 +158,23 @@ def test_separable_groups_are_found_at_once_also_by_newcomers(tmp_path):
     assert (watch.history[0].assignment >= 0).sum() == 8
     assert (watch.state.assignment >= 0).all()
     assert are_the_groups(watch.state.assignment)
+
+
+def test_whoever_comes_later_finds_its_group_where_clusters_were_merged():
+    """Groups 0 to 3 of four axes; the clusters of the first two become one, and numbers close up."""
+    models, _ = four_ways(8)
+    clustering = UpdateDirections(4, clients_per_group=2)
+    state = opened(clustering, models, num_clients=12)
+    merged = {int(state.assignment[0]), int(state.assignment[1])}
+    rest = sorted(set(range(4)) - merged)
+    number = dict.fromkeys(merged, 0) | {cluster: place for place, cluster in enumerate(rest, 1)}
+    state.assignment = torch.tensor([number.get(cluster, -1) for cluster in state.assignment.tolist()])
+    state.centres = state.centres[:3]
+    again = UpdateDirections(4, clients_per_group=2)
+    again.load_state_dict(clustering.state_dict())
+    again.on_opening_end(server_of(LAYOUT), state, [upload(8 + way, models[way]) for way in range(4)])
+    assert state.assignment[8:].tolist() == state.assignment[:4].tolist() == [0, 0, *state.assignment[2:4].tolist()]
+    assert sorted(state.assignment[2:4].tolist()) == [1, 2]
 
 
 def test_batch_normalisation_is_averaged_and_not_clustered_by(tmp_path):
