@@ -66,7 +66,7 @@ class Method:
             if clustering.uses_stored and not stores:
                 raise ValueError(
                     f"method: {_name(clustering)} looks at stored models, and {_name(exchange)} keeps none. Use "
-                    "CentreAndEmbedding."
+                    "ClusterModel with keeps_model: true, or CentreAndEmbedding."
                 )
             if clustering.needs_centres and not aggregation.keeps_centres:
                 raise ValueError(

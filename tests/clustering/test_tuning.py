@@ -8,9 +8,16 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClusterNumberTuning
+from lcfl.clustering import (
+    ClusterNumberTuning,
+    HierarchicalUpdates,
+    ModelKMeans,
+    OneShotHierarchical,
+    PrincipalAngles,
+    UpdateDirections,
+)
 from lcfl.clustering.tuning import granularity
-from lcfl.exchange import FullModel
+from lcfl.exchange import ClusterModel, FullModel
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from tests.builders import blobs, blobs_module, fedac, fit, state_of
@@ -255,3 +262,24 @@ def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clus
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
     watch = fit(module, blobs(24), method, tmp_path, rounds=16, clients_per_round=12)
     assert [(row["cluster/count"], row["cluster/ari"]) for row in watch.rows[-4:]] == [(4.0, 1.0)] * 4
+
+
+@pytest.mark.parametrize(
+    "clustering",
+    [
+        OneShotHierarchical(num_clusters=7, choose=None),
+        PrincipalAngles(num_clusters=7),
+        HierarchicalUpdates(1, num_clusters=6),
+        UpdateDirections(6, pretrain_steps=5),
+        ModelKMeans(6),
+    ],
+    ids=lambda clustering: type(clustering).__name__,
+)
+def test_it_goes_behind_any_clustering_whose_models_the_server_keeps(tmp_path, clustering):
+    mean, tuning = ClusterMean("participants", "participants"), ClusterNumberTuning("silhouette", start=2)
+    method = Method(LocalTraining(steps=3), ClusterModel(keeps_model=True), mean, [clustering, tuning])
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=8)
+    assert (watch.rows[-1]["cluster/count"], watch.rows[-1]["cluster/ari"]) == (4.0, 1.0)
+    alone = Method(LocalTraining(steps=3), ClusterModel(keeps_model=True), mean, [clustering])
+    plain = fit(blobs_module(), blobs(12), alone, tmp_path / "alone", rounds=8)
+    assert plain.rows[-1]["cluster/count"] != 4.0
