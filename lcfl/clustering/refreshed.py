@@ -20,7 +20,7 @@ from lcfl.state import FederationState
 __all__ = ["RefreshedLowRankCosine"]
 
 FITTED_OVER = ("stored", "participants")
-INITS = ("kmeans", "random")
+INITS = ("kmeans", "random", "common")
 SIMILARITIES = ("low_rank_cosine", "cosine", "low_rank_l2", "l2")
 MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
 CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
@@ -49,8 +49,10 @@ class RefreshedLowRankCosine(Clustering):
             of more than 1,000 clients 1,000, evenly spread over their numbers.
         similarity: what the E-step compares; the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
             whole models.
-        init: what the first E-step goes on from: ``kmeans`` as above; ``random``, the random R and its centres, as
-            Algorithm 1 reads.
+        init: how the clusters begin: ``kmeans`` as above; ``random``, the first E-step goes on from the random R and
+            its centres, as Algorithm 1 reads; ``common``, until M is fitted everybody is in one cluster, which k-means
+            then divides into K, and who comes later first trains from the global model. Where local runs start at a
+            centre, models tell which centre that was: this keeps R from finding again what was drawn.
     """
 
     num_clusters: int = 10
@@ -59,7 +61,7 @@ class RefreshedLowRankCosine(Clustering):
     center: bool = False
     fit_over: Literal["stored", "participants"] = "stored"
     similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
-    init: Literal["kmeans", "random"] = "kmeans"
+    init: Literal["kmeans", "random", "common"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
 
@@ -90,13 +92,14 @@ class RefreshedLowRankCosine(Clustering):
             )
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """A random balanced R and equal centres, unless a checkpoint says otherwise."""
+        """A random balanced R and equal centres, or one cluster of all, unless a checkpoint says otherwise."""
         if state.callbacks or state.round > 0:
             return
         self._offset, self._fitted = None, None
         state.assignment = state.assignment.clone()
-        state.assignment[state.active] = balanced(int(state.active.sum()), self.num_clusters, server.seed)
-        state.centres = state.initial.repeat(self.num_clusters, 1)
+        number = 1 if self.init == "common" else self.num_clusters
+        state.assignment[state.active] = balanced(int(state.active.sum()), number, server.seed)
+        state.centres = state.initial.repeat(number, 1)
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """M if it is due, codes, then the E-step."""
@@ -106,9 +109,12 @@ class RefreshedLowRankCosine(Clustering):
             if len(known) < min(max(2 * self.num_clusters, num_clients / 2), num_clients):
                 return
             self._refresh(server, state, known)
-            if self.init == "kmeans":
+            if self.init != "random":
                 assert state.codes is not None
                 state.assignment = state.assignment.clone()
+                if self.init == "common":
+                    state.assignment[:] = -1
+                    state.centres = state.centres.repeat(self.num_clusters, 1)
                 state.assignment[known] = spherical_kmeans(state.codes[known], state.num_clusters, server.seed)
                 return
         elif state.round - self._fitted >= self.refresh_every:

@@ -80,6 +80,23 @@ def test_equal_centres_leave_a_random_start_as_it_is():
     assert state.projection is not None and torch.equal(state.assignment, before)
 
 
+def test_a_common_start_is_one_cluster_that_is_divided_once():
+    models, groups = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4, init="common")
+    state = begun(clustering)
+    assert state.assignment.tolist() == [0] * 12 and torch.equal(state.centres, torch.zeros(1, SIZE))
+    state.centres = torch.full((1, SIZE), 0.5)  # what the first rounds made of it
+    take_part(clustering, state, models, range(4))
+    assert state.num_clusters == 1
+    take_part(clustering, state, models, range(4, 8))
+    assert torch.equal(state.centres, torch.full((4, SIZE), 0.5))
+    assert adjusted_rand_score(groups[:8], state.assignment[:8].numpy()) == 1
+    assert state.assignment[8:].tolist() == [-1] * 4, "they begin at the global model"
+    state.centres = torch.stack([models[state.assignment.tolist().index(cluster)] for cluster in range(4)])
+    take_part(clustering, state, models, range(8, 12))
+    assert adjusted_rand_score(groups, state.assignment.numpy()) == 1
+
+
 def test_the_e_step_compares_with_the_centres_of_before():
     models, groups = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=4)
@@ -150,7 +167,7 @@ def test_buffers_are_not_compared():
     ("options", "text"),
     [
         ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
-        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random"),
+        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random, common"),
         ({"dimension": 0}, "dimension=0"),
         ({"refresh_every": 0}, "refresh_every=0"),
         ({"fit_over": "all"}, "fit_over='all'; allowed are stored, participants"),
