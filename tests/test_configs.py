@@ -7,12 +7,38 @@ import itertools
 import pytest
 import yaml
 
+from lcfl.aggregation import BlendedClusterMean
 from lcfl.federation import Federation
+from lcfl.local import LocalTraining
+from lcfl.method import Method
+from tests import clustered
+from tests.builders import alone, fedavg, fednova, fedper, fedprox, lg_fedavg, per_fedavg
 from tests.commandline import CONFIGS, DATA, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 LARGE = ("CNN", "ResNet9")  # networks whose trial takes seconds
 VARIANTS = ("alpha", "pathological", "skew30")  # in the names of data files that differ from others in one number
+
+
+FIVE, BLENDED = LocalTraining(steps=5), BlendedClusterMean("participants", "participants", "uniform")
+BASELINES = {
+    "fedavg": fedavg(steps=5),
+    "local": alone(steps=5),
+    "fedprox": fedprox(steps=5),
+    "fednova": fednova(steps=5),
+    "fedper": fedper(steps=5),
+    "lg_fedavg": lg_fedavg(2, steps=5),
+    "per_fedavg": per_fedavg(steps=5),
+    "fesem": clustered.fesem(steps=5),
+    "fedgroup": clustered.fedgroup(5, 50, steps=5),
+    "fl_hc": clustered.fl_hc(10, FIVE),
+    "cgpfl": clustered.cgpfl(mean=BLENDED, steps=5),
+    "cgpfl_prox": clustered.cgpfl_prox(mean=BLENDED, steps=5),
+    "ifca": clustered.ifca(max_redraws=10, steps=5),
+    "cfl": clustered.cfl(5, eps1=0.1, eps2=0.4, relative=True, min_round=20, stale_max=50),
+    "pacfl": clustered.pacfl(FIVE),
+}
+PULLS = {"fedprox": 0.01, "cgpfl_prox": 0.5}  # mu
 
 
 def pairs(tried=False):
@@ -70,6 +96,23 @@ def test_a_method_sets_its_four_parts_and_leaves_callbacks_alone(path):
     assert set(content["method"]) == {"local_update", "exchange", "aggregation", "clustering"}
     assert "callbacks" not in content.get("trainer", {}) and set(content) <= {"trainer", "method", "model"}
     assert set(content["model"]) == {"cluster_weight", "global_weight"}
+
+
+def part(entry):
+    """The object that a mapping with a class_path stands for; an empty list is the default."""
+    module, _, made = entry["class_path"].rpartition(".")
+    arguments = {key: value for key, value in entry.get("init_args", {}).items() if value != []}
+    return getattr(importlib.import_module(module), made)(**arguments)
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_a_baseline_is_the_composition_whose_numbers_are_tested(method):
+    """By the tests in numpy and of invariants, which build it without the file."""
+    content = yaml.safe_load((CONFIGS / f"methods/{method}.yaml").read_text())
+    parts = content["method"]
+    singles = [part(parts[key]) for key in ("local_update", "exchange", "aggregation")]
+    assert Method(*singles, [part(entry) for entry in parts["clustering"]]) == BASELINES[method]
+    assert content["model"] == {"cluster_weight": PULLS.get(method, 0.0), "global_weight": 0.0}
 
 
 @pytest.mark.usefixtures("here")
