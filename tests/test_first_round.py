@@ -19,8 +19,13 @@ from tests.builders import (
     lg_fedavg,
     per_fedavg,
 )
+from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.clustering.test_one_shot import fedclust
 from tests.test_ascfl import ascfl
+
+BASELINES = [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
+BASELINES += [ifca(max_redraws=1), fesem(), cfl(), fedgroup(clients_per_group=1), fl_hc(1), pacfl(), cgpfl()]
+BASELINES += [cgpfl_prox()]
 
 
 def first_rounds(tmp_path, method=None, rounds=1, **options):
@@ -106,10 +111,10 @@ def test_fedac_begins_with_a_balanced_random_r_until_enough_have_taken_part(tmp_
     assert torch.equal(state.assignment[never], first.assignment[never])
 
 
+@pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
 def test_the_same_clients_are_sampled_whatever_the_method(tmp_path):
-    methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2)]
+    methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2), *BASELINES]
     methods += [fedac(4), fedclust(num_clusters=4), ascfl(incentive=False)]
-    methods += [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
     module = blobs_module()
     sampled = [fit(module, blobs(12), each, tmp_path, rounds=3, clients_per_round=5).sampled for each in methods]
     assert all(each == sampled[0] for each in sampled)
@@ -136,7 +141,8 @@ def test_a_client_that_was_never_sampled_has_the_shared_part_and_the_initial_res
 
 
 def test_every_method_begins_at_the_same_initial_model(tmp_path):
-    states = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=0).state for each in (fedavg(), alone(), lcfed(4))]
+    methods = [fedavg(), alone(), lcfed(4), *BASELINES]
+    states = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=0).state for each in methods]
     assert all(torch.equal(state.initial, states[0].initial) for state in states)
     other = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=0, seed=1).state
     assert not torch.equal(other.initial, states[0].initial)
