@@ -13,7 +13,21 @@ import lcfl.worker
 from lcfl.clustering import ClusterNumberTuning
 from lcfl.messages import Uplink
 from tests.bits import assert_same_clients, assert_same_state
-from tests.builders import alone, blobs, blobs_module, fedac, fedavg, fednova, fedper, fit, lcfed, per_fedavg
+from tests.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    fedac,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    per_fedavg,
+)
+from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 
 
 def spoil(kind, value):
@@ -67,12 +81,23 @@ METHODS = {
     "fednova": partial(fednova, momentum=0.5),
     "fedper": fedper,
     "per_fedavg": per_fedavg,
+    "fedprox": fedprox,
+    "lg_fedavg": lg_fedavg,
+    "ifca": ifca,
+    "fesem": fesem,
+    "cfl": partial(cfl, eps1=1e9, eps2=0.0, min_round=0, stale_max=9),
+    "fedgroup": fedgroup,
+    "fl_hc": fl_hc,
+    "pacfl": pacfl,
+    "cgpfl": cgpfl,
+    "cgpfl_prox": cgpfl_prox,
 }
+PULLED = {"lcfed", "fedac", "fedprox", "cgpfl_prox"}
 SETUP = {"rounds": 4, "clients_per_round": 7}
 
 
 def watched(tmp_path, name, **options):
-    module = blobs_module(cluster_weight=0.5 * (name in ("lcfed", "fedac")))
+    module = blobs_module(cluster_weight=0.5 * (name in PULLED))
     return fit(module, blobs(12), METHODS[name](), tmp_path, **{**SETUP, **options})
 
 
@@ -93,14 +118,10 @@ def chosen(run):
 @pytest.mark.parametrize(
     ("name", "kind", "value"),
     [
-        ("fedavg", "upload", float("nan")),
-        ("lcfed", "upload", float("nan")),
+        *((name, "upload", float("nan")) for name in METHODS if name not in ("alone", "per_fedavg")),
         ("lcfed", "upload", float("-inf")),
         ("lcfed", "loss", float("nan")),
-        ("fedac", "upload", float("nan")),
         ("alone", "model", float("nan")),
-        ("fednova", "upload", float("nan")),
-        ("fedper", "upload", float("nan")),
         ("per_fedavg", "loss", float("nan")),
     ],
 )

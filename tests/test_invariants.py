@@ -31,6 +31,7 @@ from tests.builders import (
     per_fedavg,
     two_sided,
 )
+from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.clustering.test_one_shot import fedclust
 
 # what a method is when its own part is switched off
@@ -173,30 +174,45 @@ def test_r_never_changes_while_all_similarities_tie(tmp_path, monkeypatch):
 # the numbers of the clients
 
 
-def test_permuting_the_clients_permutes_the_results(tmp_path):
+ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 1, "gamma_max": 0.5}  # a split as soon as updates disagree
+PERMUTED = {  # and mu, lambda
+    "fedavg": (partial(fedavg, steps=2), 0.0, 0.0),
+    "local": (partial(alone, steps=2), 0.0, 0.0),
+    "fedprox": (partial(fedprox, steps=2), 0.4, 0.0),
+    "fednova": (partial(fednova, momentum=0.5, steps=2), 0.4, 0.0),
+    "fedper": (partial(fedper, steps=2), 0.0, 0.0),
+    "lg_fedavg": (partial(lg_fedavg, steps=2), 0.0, 0.0),
+    "per_fedavg": (partial(per_fedavg, steps=2), 0.0, 0.0),
+    "lcfed": (partial(lcfed, 2, LocalTraining(steps=2), dimension=3), 0.4, 0.2),
+    "fedac": (partial(fedac, 2, LocalTraining(steps=2), dimension=3), 0.4, 0.2),
+    "fedclust": (partial(fedclust, {"steps": 2}, num_clusters=2), 0.0, 0.0),
+    "fesem": (partial(fesem, 2, steps=2), 0.0, 0.0),
+    "fedgroup": (partial(fedgroup, 2, steps=2), 0.0, 0.0),
+    "fl_hc": (partial(fl_hc, 1, LocalTraining(steps=2), num_clusters=2), 0.0, 0.0),
+    "cgpfl": (partial(cgpfl, 2, steps=2), 0.0, 0.0),
+    "cgpfl_prox": (partial(cgpfl_prox, 2, steps=2), 0.4, 0.0),
+    "ifca": (partial(ifca, 2, steps=2), 0.0, 0.0),
+    "cfl": (partial(cfl, 2, **ALWAYS), 0.0, 0.0),
+    "pacfl": (partial(pacfl, LocalTraining(steps=2), num_vectors=1, num_clusters=2), 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_permuting_the_clients_permutes_the_results(tmp_path, name):
+    """Every client has one batch, so that nothing is drawn by its number."""
     inputs, targets, train, test = two_sided(6, size=8)
     train = [share[: 8 - i] for i, share in enumerate(train)]  # different sizes: weights go along
     order = [4, 2, 0, 5, 1, 3]
-    for method, module in (
-        (partial(fedavg, steps=2), linear_module(lr=0.3)),
-        (
-            partial(lcfed, 2, LocalTraining(steps=2), dimension=3),
-            linear_module(0.3, cluster_weight=0.4, global_weight=0.2),
-        ),
-        (
-            partial(fedac, 2, LocalTraining(steps=2), dimension=3),
-            linear_module(0.3, cluster_weight=0.4, global_weight=0.2),
-        ),
-        (partial(fedclust, {"steps": 2}, num_clusters=2), linear_module(lr=0.3)),
-    ):
-        plain = fit(module, dealt(inputs, targets, train, test=test), method(), tmp_path, rounds=3).state
-        moved_data = dealt(inputs, targets, [train[i] for i in order], test=[test[i] for i in order])
-        moved = fit(module, moved_data, method(), tmp_path, rounds=3).state
-        torch.testing.assert_close(moved.global_model, plain.global_model, rtol=0, atol=1e-6)
-        for new, old in enumerate(order):
-            torch.testing.assert_close(moved.centre_of(new), plain.centre_of(old), rtol=0, atol=1e-6)
-            if plain.clients[old].model is not None:
-                torch.testing.assert_close(moved.clients[new].model, plain.clients[old].model, rtol=0, atol=1e-6)
-        assert not torch.allclose(plain.centre_of(0), plain.initial, atol=1e-2)
-    assert plain.num_clusters == 2
-    assert len(plain.assignment.unique()) == 2
+    method, mu, lam = PERMUTED[name]
+    module = linear_module(0.3, cluster_weight=mu, global_weight=lam)
+    plain = fit(module, dealt(inputs, targets, train, test=test), method(), tmp_path, rounds=3).state
+    moved_data = dealt(inputs, targets, [train[i] for i in order], test=[test[i] for i in order])
+    moved = fit(module, moved_data, method(), tmp_path, rounds=3).state
+    torch.testing.assert_close(moved.global_model, plain.global_model, rtol=0, atol=1e-6)
+    for new, old in enumerate(order):
+        torch.testing.assert_close(moved.centre_of(new), plain.centre_of(old), rtol=0, atol=1e-6)
+        if plain.clients[old].model is not None:
+            torch.testing.assert_close(moved.clients[new].model, plain.clients[old].model, rtol=0, atol=1e-6)
+    learnt = plain.clients[0].model if name == "local" else plain.centre_of(0)
+    assert not torch.allclose(learnt, plain.initial, atol=1e-2)
+    assert (len(plain.assignment.unique()) > 1) is method().is_clustered
