@@ -40,6 +40,7 @@ from tests.builders import (
     per_fedavg,
 )
 from tests.checkpoints import full_state
+from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.fits import assert_same_run
 from tests.fits import fit as command
 
@@ -148,32 +149,40 @@ def test_local_by_hand(tmp_path, policy):
     assert watch.rows[0]["comm/total_bytes"] == 0
 
 
+BASELINES = {  # and how many batches a run of it trains on
+    "fedprox": (fedprox(steps=2), 2),
+    "fednova": (fednova(steps=2), 2),
+    "fedper": (fedper(steps=2), 2),
+    "lg_fedavg": (lg_fedavg(1, steps=2), 2),
+    "per_fedavg": (per_fedavg(steps=2), 4),
+    "per_fedavg, exact": (per_fedavg(steps=2, hessian=True), 4),  # the Hessian's batch is looked at, not trained on
+    "ifca": (ifca(2), 3),
+    "fesem": (fesem(3), 3),
+    "cfl": (cfl(eps1=1e9, eps2=0.0, min_round=0, stale_max=9), 3),
+    "fedgroup": (fedgroup(4, pretrain_steps=3, clients_per_group=1), 3),
+    "fl_hc": (fl_hc(1, num_clusters=3), 3),
+    "pacfl": (pacfl(), 3),
+    "cgpfl": (cgpfl(3), 15),  # three, five times each
+    "cgpfl_prox": (cgpfl_prox(3), 3),
+}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    ("method", "batches"),
-    [
-        (fedprox(steps=2), 2),
-        (fednova(steps=2), 2),
-        (fedper(steps=2), 2),
-        (lg_fedavg(1, steps=2), 2),
-        (per_fedavg(steps=2), 4),
-        (per_fedavg(steps=2, hessian=True), 4),  # the batch of the Hessian is looked at, not trained on
-    ],
-    ids=["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg", "per_fedavg, exact"],
-)
-def test_every_baseline_follows_the_policy(tmp_path, method, batches, policy):
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_follows_the_policy(tmp_path, name, policy):
+    method, batches = BASELINES[name]
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), method, tmp_path, rounds=2, clients_per_round=3)
     state, times = watch.state, Counter(client for sampled in watch.sampled.values() for client in sampled)
-    assert len(state.global_model) == watch.server.layout.size
+    assert len(state.global_model) == state.centres.shape[1] == watch.server.layout.size
     for client in range(12):
         own = state.clients[client].buffers
         if policy == "local":
-            assert own[-1] == batches * times[client]  # the counter of batches seen
+            assert own[-1] == batches * times[client]  # the counter of batches seen; an opening leaves none behind
         else:
             assert own is state.clients.blank.buffers
     if policy == "average":
-        kept_below = type(method.exchange).__name__ == "SharedLayers"
-        assert state.global_model[-1] == (0 if kept_below else 2 * batches)
+        kept_below, pre_trained = name == "lg_fedavg", name == "fedgroup"
+        assert state.global_model[-1] == (0 if kept_below else (2 + pre_trained) * batches)
     assert all(np.isfinite(value) for name, value in watch.metrics.items() if name.endswith("loss"))
 
 
