@@ -11,9 +11,9 @@ METHODS = {
     "fesem": ((), (1, 4)),
     "fedgroup": (
         tuple(f"{CLUSTERING}.{word}" for word in ("num_clusters=3", "clients_per_group=2", "pretrain_steps=5")),
-        (1, 4),
+        (0, 4),  # after the opening round alone, too
     ),
-    "pacfl": ((), (4,)),
+    "pacfl": ((), (0, 4)),
     "cgpfl": ((), (4,)),
     "cgpfl_prox": ((), (4,)),
     "fl_hc": ((f"{CLUSTERING}.after=3",), (3, 4)),
@@ -41,7 +41,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "first"),
     [
-        pytest.param(name, first, marks=[] if first == rounds[-1] else [pytest.mark.slow])
+        pytest.param(name, first, marks=[] if first in (0, rounds[-1]) else [pytest.mark.slow])
         for name, (_, rounds) in METHODS.items()
         for first in rounds
     ],
