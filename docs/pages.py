@@ -166,7 +166,7 @@ def methods_table() -> str:
     lines += ["|---" * 5 + "|"]
     for path in sorted((ROOT / "configs/methods").glob("*.yaml")):
         parts = yaml.safe_load(path.read_text())["method"]
-        page = DOCS / f"methods/{re.sub(r'_(plus|no_.*)$', '', path.stem)}.md"
+        page = DOCS / f"methods/{re.sub(r'_(plus|prox|no_.*)$', '', path.stem)}.md"
         name = f"[{path.stem}](methods/{page.name})" if page.is_file() else path.stem
         listed = [[parts[part]] for part in ("local_update", "exchange", "aggregation")] + [parts["clustering"]]
         cells = ["<br>".join(map(_shown, each)) or "none" for each in listed]

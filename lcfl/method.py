@@ -81,8 +81,8 @@ class Method:
         unknown = [name for name in returns if name not in NAMES]
         if transforms and not self.exchange.uploads_whole:
             raise ValueError(
-                f"method.exchange: transforms work on uploads of whole models; {_name(self.exchange)} uploads a part. "
-                "Set transforms: []."
+                f"method.exchange: transforms work on uploads of whole trained models; {_name(self.exchange)} uploads "
+                "a part of one, or another. Set transforms: []."
             )
         if transforms and unknown:
             raise ValueError(

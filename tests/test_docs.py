@@ -83,6 +83,16 @@ def test_options_that_a_methods_page_names_are_in_the_code(text):
         assert not owners or hasattr(owners[0], options) or options in inspect.signature(owners[0]).parameters
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/methods").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_methods_page_names_every_option_of_its_parts(path):
+    """Or the page of all methods, where many have it."""
+    page = next(page for page in TEXTS if path.stem.startswith(page.removeprefix("docs/methods/").removesuffix(".md")))
+    named = set(re.findall(r"`(?:\w+\.)?(\w+)(?=[:`])", TEXTS[page] + TEXTS["docs/methods.md"]))
+    parts = yaml.safe_load(path.read_text())["method"]
+    clustering = parts.pop("clustering")
+    assert not {name for part in [*parts.values(), *clustering] for name in part.get("init_args", {})} - named
+
+
 def test_everything_public_is_in_the_reference(pages):
     documented = {id(getattr(importlib.import_module(path), name)) for path, name in split(pages.documented())}
     packages = ["lcfl", *(name for name in pages.modules() if hasattr(importlib.import_module(name), "__path__"))]

@@ -1,5 +1,7 @@
 """Which parts make a method, and which do not fit together."""
 
+from dataclasses import replace
+
 import pytest
 
 from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
@@ -16,6 +18,9 @@ from lcfl.exchange import (
 )
 from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.method import Method
+from lcfl.upload import GaussianNoise
+from tests.builders import fednova, fedper, lg_fedavg
+from tests.clustered import cgpfl, ifca
 
 PARTICIPANTS = ClusterMean("participants", "participants")
 
@@ -88,3 +93,19 @@ def test_an_adapted_model_needs_an_adaptation():
         ValueError, match=r"AdaptedModel needs a local update with an adaptation, .* LocalTraining has none"
     ):
         method(AdaptedModel(), GlobalMean())
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (fedper(), "SharedEmbedding uploads a part of one, or another"),
+        (lg_fedavg(), "SharedLayers uploads a part of one, or another"),
+        (cgpfl(), "EnvelopeModel uploads a part of one, or another"),
+        (fednova(), "NormalisedModel uploads normaliser"),
+        (ifca(), "AllCentres uploads cluster"),
+    ],
+)
+def test_transforms_need_whole_trained_models_and_nothing_else(made, says):
+    exchange = replace(made.exchange, transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
+    with pytest.raises(ValueError, match=rf"method.exchange: transforms work on .*; {says}\. Set transforms: \[\]"):
+        replace(made, exchange=exchange)

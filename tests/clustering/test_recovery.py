@@ -1,4 +1,4 @@
-"""Two groups of clients with disjoint labels: every clustered baseline finds them, as it finds four in its own tests."""
+"""Two groups of clients with disjoint labels: every clustered baseline finds them, as it does four in its own tests."""
 
 import pytest
 
