@@ -61,19 +61,20 @@ def started(module):
     return module.initial_model(0).double().numpy()
 
 
-def run(method, tmp_path, module=None, rounds=2, **options):
+def run(method, tmp_path, module=None, rounds=2, engine="auto", **options):
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST, **options)
-    return fit(module or linear_module(LR), data, method, tmp_path, rounds=rounds)
+    return fit(module or linear_module(LR), data, method, tmp_path, rounds=rounds, engine=engine)
 
 
 def close(model, expected):
     np.testing.assert_allclose(model, expected, atol=2e-6)
 
 
-def test_fedprox_pulls_to_the_model_that_was_sent(tmp_path):
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+def test_fedprox_pulls_to_the_model_that_was_sent(tmp_path, engine):
     """Not to the live one, whose pull is always zero."""
     module = linear_module(LR, cluster_weight=0.7)
-    watch = run(fedprox(steps=3), tmp_path, module)
+    watch = run(fedprox(steps=3), tmp_path, module, engine=engine)
     w = started(module)
     for each in watch.history:
         plain = SHARE @ [descend(w, [TRAIN[i]] * 3) for i in (0, 1)]
