@@ -22,11 +22,12 @@ from tests.builders import (
     two_sided,
     upload,
 )
-from tests.clustered import fedgroup, normed_module
+from tests.clustered import Evaluations, fedgroup, normed_module
 from tests.clustering.models import LAYOUT, axis, four_ways, opened
 from tests.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # weights by samples show
 LR = 0.5
 
 
@@ -72,7 +73,8 @@ def test_pre_training_a_cold_start_and_a_round_in_numpy(tmp_path):
     groups[int(np.argmin([(1 - cosine(delta[2], mean)) / 2 for mean in means]))].append(2)
     for group, centre in zip(groups, omega, strict=True):
         (number,) = set(watch.state.assignment[group].tolist())
-        expected = np.mean([trained(centre, i, 2) for i in group], axis=0)
+        sizes = [len(TRAIN[i]) for i in group]
+        expected = np.average([trained(centre, i, 2) for i in group], axis=0, weights=sizes)
         np.testing.assert_allclose(watch.state.centres[number], expected, atol=3e-6)
     assert sorted(map(sorted, groups)) == [[0, 2, 4], [1, 3]]
     size = len(w0)
@@ -140,6 +142,15 @@ def test_every_client_pre_trains_once_and_keeps_its_group(tmp_path):
         assert torch.equal(each.assignment[known], before[known])
         before = each.assignment
     assert watch.state.participated.sum() < len(grouped)
+
+
+def test_a_client_without_a_group_is_evaluated_with_the_mean_of_all(tmp_path):
+    evaluations, method = Evaluations(), fedgroup(2, clients_per_group=2)
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, clients_per_round=5, callbacks=[evaluations])
+    found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
+    alike = found["test/own_split/cluster/loss"] == found["test/own_split/global/loss"]
+    without = (watch.state.assignment < 0).numpy()
+    assert without.any() and alike.tolist() == without.tolist()
 
 
 def test_a_newcomer_whose_pre_training_fails_has_no_group_and_the_round_goes_on(tmp_path):
