@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,7 @@ from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.partition import Partition
 from lcfl.federation import Federation
-from lcfl.layers import LayeredConfig
+from lcfl.layers import LayeredConfig, as_layers
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.result import Run
@@ -60,7 +60,11 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring=
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose errors are one message that says what was meant, perhaps."""
+    """A parser that knows the items of lists, and whose errors are one message that says what was meant, perhaps."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """As jsonargparse's; ``--list.0.argument=value`` changes one item."""
+        return super().parse_args(as_layers(sys.argv[1:] if args is None else args), *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends with status 2; of a misspelt class or option the message names the closest ones."""

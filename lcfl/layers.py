@@ -1,13 +1,17 @@
 """Configuration files in layers: a layer that names a class starts from that class's own defaults."""
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
-__all__ = ["LayeredConfig", "forget"]
+__all__ = ["LayeredConfig", "as_layers", "forget", "whole_lists"]
+
+ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value
 
 
 def forget(below: Namespace, layer: dict[str, Any]) -> None:
@@ -31,6 +35,53 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
             forget(old, new)
 
 
+def as_layers(words: Sequence[str]) -> list[str]:
+    """The words, with an argument of one item of a list, ``--method.clustering.0.theta=1``, as a layer."""
+    found, rest = [], iter(words)
+    for word in rest:
+        if match := ITEM.fullmatch(word):
+            path, number, argument, value = match.groups()
+            layer: Any = yaml.safe_load(next(rest, "") if value is None else value)
+            for key in reversed([*path.split("."), int(number), *argument.split(".")]):
+                layer = {key: layer}
+            found += ["-c", yaml.safe_dump(layer)]
+        else:
+            found.append(word)
+    return found
+
+
+def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:
+    """The layer with all of a list of which it changes items by their numbers: ``{0: {theta: 1}}``.
+
+    Raises:
+        ValueError: for an item that the list does not have.
+    """
+    whole = dict(layer)
+    for key, new in layer.items():
+        old, name = below.get(str(key)), f"{option}.{key}".lstrip(".")
+        if not isinstance(new, dict) or "class_path" in new:
+            continue
+        if isinstance(old, list):
+            items = [item.as_dict() if isinstance(item, Namespace) else item for item in old]
+            for number, arguments in new.items():
+                if number not in range(len(items)):
+                    raise ValueError(f"{name}: there is no item {number!r}; the list has {len(items)}, counted from 0.")
+                items[number] = _changed(items[number], arguments)
+            whole[key] = items
+        elif isinstance(old, Namespace):
+            is_class = "init_args" in old and "init_args" not in new
+            whole[key] = whole_lists(old["init_args"] if is_class else old, new, name)
+    return whole
+
+
+def _changed(item: Any, arguments: Any) -> Any:
+    if not isinstance(item, dict) or not isinstance(arguments, dict) or "class_path" in arguments:
+        return arguments
+    if "class_path" not in item:
+        return item | arguments
+    return item | {"init_args": item.get("init_args", {}) | arguments.get("init_args", arguments)}
+
+
 class LayeredConfig(ActionConfigFile):
     """The action of ``-c``: makes room for the layer, then reads it as jsonargparse does."""
 
@@ -42,5 +93,8 @@ class LayeredConfig(ActionConfigFile):
         except (yaml.YAMLError, OSError, ValueError, TypeError):
             layer = None  # unreadable: jsonargparse says so itself
         if isinstance(layer, dict):
+            whole = whole_lists(cfg, layer)
+            if whole != layer:
+                layer, values = whole, yaml.safe_dump(whole)
             forget(cfg, layer)
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]

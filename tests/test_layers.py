@@ -4,8 +4,8 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 
-from lcfl.layers import forget
-from tests.commandline import FEDAVG, LCFED, SYNTHETIC, failure, printed
+from lcfl.layers import as_layers, forget, whole_lists
+from tests.commandline import CONFIGS, FEDAVG, LCFED, SYNTHETIC, failure, printed
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -46,6 +46,54 @@ def test_a_given_list_replaces_and_another_key_does_not():
     config = below()
     forget(config, {"clustering": [{"class_path": "a.C"}], "unknown": {"class_path": "a.C"}, "model": None})
     assert config.clustering == [] and config.model == below().model
+
+
+def two():
+    first = Namespace(class_path="a.C", init_args=Namespace(k=3, size=1))
+    return Namespace(method=Namespace(clustering=[first, Namespace(class_path="a.D")]))
+
+
+@pytest.mark.parametrize("arguments", [{"k": 4}, {"init_args": {"k": 4}}])
+def test_an_item_is_changed_by_its_number(arguments):
+    layer = whole_lists(two(), {"method": {"clustering": {0: arguments}}, "other": 1})
+    first = {"class_path": "a.C", "init_args": {"k": 4, "size": 1}}
+    assert layer == {"method": {"clustering": [first, {"class_path": "a.D"}]}, "other": 1}
+    (_, second) = whole_lists(two(), {"method": {"clustering": {1: arguments}}})["method"]["clustering"]
+    assert second == {"class_path": "a.D", "init_args": {"k": 4}}
+
+
+def test_an_item_that_is_named_anew_and_one_inside_a_class():
+    named = {"class_path": "a.E"}
+    assert whole_lists(two(), {"method": {"clustering": {1: named}}})["method"]["clustering"][1] == named
+    inner = Namespace(part=Namespace(class_path="a.P", init_args=two()))
+    layer = {"part": {"method": {"clustering": {0: {"k": 9}}}}}
+    assert whole_lists(inner, layer)["part"]["method"]["clustering"][0]["init_args"] == {"k": 9, "size": 1}
+
+
+@pytest.mark.parametrize("number", [2, -1, "first"])
+def test_an_item_that_is_not_there(number):
+    with pytest.raises(ValueError, match=r"method.clustering: there is no item .*; the list has 2, counted from 0"):
+        whole_lists(two(), {"method": {"clustering": {number: {"k": 4}}}})
+
+
+def test_words_about_an_item_become_layers_where_they_stand():
+    words = ["fit", "--a.0.init_args.b=[1, x]", "-c", "file", "--a.b.12.c", "1=2", "--data.leavers.3=5"]
+    found = as_layers(words)
+    plain = [word for word in found if ":" not in word]
+    assert plain == ["fit", "-c", "-c", "file", "-c", "--data.leavers.3=5"]
+    layers = [yaml.safe_load(word) for word in found if ":" in word]
+    assert layers == [{"a": {0: {"init_args": {"b": [1, "x"]}}}}, {"a": {"b": {12: {"c": "1=2"}}}}]
+
+
+def test_the_first_of_two_clusterings_from_the_command_line(capsys):
+    fedac = ("-c", CONFIGS / "methods" / "fedac.yaml")
+    whole = printed(capsys, *SYNTHETIC, *fedac)["method"]["clustering"]
+    changed = printed(capsys, *SYNTHETIC, *fedac, "--method.clustering.0.similarity=l2")["method"]["clustering"]
+    whole[0]["init_args"]["similarity"] = "l2"
+    assert changed == whole
+    assert "has no argument 'similarty'. Did you mean similarity?" in failure(
+        capsys, "fit", *SYNTHETIC, *fedac, "--method.clustering.0.similarty=l2"
+    )
 
 
 def test_a_network_of_another_class_has_its_own_defaults(capsys):
