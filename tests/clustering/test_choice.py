@@ -169,6 +169,16 @@ def test_evaluation_lets_everybody_choose_and_leaves_no_trace(tmp_path):
     assert len(evaluations.found[0].by_name["test/own_split/cluster/acc"].values) == 12
 
 
+def test_a_client_that_was_not_sampled_is_evaluated_with_the_model_of_least_training_loss(tmp_path):
+    evaluations, data = Evaluations(), dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    watch = fit(linear_module(), data, ifca(3, steps=2), tmp_path, clients_per_round=1, callbacks=[evaluations])
+    assert (watch.state.assignment < 0).sum() == 2
+    omega = watch.state.centres.double().numpy()
+    best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
+    values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
+    np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
+
+
 def test_the_choice_does_not_look_at_test_data(tmp_path):
     wrong = TARGETS.copy()
     for share in TEST:

@@ -103,6 +103,24 @@ def test_directions_count_and_lengths_do_not(measure):
     assert state.num_clusters == 4
 
 
+@pytest.mark.parametrize("measure", ["edc", "madc"])
+def test_updates_are_compared_not_models(measure):
+    """Beside the large common model those that went far look alike, and those that went a little."""
+    initial, updates = axis(3, 100.0), [axis(0), axis(0, 50.0), axis(0, 2.0), axis(1), axis(1, 50.0), axis(1, 2.0)]
+    state = opened(UpdateDirections(2, measure=measure), [initial + each for each in updates], initial=initial)
+    assert state.assignment.tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
+
+
+def test_a_cold_client_joins_by_direction_not_by_distance():
+    """Its short update is nearer to the mean of the other group, and its model still more so."""
+    initial, clustering = axis(0, 5.0), UpdateDirections(2)
+    models = [initial + each for each in (axis(0), axis(0), axis(1, 10.0), axis(1, 10.0))]
+    state = opened(clustering, models, num_clients=5, initial=initial)
+    assert state.assignment[4] == -1
+    clustering.on_opening_end(server_of(LAYOUT), state, [upload(4, initial + axis(1, 0.5))])
+    assert state.assignment[4] == state.assignment[2] != state.assignment[0]
+
+
 def test_fewer_directions_than_groups_give_fewer_groups():
     state = opened(UpdateDirections(4), [axis(0), axis(0, 2.0), axis(1), axis(1, 3.0)])
     assert state.num_clusters == 2 and state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
