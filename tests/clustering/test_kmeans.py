@@ -46,9 +46,10 @@ def best_halves(points):
     return np.array([int(i in best) for i in range(len(points))])
 
 
-def test_three_rounds_in_numpy(tmp_path):
+@pytest.mark.parametrize("mean", [STORED, UNIFORM], ids=["stored", "participants"])
+def test_three_rounds_in_numpy(tmp_path, mean):
     module = linear_module(lr=0.5)
-    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), fesem(2, mean=STORED, steps=2), tmp_path, rounds=3)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), fesem(2, mean=mean, steps=2), tmp_path, rounds=3)
     w0 = module.initial_model(0).double().numpy()
     start, omega = [w0] * 4, None
     for each in watch.history:
