@@ -136,6 +136,8 @@ class PrincipalAngles(Clustering):
             if state.active[client]:
                 angle = angle_between(own, signature, self.angle)
                 angles_k.setdefault(int(state.assignment[client]), []).append(angle)
+        if not angles_k:  # everybody whose signature is known has left
+            return super().place(newcomer, state)
         far = {"single": min, "complete": max}.get(self.linkage, mean)
         return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))
 

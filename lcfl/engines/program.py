@@ -68,6 +68,7 @@ class _Tracer:
         self.buffers = _offsets(self.network.named_buffers())
 
     def run(self, shape: Sequence[int]) -> Program:
+        """The program of the network for inputs of this shape, without the batch."""
         self.values.append(_value(shape))
         found: dict[fx.Node, _Place] = {}
         last: _Place | None = None
