@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 __all__ = [
     "assign",
     "cosine",
+    "cosine_silhouette",
     "distances_to_means",
     "kl_divergence",
     "leading_coordinates",
@@ -77,6 +78,23 @@ def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
     """Cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
     norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
     return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
+
+
+def cosine_silhouette(direction_nD: Tensor, label_n: Tensor) -> float:
+    """The mean silhouette of n unit vectors under their cosine distance 1 - x . y, of two labels or more.
+
+    Distances to the members of a cluster add up to their number minus x . sum of them, so no two vectors are compared.
+    A vector alone in its cluster counts 0; a vector of zeros is at distance 1 from all others.
+    """
+    _, place_n, count_K = label_n.unique(return_inverse=True, return_counts=True)
+    member_nK = torch.nn.functional.one_hot(place_n).to(direction_nD)
+    distance_nK = count_K - direction_nD @ (direction_nD.T @ member_nK)
+    to_itself_n = 1 - direction_nD.square().sum(dim=1)
+    others_n = count_K[place_n] - 1
+    within_n = (distance_nK.gather(1, place_n.unsqueeze(1)).squeeze(1) - to_itself_n) / others_n.clamp(min=1)
+    between_n = (distance_nK / count_K).masked_fill(member_nK.bool(), torch.inf).amin(dim=1)
+    score_n = (between_n - within_n) / torch.maximum(within_n, between_n).clamp(min=EPSILON)
+    return float(torch.where(others_n > 0, score_n, 0).mean())
 
 
 def squared_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:

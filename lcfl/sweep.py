@@ -196,9 +196,13 @@ class Sweep:
         return run
 
     def _claim(self, trial: Trial, words: Sequence[str]) -> None:
-        """Notes a trial's command; refuses one that a sweep with other options has made."""
+        """Notes a trial's command; refuses one that a sweep with other options has made.
+
+        A file is known by its name and content: wherever it lies by now, a trial made from it can be resumed.
+        """
         files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
-        now: dict[str, Any] = {"command": list(words), "files": {file: _digest(Path(file)) for file in files}}
+        known = [Path(word).name if word in files else word for word in words]
+        now: dict[str, Any] = {"command": known, "files": [[Path(file).name, _digest(Path(file))] for file in files]}
         note = self.root / trial.name / "trial.json"
         if not note.is_file():
             write_json(note, now, indent=2)
@@ -206,12 +210,12 @@ class Sweep:
         was: dict[str, Any] = json.loads(note.read_text())
         if was == now:
             return
-        changed = set(was["command"]) ^ set(now["command"]) or {
-            file for file in files if was["files"].get(file) != now["files"][file]
-        }
+        changed = set(was["command"]) ^ set(now["command"])
+        changed |= {name for name, digest in now["files"] if [name, digest] not in was["files"]}
+        differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
-            f"sweep: {self.root / trial.name} was made by another command; {', '.join(sorted(changed))} differs. Name "
-            "another folder with --out, or remove this one."
+            f"sweep: {self.root / trial.name} was made by another command; {differs} differs. Name another "
+            "folder with --out, or remove this one."
         )
 
 

@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
+from sklearn.metrics import silhouette_score
+from torch.nn.functional import normalize
 
 import lcfl.similarity
-from lcfl.similarity import assign, cosine, principal_components, project, project_all, squared_to_centres
+from lcfl.similarity import (
+    assign,
+    cosine,
+    cosine_silhouette,
+    principal_components,
+    project,
+    project_all,
+    squared_to_centres,
+)
 
 
 def models(num=8, size=40, seed=0, offset=0.0):
@@ -148,3 +158,19 @@ def test_projections_of_many_models_are_those_of_each_and_take_the_memory_of_a_b
     before = own_mb()
     project_all((model for _ in range(4000)), basis)  # 320 MB
     assert own_mb() - before < 60
+
+
+@pytest.mark.parametrize("labels", [[0, 1] * 10, [7] * 18 + [3, 3], [0] * 9 + [1] * 10 + [2], [*range(19), 0]])
+def test_cosine_silhouette_is_scikit_learns(labels):
+    direction_nD = normalize(torch.from_numpy(np.random.default_rng(1).normal(size=(20, 3))), dim=1)
+    expected = silhouette_score(direction_nD.numpy(), labels, metric="cosine")
+    assert cosine_silhouette(direction_nD, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cosine_silhouette_of_equal_and_of_empty_vectors():
+    same = normalize(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64), dim=1).expand(6, 3)
+    assert cosine_silhouette(same, torch.tensor([0, 0, 0, 1, 1, 1])) == pytest.approx(0, abs=1e-3)
+    with_empty = torch.cat([same[:4], torch.zeros(2, 3, dtype=torch.float64)])
+    labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    expected = silhouette_score(with_empty.numpy(), labels.numpy(), metric="cosine")
+    assert cosine_silhouette(with_empty, labels) == pytest.approx(expected, abs=1e-12)

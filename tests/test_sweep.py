@@ -129,9 +129,20 @@ def test_other_options_are_refused(sweep, tmp_path):
     sweep("--lr=0.5", layers=[str(layer)]).run(trials)
     with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs\. Name another"):
         sweep("--lr=0.6", layers=[str(layer)]).run(trials)
+    with pytest.raises(ValueError, match="the order of the words differs"):
+        sweep("--lr=0.5", "--b=1", layers=[str(layer)]).run([Trial("fedavg", (), 1)])
+        sweep("--b=1", "--lr=0.5", layers=[str(layer)]).run([Trial("fedavg", (), 1)])
     layer.write_text("a: 2")
-    with pytest.raises(ValueError, match=f"{layer} differs"):
+    with pytest.raises(ValueError, match=r"command; layer\.yaml differs"):
         sweep("--lr=0.5", layers=[str(layer)]).run(trials)
+
+
+def test_files_may_have_moved(sweep, tmp_path):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "layer.yaml").write_text("a: 1")
+        sweep(layers=[str(tmp_path / folder / "layer.yaml")]).run([Trial("fedavg", (), 0)])
+    assert sweep.calls() == ["fedavg-seed0 "]
 
 
 def test_the_best_on_validation_data_is_chosen(sweep):

@@ -3,12 +3,18 @@
 Legend: N clients, n of them with a model, K clusters, D components.
 """
 
+import functools
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lcfl import rng
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["balanced", "kmeans", "spherical_kmeans"]
 
@@ -42,13 +48,20 @@ def kmeans(point_nD: Tensor, num_clusters: int, seed: int, *stream: int, max_ite
         max_iter: steps of a run at most.
     """
     from sklearn.cluster import KMeans  # not at every start: only some methods need it
-    from threadpoolctl import threadpool_limits
 
     if point_nD.shape[1] == 0:
         return torch.zeros(len(point_nD), dtype=torch.int64)
     points = point_nD.double().numpy()
     num_distinct = len(np.unique(points, axis=0))
     state = np.random.RandomState(rng.stream_seed(seed, "kmeans", *stream) % 2**32)
-    with threadpool_limits(1):  # the same bits whatever the number of cores, and faster on points this short
+    with _thread_pools().limit(limits=1):  # the same bits whatever the number of cores, and faster on points this short
         fitted = KMeans(min(num_clusters, num_distinct), n_init=10, max_iter=max_iter, random_state=state).fit(points)
     return torch.as_tensor(fitted.labels_, dtype=torch.int64)
+
+
+@functools.cache
+def _thread_pools() -> "ThreadpoolController":
+    """Those of scikit-learn and what it stands on: to find them takes as long as a small k-means."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

@@ -18,7 +18,7 @@ from lcfl.aggregation import mean_model
 from lcfl.clustering.base import Clustering, ServerView
 from lcfl.clustering.first import spherical_kmeans
 from lcfl.clustering.moves import Groups, Move, best_by_silhouette, by_ratio, drop_empty, one_after_another
-from lcfl.similarity import principal_components, project
+from lcfl.similarity import cosine_silhouette, principal_components, project
 from lcfl.state import FederationState
 
 __all__ = ["ClusterNumberTuning", "Tuning", "granularity"]
@@ -206,11 +206,9 @@ class StoredModels(Groups):
 
     def silhouette(self, label_n: Tensor) -> float:
         """Of directions, by their cosine distance."""
-        from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
-
         if not 1 < len(label_n.unique()) < len(label_n):
             return -1.0
-        return float(silhouette_score(self.code_nD.numpy(), label_n.numpy(), metric="cosine"))
+        return cosine_silhouette(self.code_nD, label_n)
 
     def closest_pair(self, present: list[int]) -> tuple[int, int]:
         """By the cosine of the clusters' mean directions."""
