@@ -49,11 +49,6 @@ class Uplink:
         """Bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether no tensor of the payload holds a NaN or an infinity."""
-        return all(map(all_finite, self.payload.values()))
-
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether it holds no NaN and no infinity; a finite sum, which is cheap to find, tells so."""

@@ -75,9 +75,11 @@ class LocalResult:
 
     def is_finite(self) -> bool:
         """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
-        tensors = [self.trained.model] + ([] if self.state.buffers is None else [self.state.buffers])
-        finite = (self.trained.loss is None or isfinite(self.trained.loss)) and self.uplink.is_finite
-        return finite and all(map(all_finite, tensors))
+        kept = [each for each in (self.trained.model, self.state.buffers) if each is not None]
+        distinct = {
+            id(each): each for each in (*kept, *self.uplink.payload.values())
+        }  # a model is mostly sent as it is
+        return (self.trained.loss is None or isfinite(self.trained.loss)) and all(map(all_finite, distinct.values()))
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,14 @@ def test_a_client_whose_buffers_are_not_finite_is_left_out():
     assert not LocalResult(ClientState(buffers=torch.tensor([1, torch.inf])), uplink, trained).is_finite()
 
 
+def test_a_client_whose_upload_is_not_finite_is_left_out():
+    trained = Trained(torch.ones(2), 0, 1.0)
+    assert LocalResult(
+        ClientState(), Uplink(0, {"model": trained.model, "code": torch.ones(3)}, 1), trained
+    ).is_finite()
+    assert not LocalResult(ClientState(), Uplink(0, {"code": torch.tensor([1, torch.nan])}, 1), trained).is_finite()
+
+
 @pytest.mark.parametrize(("policy", "number"), [("average", 1), ("keep_server", 1), ("local", 12)])
 def test_one_measurement_for_those_who_share_model_and_buffers(tmp_path, monkeypatch, policy, number):
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), fedavg(), tmp_path)
