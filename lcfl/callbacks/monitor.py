@@ -3,6 +3,7 @@
 Legend: N clients, n of them shown, T rounds.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl import figures
-from lcfl.clustering.tuning import granularity
+from lcfl.clustering.tuning import StoredModels, granularity
 from lcfl.hooks import Callback
 from lcfl.metrics import Evaluation
 from lcfl.server import Server
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
+MODEL_NUMBERS = 2**28  # in the models that a map is made of, a gigabyte: of larger models it shows fewer
 OUTSIDE = -1  # instead of a cluster: the client is a newcomer or has left
 
 
@@ -36,8 +38,9 @@ class Monitor(Callback):
     method clusters, ``cluster/members``, the histogram of the cluster numbers.
     At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
     cluster of each client over the rounds), ``figures/assignment_flow`` (who went where), ``figures/cluster_sizes``
-    and, where clients have low-rank models, ``figures/similarity`` and ``figures/codes`` (their directions in two
-    dimensions, by cluster and by true group), where they keep models ``figures/granularity`` (G of each cluster); at
+    and, of low-rank models, ``figures/similarity`` and ``figures/codes`` (their directions in two dimensions, by
+    cluster and by true group): the clustering's own, or else principal components of the models that clients keep;
+    where they keep models ``figures/granularity`` (G of each cluster); at
     the end ``figures/accuracies_<stage>_<protocol>``. The step is
     the round that was evaluated. More than 256 clients are shown by 256 that are spread evenly.
 
@@ -140,16 +143,22 @@ class Monitor(Callback):
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
         known = torch.nonzero(state.participated).flatten()
         if state.codes is not None and len(known) > 1:
-            self._draw_codes(server, state, known[figures.shown(len(known))])
-        if server.method.is_clustered and server.method.exchange.keeps_model and state.num_clusters > 1:
+            known = known[figures.shown(len(known))]
+            self._draw_codes(server, state, known, state.codes[known])
+        if not server.method.is_clustered or not server.method.exchange.keeps_model:
+            return
+        if state.codes is None and len(known) > 1:
+            known = known[figures.shown(len(known), max(2, MODEL_NUMBERS // server.layout.num_parameters))]
+            with contextlib.suppress(ValueError):  # the models are all equal
+                self._draw_codes(server, state, known, StoredModels(server, state).directions(known.tolist()))
+        if state.num_clusters > 1:
             intra_K, inter_K = granularity(state, server.layout.num_parameters)
             size_K = torch.tensor([len(state.members(cluster)) for cluster in range(state.num_clusters)])
             self._figure(server, "granularity", figures.granularity_bars(intra_K / inter_K, size_K))
 
-    def _draw_codes(self, server: Server, state: FederationState, known: Tensor) -> None:
-        """The low-rank models of the clients `known`: pairwise cosines, and a map."""
-        assert state.codes is not None
-        code_nD, cluster_n, groups = state.codes[known], state.assignment[known], server.data.population.groups
+    def _draw_codes(self, server: Server, state: FederationState, known: Tensor, code_nD: Tensor) -> None:
+        """Low-rank models of the clients `known`: pairwise cosines, and a map."""
+        cluster_n, groups = state.assignment[known], server.data.population.groups
         self._figure(server, "similarity", figures.similarity_matrix(cosine(code_nD, code_nD), cluster_n))
         groups_n = None if groups is None else groups[known.numpy()]
         self._figure(server, "codes", figures.code_map(code_nD, cluster_n, groups_n))

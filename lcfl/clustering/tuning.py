@@ -21,7 +21,7 @@ from lcfl.clustering.moves import Groups, Move, best_by_silhouette, by_ratio, dr
 from lcfl.similarity import cosine_silhouette, principal_components, project
 from lcfl.state import FederationState
 
-__all__ = ["ClusterNumberTuning", "Tuning", "granularity"]
+__all__ = ["ClusterNumberTuning", "StoredModels", "Tuning", "granularity"]
 
 COMPONENTS = 50  # of the codes where no clustering keeps any
 SEEN = 0.9  # of the clients have taken part before anything is tuned
@@ -173,7 +173,7 @@ class StoredModels(Groups):
     @cached_property
     def code_nD(self) -> Tensor:
         """Directions of the low-rank models of all that took part."""
-        return self._directions(self.clients)
+        return self.directions(self.clients)
 
     def ratio(self) -> Tensor:
         """G_k = Dist_intra / Dist_inter."""
@@ -194,7 +194,7 @@ class StoredModels(Groups):
     def seeded_half(self, cluster: int) -> list[int]:
         """In the space of the codes' directions."""
         members = self.members(cluster)
-        code_nD = self._directions(members)
+        code_nD = self.directions(members)
         draw = rng.generator(self.server.seed, "split", self.state.round, cluster)
         first = int(draw.integers(len(members)))
         square_n = (code_nD - code_nD[first]).square().sum(dim=1).numpy()
@@ -239,7 +239,7 @@ class StoredModels(Groups):
                 state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
         drop_empty(state)
 
-    def _directions(self, clients: list[int]) -> Tensor:
+    def directions(self, clients: list[int]) -> Tensor:
         """Of the clients' codes, or else of their models in the principal components of these, ``[n, D]``."""
         if self.state.codes is not None:
             return normalize(self.state.codes[clients].double(), dim=1)

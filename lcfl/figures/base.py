@@ -54,9 +54,9 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
     return figure, figure.add_subplot()
 
 
-def shown(num_clients: int) -> NDArray[np.int64]:
-    """Positions of the clients in a picture: all, or 256 spread evenly over them."""
-    return np.linspace(0, num_clients - 1, min(num_clients, MOST_CLIENTS)).round().astype(np.int64)
+def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
+    """Positions of the clients in a picture: all, or `most` of them, at most 256, spread evenly."""
+    return np.linspace(0, num_clients - 1, min(num_clients, most, MOST_CLIENTS)).round().astype(np.int64)
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -15,11 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lcfl.aggregation import ClusterMean, GlobalMean
 from lcfl.callbacks import Monitor
-from lcfl.clustering import LowRankCosine
+from lcfl.clustering import LowRankCosine, ModelKMeans
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding, FullModel
+from lcfl.exchange import CentreAndEmbedding, ClusterModel, FullModel
 from lcfl.federation import Federation
 from lcfl.figures import save, shown
 from lcfl.local import LocalTraining
@@ -45,11 +45,11 @@ def fedavg():
     return Method(LocalTraining(steps=2), FullModel(), GlobalMean())
 
 
-def fit(root, method, rounds=4, ckpt_path=None, **options):
+def fit(root, method, rounds=4, ckpt_path=None, lr=0.05, **options):
     data = FederatedDataModule(
         Synthetic(num_classes=6, num_features=4, samples_per_class=20, test_per_class=4), Pathological(2), NUM_CLIENTS
     )
-    module = FederatedModule(partial(MLP, 4, [4], 6), partial(torch.optim.SGD, lr=0.05))
+    module = FederatedModule(partial(MLP, 4, [4], 6), partial(torch.optim.SGD, lr=lr))
     options = {"evaluate_every": 2, "clients_per_round": 3, "devices": 1, "enable_progress_bar": False, **options}
     return Federation(rounds, default_root_dir=root, **options).fit(module, data, method, ckpt_path)
 
@@ -107,6 +107,31 @@ def test_pictures_on_disk_are_those_of_the_last_step(run):
         logged = Image.open(io.BytesIO(events.Images(f"figures/{name.removesuffix('.png')}")[-1].encoded_image_string))
         assert logged.size == picture.shape[1::-1]
         assert picture[..., :3].std() > 10  # not blank
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.0])
+def test_models_without_codes_are_shown_by_their_own_principal_components(tmp_path, lr):
+    fesem = Method(
+        LocalTraining(steps=2),
+        ClusterModel(keeps_model=True),
+        ClusterMean("participants"),
+        [ModelKMeans(num_clusters=2)],
+    )
+    run = fit(tmp_path, fesem, lr=lr)
+    found = {tag.removeprefix("figures/") for tag in written(run)[1] if tag.startswith("figures/")}
+    assert {"similarity", "codes"} <= found if lr else not {"similarity", "codes"} & found  # all models are equal
+    assert (run.path / "figures" / "codes.png").is_file() == bool(lr)
+
+
+def test_of_large_models_fewer_are_shown(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("lcfl.callbacks.monitor.MODEL_NUMBERS", 3 * 50)  # three models of MLP(4, [4], 6)
+    monkeypatch.setattr(Monitor, "_draw_codes", lambda *arguments: seen.append(arguments[-2:]))
+    fesem = Method(
+        LocalTraining(steps=2), ClusterModel(keeps_model=True), ClusterMean("participants"), [ModelKMeans(2)]
+    )
+    fit(tmp_path, fesem, clients_per_round=NUM_CLIENTS)
+    assert seen[-1][0].tolist() == [0, 2, 5] and len(seen[-1][1]) == 3
 
 
 def test_a_resumed_run_draws_the_same_pictures_and_doubles_nothing(run, tmp_path):
