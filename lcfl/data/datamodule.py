@@ -180,6 +180,7 @@ class FederatedDataModule(LightningDataModule):
             self.newcomer_clients,
             proxy,
         )
+        examples.keep_only(population.images)
         self._loaded = examples, population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":

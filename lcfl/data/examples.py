@@ -24,6 +24,7 @@ __all__ = ["DatasetExamples", "Examples", "TensorExamples"]
 
 # Beyond this size a set stays in host memory and batches travel; below it, it is copied to the device once.
 RESIDENT_BYTES = 4 * 2**30
+WORTH_KEEPING = 0.75  # of the images: where more are in use, letting go of the others is not worth a copy
 
 # Scale and shift of raw values, shaped to broadcast over a batch; None: used as they are.
 _Affine = tuple[Tensor, Tensor] | None
@@ -78,6 +79,9 @@ class Examples(ABC):
         """Network inputs [B, ...] as they were before normalisation, up to rounding."""
         return inputs
 
+    def keep_only(self, indices: NDArray[np.int64]) -> None:  # noqa: B027 - most hold nothing that could be let go
+        """May free the memory of all other images. Indices, labels and fingerprint stay what they are."""
+
     @abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the content: equal for the same images, labels and split, on every machine."""
@@ -117,6 +121,17 @@ class TensorExamples(Examples):
         self._affine = _affine(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, _Affine]] = {}
         self._fingerprint: str | None = None
+        self._row: NDArray[np.int64] | None = None  # [S] where an image lies in `inputs`; -1: it has been let go
+
+    def keep_only(self, indices: NDArray[np.int64]) -> None:
+        """Copies the images at ``indices`` [n] and lets go of all, if that frees a quarter of them or more."""
+        if self._row is not None or len(indices) > WORTH_KEEPING * len(self):
+            return
+        self.fingerprint()  # is one of all images
+        self._row = np.full(len(self), -1, dtype=np.int64)
+        self._row[indices] = np.arange(len(indices))
+        self.inputs = self.inputs[torch.from_numpy(indices)]
+        self._placed.clear()
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """One gather, then conversion and normalisation in place."""
@@ -139,11 +154,20 @@ class TensorExamples(Examples):
     ) -> tuple[Tensor, Tensor]:
         inputs, targets, affine = self._place(device)
         index = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
-        images = inputs.index_select(0, index).to(device)
+        images = inputs.index_select(0, self._rows(indices, index)).to(device)
         labels = targets.index_select(0, index).to(device)
         if augmentation is not None:
             images = augmentation(images)
         return _normalised(images, affine), labels
+
+    def _rows(self, indices: NDArray[np.int64] | Tensor, index: Tensor) -> Tensor:
+        """Where the images lie in ``inputs``."""
+        if self._row is None:
+            return index
+        rows = self._row[np.asarray(torch.as_tensor(indices).cpu())]
+        if (rows < 0).any():
+            raise IndexError("an image that no client has and no protocol tests on was let go when the data was set up")
+        return torch.from_numpy(rows).to(index.device)
 
     def fingerprint(self) -> str:
         """SHA-256 of inputs, labels, split and normalisation; computed once."""

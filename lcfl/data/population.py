@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,13 @@ class Population:
     def num_clients(self) -> int:
         """N."""
         return len(self.train)
+
+    @property
+    def images(self) -> Indices:
+        """All that anybody trains, validates or is tested on, ascending."""
+        lists = [*self.train, *self.val, *chain.from_iterable(self.test.values()), self.proxy]
+        distinct = {id(each): each for each in lists}  # clients share the lists of some protocols
+        return np.unique(np.concatenate(list(distinct.values())))
 
     @property
     def sizes(self) -> Indices:

@@ -159,6 +159,18 @@ def test_groups_are_the_partitions():
     assert ready(IID()).population.groups is None
 
 
+def test_of_clients_with_few_images_only_theirs_stay_in_memory():
+    made = ready(Pathological(2, sizes=(5, 5)))
+    assert len(made.examples.inputs) == len(made.population.images) < len(made.examples)
+    whole = BLOBS.load()
+    for indices in (*made.population.train, *made.population.test["own_split"]):
+        for found, expected in zip(
+            *(each.batch(indices, torch.device("cpu")) for each in (made.examples, whole)), strict=True
+        ):
+            assert torch.equal(found, expected)
+    assert made.examples.fingerprint() == whole.fingerprint()
+
+
 def test_every_protocol_can_be_named():
     assert set(get_args(Protocol)) == set(PROTOCOLS)
 

@@ -41,6 +41,14 @@ def test_sizes_are_training_sizes():
     assert population().num_clients == 2 and population().sizes.tolist() == [3, 2]
 
 
+def test_images_are_all_that_has_a_role():
+    shared = np.array([6, 7])
+    made = Population(
+        lists((0, 3), (1,)), lists((), (5,)), {"global": [shared, shared]}, None, np.ones((2, 2)), proxy=np.array([9])
+    )
+    assert made.images.tolist() == [0, 1, 3, 5, 6, 7, 9]
+
+
 def test_fingerprint_sees_every_move():
     variants = [
         population(),
