@@ -21,7 +21,7 @@ from lcfl.networks.split import Layout
 from lcfl.similarity import cosine, leading_coordinates
 from lcfl.state import FederationState
 
-__all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness"]
+__all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "similarities"]
 
 
 @dataclass
@@ -35,8 +35,8 @@ class GreedyIncentive(Clustering):
     again. What is left over begins with a new seed.
 
     The similarity is the cosine of the updates of the output layer (the network's decision) in the leading
-    components that explain 95 % of their variance: the formula factorises the matrix of similarities, the text the
-    output-layer weights (reading A31).
+    components that explain 95 % of their variance. The paper's formula factorises the matrix of similarities instead,
+    M = U Sigma V^T of that many components: `factorised` takes it at its word (reading A31).
 
     The paper's test, rule ``strict``, is an accuracy above theta that also rises by the margin: from an untrained
     model nobody ever passes it, and above theta hardly anybody can. ``relative`` admits a candidate whose model has
@@ -56,6 +56,7 @@ class GreedyIncentive(Clustering):
             incentive").
         candidates: the share of the unassigned clients that are candidates.
         explained_variance: of the leading components; null compares the updates themselves ("w/o low-rank").
+        factorised: ``updates``, or ``similarities`` for the matrix of their cosines.
         layers: ``output``, or ``all`` for the whole update.
         once: form clusters in the first round and leave them.
     """
@@ -66,13 +67,19 @@ class GreedyIncentive(Clustering):
     incentive: bool = True
     candidates: float = 0.2
     explained_variance: float | None = 0.95
+    factorised: Literal["updates", "similarities"] = "updates"
     layers: Literal["output", "all"] = "output"
     once: bool = False
 
     reads: ClassVar[tuple[str, ...]] = ("update",)
 
     def __post_init__(self) -> None:
-        for name, allowed in (("rule", ("relative", "strict")), ("layers", ("output", "all"))):
+        choices = {
+            "rule": ("relative", "strict"),
+            "factorised": ("updates", "similarities"),
+            "layers": ("output", "all"),
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"GreedyIncentive: got {name}={getattr(self, name)!r}; allowed are {' and '.join(allowed)}."
@@ -110,8 +117,7 @@ class GreedyIncentive(Clustering):
         layout = server.layout
         begin = layout.num_embedding if self.layers == "output" else 0
         update_nP = torch.stack([upload.payload["update"][begin : layout.num_parameters] for upload in uploads])
-        code_nD = leading_coordinates(update_nP, self.explained_variance)
-        groups = self._grow(server, uploads, cosine(code_nD, code_nD))
+        groups = self._grow(server, uploads, similarities(update_nP, self.explained_variance, self.factorised))
         _take_over(state, [upload.client for upload in uploads], groups)
         self._done = True
 
@@ -179,6 +185,25 @@ class _Trial:
         self.num_tested += len(groups)
         layout = self.server.layout
         return self.server.proxy_accuracy([updated_model([self.uploads[i] for i in each], layout) for each in groups])
+
+
+def similarities(update_nP: Tensor, explained_variance: float | None, factorised: str) -> Tensor:
+    """sim(i, j) ``[n, n]`` of updates ``[n, P]``, float64 (AS-CFL section 3.2.2; reading A31).
+
+    Args:
+        update_nP: what is compared of each client.
+        explained_variance: sets the rank r: as many components of the updates as explain that much of them; null: all.
+        factorised: ``updates``: cosines in these components; ``similarities``: M ~ U Sigma V^T of rank r, M being the
+            cosines of the updates themselves.
+    """
+    code_nD = leading_coordinates(update_nP, explained_variance)
+    if factorised == "updates":
+        return cosine(code_nD, code_nD)
+    rank = code_nD.shape[1]
+    whole_nP = update_nP.double()
+    left_nn, scale_n, right_nn = torch.linalg.svd(cosine(whole_nP, whole_nP))
+    cut_nn: Tensor = (left_nn[:, :rank] * scale_n[:rank]) @ right_nn[:rank]
+    return cut_nn
 
 
 def representativeness(similarity_nn: Tensor, weight_n: Tensor) -> Tensor:

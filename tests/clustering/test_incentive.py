@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from lcfl.clustering import GreedyIncentive
-from lcfl.clustering.incentive import admits, candidates_of, representativeness
+from lcfl.clustering.incentive import admits, candidates_of, representativeness, similarities
 from lcfl.messages import Downlink, Uplink
 from lcfl.networks import Layout
 from lcfl.similarity import leading_coordinates
 from tests.builders import linear, state_of
 from tests.clustering.models import LAYOUT, SIZE
+
+FACTORISED = ("updates", "similarities")
 
 
 def update(*decision, embedding=0.0):
@@ -170,9 +172,25 @@ def test_similarity_goes_by_the_output_layer_or_by_all():
     assert partition(grouped(uploads, incentive=False, candidates=0.5, **options)) == [[0, 2], [1]]
 
 
-def test_updates_of_zero_are_like_nobody():
+def test_similarities_in_components_of_the_updates_or_cut_themselves():
+    update_nP = np.random.default_rng(0).normal(size=(6, 9)) * 2.0 ** -np.arange(9)
+    left, scale, _ = np.linalg.svd(update_nP, full_matrices=False)
+    rank = int(np.argmax(np.cumsum(scale**2) >= 0.9 * np.sum(scale**2))) + 1
+    assert 1 < rank < 5
+    for factorised, rows in (("updates", left[:, :rank] * scale[:rank]), ("similarities", update_nP)):
+        expected = rows @ rows.T / np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(rows, axis=1))
+        if factorised == "similarities":
+            value, vector = np.linalg.eigh(expected)  # positive semidefinite: these are its singular values
+            expected = (vector[:, -rank:] * value[-rank:]) @ vector[:, -rank:].T
+        found = similarities(torch.from_numpy(update_nP), 0.9, factorised)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    torch.testing.assert_close(*(similarities(torch.from_numpy(update_nP), None, each) for each in FACTORISED))
+
+
+@pytest.mark.parametrize("factorised", FACTORISED)
+def test_updates_of_zero_are_like_nobody(factorised):
     uploads = [answered(i, update(0)) for i in range(3)]
-    assert partition(grouped(uploads)) == [[0, 1, 2]]
+    assert partition(grouped(uploads, factorised=factorised)) == [[0, 1, 2]]
 
 
 # numbers, missing clients, edge cases
@@ -239,6 +257,7 @@ def test_an_output_layer_must_be_there():
     ("options", "text"),
     [
         ({"rule": "loose"}, "rule='loose'; allowed are relative and strict"),
+        ({"factorised": "models"}, "factorised='models'; allowed are updates and similarities"),
         ({"layers": "last"}, "layers='last'; allowed are output and all"),
         ({"theta": 0.0}, "theta=0.0; it must lie in"),
         ({"candidates": 1.5}, "candidates=1.5"),
