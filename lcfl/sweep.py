@@ -148,24 +148,41 @@ class Sweep:
                     child.terminate()
                 raise
 
-    def tune(self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1) -> Point:
+    def tune(
+        self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
+    ) -> Point:
         """The point with the best validation accuracy of the kind of model that the method's paper reports first.
+
+        Args:
+            method: whose points they are.
+            points: to choose from; a single one needs no trial.
+            seed: of every trial.
+            rounds: of the trials, where they are shorter than a run.
+            jobs: trials at the same time.
+            finalists: so many of the best go all the way after shorter trials, and these runs decide.
 
         Raises:
             ValueError: if no trial has a validation accuracy.
         """
         if len(points) == 1:
             return points[0]
-        trials = [Trial(method, point, seed, rounds) for point in points]
-        scores = {}
-        for trial, run in zip(trials, self.run(trials, jobs), strict=True):
-            scores[trial.point] = -inf if run is None else validation_accuracy(run)
-        best = max(scores, key=lambda point: scores[point])
-        if scores[best] == -inf:
+        scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
+        if rounds is not None and finalists > 1:
+            best = sorted(scores, key=lambda point: -scores[point])[:finalists]
+            scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
+        chosen = max(scores, key=lambda point: scores[point])
+        words = " ".join(f"{option}={value}" for option, value in chosen)
+        self.say(f"{method}: {words} is the best of {len(points)} on validation data, {100 * scores[chosen]:.2f} %")
+        return chosen
+
+    def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> dict[Point, float]:
+        """The validation accuracies of trials that have one, by point."""
+        runs = self.run(trials, jobs)
+        scores = {trial.point: validation_accuracy(run) for trial, run in zip(trials, runs, strict=True) if run}
+        scores = {point: score for point, score in scores.items() if score > -inf}
+        if not scores:
             raise ValueError(f"sweep: no trial of {method} has a validation accuracy; see the logs in {self.root}.")
-        chosen = " ".join(f"{option}={value}" for option, value in best)
-        self.say(f"{method}: {chosen} is the best of {len(points)} on validation data, {100 * scores[best]:.2f} %")
-        return best
+        return scores
 
     def _finish(
         self, trial: Trial, words: Sequence[str], children: "set[subprocess.Popen[bytes]]"

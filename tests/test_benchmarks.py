@@ -141,7 +141,7 @@ def test_every_point_of_cifar10_is_a_configuration(module, capsys, method):
     """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
     words = module("cifar10").words_of("pathological", [method], "data", 1000, 200)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
-    kept = [word for word in words if not word.startswith(("--grid", "--tuning_rounds", "--methods"))]
+    kept = [word for word in words if not word.startswith(("--grid", "--tuning_rounds", "--finalists", "--methods"))]
     point = points_of(method, grids)[-1]
     chosen = [*given_to(method, grids), *(f"--{option}={value}" for option, value in point)]
     config = printed(capsys, *kept[:2], "-c", f"configs/methods/{method}.yaml", *kept[2:], *chosen)

@@ -27,6 +27,8 @@ if options.get("fail") in (name, "all"):
     (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
     sys.exit("lcfl: error: by hand")
 accuracy = float(options.get("lr", 0.5))
+if options.get("late_wins") == options.get("late", "") and "trainer.rounds" not in options:
+    accuracy = 1.0
 number = len(list((root / name).glob("version_*")))
 if options.get("ckpt_path") == "last":
     os.rename(root / name / "version_0", root / name / "old")
@@ -150,6 +152,20 @@ def test_the_best_on_validation_data_is_chosen(sweep):
     assert sweep().tune("fedavg", points, seed=5, rounds=2, jobs=2) == points[1]
     assert sorted(sweep.calls()) == [f"fedavg-lr={lr}-rounds=2-seed5 " for lr in (0.2, 0.4, 0.7)]
     assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 on validation data, 70.00 %"
+
+
+def test_finalists_go_all_the_way(sweep):
+    points = [(("late", each), ("lr", each)) for each in ("0.2", "0.7", "0.4", "0.6")]
+    assert sweep("--late_wins=0.6").tune("fedavg", points, 0, rounds=2, finalists=2) == points[3]
+    full = [call for call in sweep.calls() if "rounds=2" not in call]
+    assert full == [f"fedavg-late={each}-lr={each}-seed0 " for each in (0.7, 0.6)]
+    assert sweep.said[-1].endswith("is the best of 4 on validation data, 100.00 %")
+
+
+def test_without_shorter_trials_there_are_no_finalists(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),)]
+    assert sweep().tune("fedavg", points, 0, None, finalists=2) == points[1]
+    assert len(sweep.calls()) == 2
 
 
 def test_a_point_that_fails_is_not_chosen(sweep):

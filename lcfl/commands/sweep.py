@@ -35,6 +35,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--tuning_rounds", type=int, help="rounds of the trials of a grid; those of a run if not given")
     made.add_argument(
+        "--finalists",
+        type=int,
+        default=1,
+        help="so many of the best trials of fewer rounds go all the way, which decides",
+    )
+    made.add_argument(
         "--jobs", type=int, default=1, help="runs at the same time; with 2 or more give --trainer.devices"
     )
     made.add_argument("--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (logs/sweep)")
@@ -56,8 +62,9 @@ def main(args: Sequence[str]) -> None:
         seeds = [int(word) for word in options.seeds.split(",")]
     except ValueError:
         raise ValueError(f"sweep: got --seeds {options.seeds}; whole numbers separated by commas are needed.") from None
-    if options.jobs < 1:
-        raise ValueError(f"sweep: got --jobs {options.jobs}; at least 1 is needed.")
+    for option in ("jobs", "finalists"):
+        if getattr(options, option) < 1:
+            raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
     grids = [parse_grid(text) for text in options.grid]
     for method in methods:
         find("methods", method)
@@ -72,7 +79,8 @@ def main(args: Sequence[str]) -> None:
     own = {method: given_to(method, grids) for method in methods}
     sweep = Sweep(options.out, options.config, others, own)
     chosen = {
-        method: sweep.tune(method, points[method], seeds[0], options.tuning_rounds, options.jobs) for method in methods
+        method: sweep.tune(method, points[method], seeds[0], options.tuning_rounds, options.jobs, options.finalists)
+        for method in methods
     }
     trials = [Trial(method, chosen[method], seed) for method in methods for seed in seeds]
     runs = sweep.run(trials, options.jobs)
