@@ -162,6 +162,17 @@ def test_finalists_go_all_the_way(sweep):
     assert sweep.said[-1].endswith("is the best of 4 on validation data, 100.00 %")
 
 
+def test_a_finalist_that_fails_or_is_no_better_is_not_chosen(sweep):
+    points = [(("late", each), ("lr", each)) for each in ("0.2", "0.7", "0.6")]
+    made = sweep("--late_wins=0.6", "--fail=fedavg-late=0.6-lr=0.6-seed0")
+    assert made.tune("fedavg", points, 0, rounds=2, finalists=2) == points[1]
+    calls = sweep.calls()
+    made.run([Trial("fedavg", points[1], 0)])
+    assert sweep.calls() == calls  # the first seed's run is there
+    tied = [(("a", each),) for each in "123"]
+    assert sweep().tune("local", tied, 0, rounds=2, finalists=2) == tied[0]
+
+
 def test_without_shorter_trials_there_are_no_finalists(sweep):
     points = [(("lr", "0.2"),), (("lr", "0.7"),)]
     assert sweep().tune("fedavg", points, 0, None, finalists=2) == points[1]

@@ -65,6 +65,12 @@ def main(args: Sequence[str]) -> None:
     for option in ("jobs", "finalists"):
         if getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
+    if options.finalists > 1 and options.tuning_rounds is None:
+        warnings.warn(
+            f"sweep: --finalists {options.finalists} has no effect, as every trial goes all the way; give "
+            "--tuning_rounds to make the trials shorter.",
+            stacklevel=2,
+        )
     grids = [parse_grid(text) for text in options.grid]
     for method in methods:
         find("methods", method)

@@ -11,6 +11,7 @@ from tests.commandline import SYNTHETIC, here  # noqa: F401
     [
         (["--methods=fedavg", "--seeds=a"], "got --seeds a; whole numbers separated by commas"),
         (["--methods=fedavg", "--jobs=0"], "got --jobs 0; at least 1"),
+        (["--methods=fedavg", "--finalists=0"], "got --finalists 0; at least 1"),
         (["--methods=fedavg", "--grid=lcfed:a=1"], "--grid names lcfed, which --methods fedavg does not"),
         (["--methods=fedavg", "--grid=a"], "--grid a; it has the form"),
     ],
@@ -23,6 +24,14 @@ def test_what_it_refuses(words, text):
 def test_a_method_that_is_not_there():
     with pytest.raises(FileNotFoundError, match="there is no file nothing"):
         sweep.main(["--methods=nothing"])
+
+
+def test_finalists_of_whole_trials_are_warned_of():
+    with (
+        pytest.warns(UserWarning, match="--finalists 2 has no effect, as every trial goes all the way"),
+        pytest.raises(FileNotFoundError),
+    ):
+        sweep.main(["--methods=nothing", "--finalists=2"])
 
 
 @pytest.mark.slow
