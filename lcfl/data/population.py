@@ -54,8 +54,11 @@ class Population:
     def images(self) -> Indices:
         """All that anybody trains, validates or is tested on, ascending."""
         lists = [*self.train, *self.val, *chain.from_iterable(self.test.values()), self.proxy]
-        distinct = {id(each): each for each in lists}  # clients share the lists of some protocols
-        return np.unique(np.concatenate(list(distinct.values())))
+        distinct = {id(each): each for each in lists if len(each)}.values()  # clients share the lists of some protocols
+        is_used = np.zeros(1 + max(int(each.max()) for each in distinct), dtype=bool)
+        for each in distinct:  # not all at once: with many clients the lists are larger than the data
+            is_used[each] = True
+        return np.flatnonzero(is_used)
 
     @property
     def sizes(self) -> Indices:
