@@ -180,8 +180,7 @@ class FederatedDataModule(LightningDataModule):
             self.newcomer_clients,
             proxy,
         )
-        examples.keep_only(population.images)
-        self._loaded = examples, population
+        self._loaded = examples.only(population.images), population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
         """The same clients, each with a few random inputs of the same shape and classes, dealt out IID: for a trial."""

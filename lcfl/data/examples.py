@@ -4,6 +4,7 @@ Training images come first, the official test images after them; partitions, pop
 speak of images by their index only. Shapes: S images in all, B in a batch.
 """
 
+import copy
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
@@ -79,8 +80,12 @@ class Examples(ABC):
         """Network inputs [B, ...] as they were before normalisation, up to rounding."""
         return inputs
 
-    def keep_only(self, indices: NDArray[np.int64]) -> None:  # noqa: B027 - most hold nothing that could be let go
-        """May free the memory of all other images. Indices, labels and fingerprint stay what they are."""
+    def only(self, indices: NDArray[np.int64]) -> "Examples":
+        """The same without the memory of other images than these, where that is worth a copy; or itself.
+
+        Indices, labels and fingerprint stay what they are.
+        """
+        return self
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -117,21 +122,24 @@ class TensorExamples(Examples):
         if len(inputs) != len(self.targets):
             raise ValueError(f"inputs and targets must be of equal length, got {len(inputs)} and {len(self.targets)}")
         self.inputs = as_input(inputs, "inputs").contiguous()
+        self._labels = torch.from_numpy(self.targets)  # of `inputs`
         self.augmentation = augmentation
         self._affine = _affine(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, _Affine]] = {}
         self._fingerprint: str | None = None
-        self._row: NDArray[np.int64] | None = None  # [S] where an image lies in `inputs`; -1: it has been let go
+        self._row: Tensor | None = None  # [S] where an image lies in `inputs`, -1: not any more; None: at its index
 
-    def keep_only(self, indices: NDArray[np.int64]) -> None:
-        """Copies the images at ``indices`` [n] and lets go of all, if that frees a quarter of them or more."""
+    def only(self, indices: NDArray[np.int64]) -> Examples:
+        """A copy that holds the images at ``indices`` [n], if these are no more than three quarters of all."""
         if self._row is not None or len(indices) > WORTH_KEEPING * len(self):
-            return
+            return self
         self.fingerprint()  # is one of all images
-        self._row = np.full(len(self), -1, dtype=np.int64)
-        self._row[indices] = np.arange(len(indices))
-        self.inputs = self.inputs[torch.from_numpy(indices)]
-        self._placed.clear()
+        kept = copy.copy(self)
+        kept._row = torch.full((len(self),), -1)
+        kept._row[indices] = torch.arange(len(indices))
+        kept.inputs, kept._labels = self.inputs[torch.from_numpy(indices)], self._labels[indices]
+        kept._placed = {}
+        return kept
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """One gather, then conversion and normalisation in place."""
@@ -153,21 +161,24 @@ class TensorExamples(Examples):
         self, indices: NDArray[np.int64] | Tensor, device: torch.device, augmentation: Augmentation | None
     ) -> tuple[Tensor, Tensor]:
         inputs, targets, affine = self._place(device)
-        index = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
-        images = inputs.index_select(0, self._rows(indices, index)).to(device)
-        labels = targets.index_select(0, index).to(device)
+        row = self._rows(torch.as_tensor(indices, dtype=torch.int64)).to(inputs.device)
+        images = inputs.index_select(0, row).to(device)
+        labels = targets.index_select(0, row).to(device)
         if augmentation is not None:
             images = augmentation(images)
         return _normalised(images, affine), labels
 
-    def _rows(self, indices: NDArray[np.int64] | Tensor, index: Tensor) -> Tensor:
-        """Where the images lie in ``inputs``."""
+    def _rows(self, index: Tensor) -> Tensor:
+        """Where images lie in ``inputs``."""
         if self._row is None:
             return index
-        rows = self._row[np.asarray(torch.as_tensor(indices).cpu())]
+        rows = self._row[index.cpu()]
         if (rows < 0).any():
-            raise IndexError("an image that no client has and no protocol tests on was let go when the data was set up")
-        return torch.from_numpy(rows).to(index.device)
+            raise IndexError(
+                f"image {int(index.cpu()[rows < 0][0])} is not in memory: nobody trains, validates or is tested on it, "
+                "and it is not in the proxy set; data.population.images are the indices of those that are."
+            )
+        return rows
 
     def fingerprint(self) -> str:
         """SHA-256 of inputs, labels, split and normalisation; computed once."""
@@ -186,7 +197,7 @@ class TensorExamples(Examples):
         if device not in self._placed:
             home = device if self.inputs.nbytes <= RESIDENT_BYTES else torch.device("cpu")
             affine = None if self._affine is None else (self._affine[0].to(device), self._affine[1].to(device))
-            self._placed[device] = (self.inputs.to(home), torch.from_numpy(self.targets).to(home), affine)
+            self._placed[device] = (self.inputs.to(home), self._labels.to(home), affine)
         return self._placed[device]
 
 

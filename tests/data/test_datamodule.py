@@ -171,6 +171,17 @@ def test_of_clients_with_few_images_only_theirs_stay_in_memory():
     assert made.examples.fingerprint() == whole.fingerprint()
 
 
+def test_a_source_may_give_the_same_examples_to_several(monkeypatch):
+    whole = BLOBS.load()
+    monkeypatch.setattr(type(BLOBS), "load", lambda self: whole)
+    for seed in (0, 1):
+        made = ready(Pathological(2, sizes=(5, 5)), seed=seed)
+        (indices,) = made.population.train[:1]
+        expected = whole.batch(indices, torch.device("cpu"))
+        assert torch.equal(made.examples.batch(indices, torch.device("cpu"))[0], expected[0])
+    assert len(whole.inputs) == len(whole)
+
+
 def test_every_protocol_can_be_named():
     assert set(get_args(Protocol)) == set(PROTOCOLS)
 
