@@ -218,17 +218,18 @@ class Sweep:
         A file is known by its name and content: wherever it lies by now, a trial made from it can be resumed.
         """
         files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
-        known = [Path(word).name if word in files else word for word in words]
-        now: dict[str, Any] = {"command": known, "files": [[Path(file).name, _digest(Path(file))] for file in files]}
+        now = _by_name(words, {file: _digest(Path(file)) for file in files})
         note = self.root / trial.name / "trial.json"
         if not note.is_file():
             write_json(note, now, indent=2)
             return
         was: dict[str, Any] = json.loads(note.read_text())
+        if isinstance(was["files"], dict):  # as notes once were: of paths
+            was = _by_name(was["command"], was["files"])
         if was == now:
             return
         changed = set(was["command"]) ^ set(now["command"])
-        changed |= {name for name, digest in now["files"] if [name, digest] not in was["files"]}
+        changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
         differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
             f"sweep: {self.root / trial.name} was made by another command; {differs} differs. Name another "
@@ -250,6 +251,12 @@ def _short(option: str, value: str) -> str:
         return f"{option.rpartition('.')[2]}={value}"
     items = {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in parsed.items()}
     return "-".join(_short(key, item) for key, item in items.items())
+
+
+def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:
+    """What a trial's note holds: its words with its files by name, and the files' names and digests in order."""
+    known = [Path(word).name if word in digests else word for word in words]
+    return {"command": known, "files": [[Path(file).name, digest] for file, digest in digests.items()]}
 
 
 def _digest(path: Path) -> str:
