@@ -45,6 +45,11 @@ def fedavg():
     return Method(LocalTraining(steps=2), FullModel(), GlobalMean())
 
 
+def fesem():
+    exchange, clustering = ClusterModel(keeps_model=True), [ModelKMeans(num_clusters=2)]
+    return Method(LocalTraining(steps=2), exchange, ClusterMean("participants"), clustering)
+
+
 def fit(root, method, rounds=4, ckpt_path=None, lr=0.05, **options):
     data = FederatedDataModule(
         Synthetic(num_classes=6, num_features=4, samples_per_class=20, test_per_class=4), Pathological(2), NUM_CLIENTS
@@ -111,26 +116,26 @@ def test_pictures_on_disk_are_those_of_the_last_step(run):
 
 @pytest.mark.parametrize("lr", [0.05, 0.0])
 def test_models_without_codes_are_shown_by_their_own_principal_components(tmp_path, lr):
-    fesem = Method(
-        LocalTraining(steps=2),
-        ClusterModel(keeps_model=True),
-        ClusterMean("participants"),
-        [ModelKMeans(num_clusters=2)],
-    )
-    run = fit(tmp_path, fesem, lr=lr)
+    run = fit(tmp_path, fesem(), lr=lr)
     found = {tag.removeprefix("figures/") for tag in written(run)[1] if tag.startswith("figures/")}
     assert {"similarity", "codes"} <= found if lr else not {"similarity", "codes"} & found  # all models are equal
     assert (run.path / "figures" / "codes.png").is_file() == bool(lr)
+
+
+def test_an_error_while_drawing_a_map_is_not_taken_for_equal_models(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise ValueError("by hand")
+
+    monkeypatch.setattr(Monitor, "_draw_codes", broken)
+    with pytest.raises(ValueError, match="by hand"):
+        fit(tmp_path, fesem())
 
 
 def test_of_large_models_fewer_are_shown(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("lcfl.callbacks.monitor.MODEL_NUMBERS", 3 * 50)  # three models of MLP(4, [4], 6)
     monkeypatch.setattr(Monitor, "_draw_codes", lambda *arguments: seen.append(arguments[-2:]))
-    fesem = Method(
-        LocalTraining(steps=2), ClusterModel(keeps_model=True), ClusterMean("participants"), [ModelKMeans(2)]
-    )
-    fit(tmp_path, fesem, clients_per_round=NUM_CLIENTS)
+    fit(tmp_path, fesem(), clients_per_round=NUM_CLIENTS)
     assert seen[-1][0].tolist() == [0, 2, 5] and len(seen[-1][1]) == 3
 
 
