@@ -76,9 +76,8 @@ class LocalResult:
     def is_finite(self) -> bool:
         """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
         kept = [each for each in (self.trained.model, self.state.buffers) if each is not None]
-        distinct = {
-            id(each): each for each in (*kept, *self.uplink.payload.values())
-        }  # a model is mostly sent as it is
+        # A model is mostly sent as it is: once is enough.
+        distinct = {id(each): each for each in (*kept, *self.uplink.payload.values())}
         return (self.trained.loss is None or isfinite(self.trained.loss)) and all(map(all_finite, distinct.values()))
 
 

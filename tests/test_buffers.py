@@ -266,10 +266,9 @@ def test_a_client_whose_buffers_are_not_finite_is_left_out():
 
 def test_a_client_whose_upload_is_not_finite_is_left_out():
     trained = Trained(torch.ones(2), 0, 1.0)
-    assert LocalResult(
-        ClientState(), Uplink(0, {"model": trained.model, "code": torch.ones(3)}, 1), trained
-    ).is_finite()
-    assert not LocalResult(ClientState(), Uplink(0, {"code": torch.tensor([1, torch.nan])}, 1), trained).is_finite()
+    for number, finite in ((1.0, True), (torch.nan, False)):
+        uplink = Uplink(0, {"model": trained.model, "code": torch.tensor([1, number])}, 1)
+        assert LocalResult(ClientState(), uplink, trained).is_finite() is finite
 
 
 @pytest.mark.parametrize(("policy", "number"), [("average", 1), ("keep_server", 1), ("local", 12)])
