@@ -170,6 +170,8 @@ def test_cosine_silhouette_is_scikit_learns(labels):
 def test_cosine_silhouette_of_equal_and_of_empty_vectors():
     same = normalize(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64), dim=1).expand(6, 3)
     assert cosine_silhouette(same, torch.tensor([0, 0, 0, 1, 1, 1])) == pytest.approx(0, abs=1e-3)
+    close = normalize(same + 1e-8 * torch.eye(6, 3, dtype=torch.float64), dim=1)  # equal to float32
+    assert cosine_silhouette(close, torch.tensor([0, 1, 2, 0, 0, 0])) == pytest.approx(0, abs=1e-3)
     with_empty = torch.cat([same[:4], torch.zeros(2, 3, dtype=torch.float64)])
     labels = torch.tensor([0, 0, 0, 0, 1, 1])
     expected = silhouette_score(with_empty.numpy(), labels.numpy(), metric="cosine")

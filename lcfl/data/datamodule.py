@@ -101,7 +101,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def examples(self) -> Examples:
-        """All images; there after ``setup``."""
+        """All images by index, in memory possibly only those of ``population.images``; there after ``setup``."""
         return self._after_setup()[0]
 
     @property
