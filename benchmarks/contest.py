@@ -117,7 +117,9 @@ class Task:
         files = {"weights": str(folder / "weights.pt"), "partition": str(folder / "partition.json")}
         (folder / "plan.json").write_text(json.dumps(asdict(plan) | files))
         self._write(drawn, list(network.parameters()))
-        examples = drawn.examples
+        examples = (
+            drawn.dataset.load()
+        )  # all images: those of the module are only what somebody is trained or tested on
         self._test = examples.batch(np.arange(examples.num_train, len(examples)), torch.device("cpu"))
 
     def _data(self, partition: Partition) -> Any:

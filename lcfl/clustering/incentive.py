@@ -56,7 +56,8 @@ class GreedyIncentive(Clustering):
             incentive").
         candidates: the share of the unassigned clients that are candidates.
         explained_variance: of the leading components; null compares the updates themselves ("w/o low-rank").
-        factorised: ``updates``, or ``similarities`` for the matrix of their cosines.
+        factorised: ``updates``, or ``similarities`` for the matrix of their cosines; without `explained_variance` the
+            two are the same.
         layers: ``output``, or ``all`` for the whole update.
         once: form clusters in the first round and leave them.
     """
@@ -200,8 +201,8 @@ def similarities(update_nP: Tensor, explained_variance: float | None, factorised
     if factorised == "updates":
         return cosine(code_nD, code_nD)
     rank = code_nD.shape[1]
-    whole_nP = update_nP.double()
-    left_nn, scale_n, right_nn = torch.linalg.svd(cosine(whole_nP, whole_nP))
+    whole_nD = leading_coordinates(update_nP, None)
+    left_nn, scale_n, right_nn = torch.linalg.svd(cosine(whole_nD, whole_nD))
     cut_nn: Tensor = (left_nn[:, :rank] * scale_n[:rank]) @ right_nn[:rank]
     return cut_nn
 
