@@ -141,24 +141,29 @@ class Monitor(Callback):
             self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
             self._figure(server, "assignment_flow", figures.assignment_flow(assignment_Tn, rounds_T))
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
-        known = torch.nonzero(state.participated).flatten()
-        if state.codes is not None and len(known) > 1:
-            known = known[figures.shown(len(known))]
-            self._draw_codes(server, state, known, state.codes[known])
-        if not server.method.is_clustered or not server.method.exchange.keeps_model:
-            return
-        if state.codes is None and len(known) > 1:
-            known = known[figures.shown(len(known), max(2, MODEL_NUMBERS // server.layout.num_parameters))]
-            try:
-                code_nD = StoredModels(server, state).directions(known.tolist())
-            except ValueError:
-                pass  # the models are all equal
-            else:
-                self._draw_codes(server, state, known, code_nD)
-        if state.num_clusters > 1:
+        if (found := self._low_rank_models(server, state)) is not None:
+            self._draw_codes(server, state, *found)
+        if server.method.is_clustered and server.method.exchange.keeps_model and state.num_clusters > 1:
             intra_K, inter_K = granularity(state, server.layout.num_parameters)
             size_K = torch.tensor([len(state.members(cluster)) for cluster in range(state.num_clusters)])
             self._figure(server, "granularity", figures.granularity_bars(intra_K / inter_K, size_K))
+
+    @staticmethod
+    def _low_rank_models(server: Server, state: FederationState) -> tuple[Tensor, Tensor] | None:
+        """Clients that took part, as many as a picture shows, and their low-rank models ``[n, D]``; or None."""
+        known = torch.nonzero(state.participated).flatten()
+        if len(known) < 2:
+            return None
+        if state.codes is not None:
+            known = known[figures.shown(len(known))]
+            return known, state.codes[known]
+        if not server.method.is_clustered or not server.method.exchange.keeps_model:
+            return None
+        known = known[figures.shown(len(known), max(2, MODEL_NUMBERS // server.layout.num_parameters))]
+        try:
+            return known, StoredModels(server, state).directions(known.tolist())
+        except ValueError:  # the models are all equal
+            return None
 
     def _draw_codes(self, server: Server, state: FederationState, known: Tensor, code_nD: Tensor) -> None:
         """Low-rank models of the clients `known`: pairwise cosines, and a map."""
