@@ -166,6 +166,8 @@ class Sweep:
         """
         if len(points) == 1:
             return points[0]
+        if finalists >= len(points):
+            rounds = None  # all would go all the way after trials that decide nothing
         scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
         if rounds is not None and finalists > 1:
             best = sorted(scores, key=lambda point: -scores[point])[:finalists]

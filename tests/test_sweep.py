@@ -191,10 +191,11 @@ def test_a_finalist_that_fails_or_is_no_better_is_not_chosen(sweep):
     assert sweep().tune("local", tied, 0, rounds=2, finalists=2) == tied[0]
 
 
-def test_without_shorter_trials_there_are_no_finalists(sweep):
+@pytest.mark.parametrize("rounds", [None, 2])
+def test_where_all_go_all_the_way_there_are_no_shorter_trials(sweep, rounds):
     points = [(("lr", "0.2"),), (("lr", "0.7"),)]
-    assert sweep().tune("fedavg", points, 0, None, finalists=2) == points[1]
-    assert len(sweep.calls()) == 2
+    assert sweep().tune("fedavg", points, 0, rounds, finalists=2) == points[1]
+    assert sorted(sweep.calls()) == ["fedavg-lr=0.2-seed0 ", "fedavg-lr=0.7-seed0 "]
 
 
 def test_a_point_that_fails_is_not_chosen(sweep):
