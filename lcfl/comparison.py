@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +16,7 @@ from typing import Any
 __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
 
 MAJORITY = "majority"
+OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each one in the name of a sweep's run
 TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
 FAIR = (
     "rounds",
@@ -84,10 +87,17 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        label: tells it from the others: its runs' name, without the options in it where they are not needed for that.
+        runs: in order of their seeds.
+        options: what the label leaves out, as ``lr=0.05 cluster_weight=1``.
+    """
 
     label: str
     runs: Sequence[FinishedRun]
+    options: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class Row:
         rounds_to_peak90: until 90 % of the run's own highest accuracy during training; nan where none was measured.
         stability: mean over rounds of ``cluster/stability``, nan without clusters.
         rand_index: adjusted Rand index of the clusters and the true groups at the end, nan where these are not known.
+        options: in the runs' names, not in the label.
     """
 
     setting: int
@@ -129,6 +140,7 @@ class Row:
     rounds_to_peak90: float = nan
     stability: float = nan
     rand_index: float = nan
+    options: str = ""
 
 
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
@@ -157,18 +169,21 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 
 
 def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
-    """Groups runs that differ in the seed only; labels are the runs' names, and what tells equal names apart."""
+    """Groups runs that differ in the seed only; labels are the shortest names that tell them apart."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     names = [_common_name([run.name for run in group]) for group in groups.values()]
+    methods = Counter(OPTION.split(name)[0] for name in names)
     entries = []
     for name, group in zip(names, groups.values(), strict=True):
         namesakes = [other[0].settings for key, other in zip(names, groups.values(), strict=True) if key == name]
         own = _leaves(group[0].settings)
         differing = [key for key in own if len({repr(_leaves(each).get(key)) for each in namesakes}) > 1]
         short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= 24]
-        entries.append(Entry(" ".join([name, *short]), sorted(group, key=lambda run: run.seed)))
+        method, *options = OPTION.split(name)
+        label, left_out = (method, options) if methods[method] == 1 else (" ".join([name, *short]), [])
+        entries.append(Entry(label, sorted(group, key=lambda run: run.seed), " ".join(left_out)))
     return entries
 
 
@@ -248,6 +263,7 @@ def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) ->
         mean(rounds_to_peak(run.curve(name)) for run in entry.runs),
         mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
         mean(row.get("cluster/ari", nan) for row in last),
+        entry.options,
     )
 
 

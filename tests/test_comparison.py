@@ -26,6 +26,14 @@ def test_equal_names_are_told_apart_by_what_differs(tmp_path):
     assert list(names(entries_of(find_runs([tmp_path])))) == ["lcfl cluster_weight=0.1", "lcfl cluster_weight=0.5"]
 
 
+def test_options_in_a_name_are_left_out_where_the_method_tells(tmp_path):
+    made(tmp_path, "fed-prox-lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
+    made(tmp_path, "ifca-lr=0.1-seed0", 0, method={"class": "b"}, model={"lr": 0.1})
+    made(tmp_path, "ifca-lr=0.2-seed0", 0, method={"class": "b"}, model={"lr": 0.2})
+    entries = {entry.label: entry.options for entry in entries_of(find_runs([tmp_path]))}
+    assert entries == {"fed-prox": "lr=1e-3 cluster_weight=0.1", "ifca-lr=0.1": "", "ifca-lr=0.2": ""}
+
+
 def test_a_run_may_be_named_itself_or_by_a_folder_above(tmp_path):
     path = made(tmp_path, "a", 0)
     for given in (path, path.parent, tmp_path):

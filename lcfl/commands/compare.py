@@ -79,7 +79,16 @@ def _by_model(rows: Sequence[Row]) -> Lines:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(row.label, {})[row.model or kinds[0]] = _accuracy(row)
-    return [["method", *kinds], *([label, *(of.get(kind, "") for kind in kinds)] for label, of in cells.items())]
+    lines = [["method", *kinds], *([label, *(of.get(kind, "") for kind in kinds)] for label, of in cells.items())]
+    return _with_options(lines, rows)
+
+
+def _with_options(lines: Lines, rows: Sequence[Row]) -> Lines:
+    """A further column for what the labels in the first one leave out, if they do."""
+    options = {row.label: row.options for row in rows}
+    if not any(options.values()):
+        return lines
+    return [[*lines[0], "options"], *([*cells, options[cells[0]]] for cells in lines[1:])]
 
 
 def _accuracy(row: Row) -> str:
@@ -107,9 +116,9 @@ def _costs(rows: Sequence[Row]) -> Lines:
             firsts.setdefault(row.label, row)
     for row in firsts.values():
         numbers = [_number(row.clusters, 1), _number(row.rand_index, 2), _number(row.stability, 2)]
-        numbers += [_megabytes(row.total_bytes), _number(row.seconds / 60, 1), _number(row.rounds_to_peak90)]
+        numbers += [_megabytes(row.total_bytes), _minutes(row.seconds), _number(row.rounds_to_peak90)]
         lines.append([row.label, str(row.seeds), *numbers])
-    return lines
+    return _with_options(lines, rows)
 
 
 def _number(value: float, digits: int = 0) -> str:
@@ -120,13 +129,17 @@ def _megabytes(size: float) -> str:
     return _number(size / 1e6, 0 if size >= 1e7 else 2)
 
 
+def _minutes(seconds: float) -> str:
+    return _number(seconds / 60, 1 if seconds >= 60 else 2)
+
+
 def _table(title: str, lines: Lines) -> "Table":
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for header in lines[0]:
-        is_text, wraps = header in ("method", "model"), header in ("method", PEAK)
+        is_text, wraps = header in ("method", "model", "options"), header in ("method", PEAK, "options")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     for cells in lines[1:]:
         table.add_row(*cells)

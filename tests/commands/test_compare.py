@@ -29,7 +29,7 @@ def test_the_table(tmp_path, capsys):
         ["fedavg", "global", "55.00 ± 7.07", "27.50"],
         ["lcfed", "global", "80.00 ± 0.00", "40.00", "2", "20"],
         ["majority class", "25.00"],
-        ["lcfed", "2", "4.0", "20", "0.1"],
+        ["lcfed", "2", "4.0", "20", "0.07"],
     ):
         assert any(all(word in line for word in words) for line in said.splitlines()), words
 
@@ -37,6 +37,7 @@ def test_the_table(tmp_path, capsys):
 def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, capsys, monkeypatch):
     name = "lcfed_plus-lr=0.05-cluster_weight=1-global_weight=0.5"
     made(tmp_path, f"{name}-seed0", 0, accuracies=[0.4, 0.8], clusters=4)
+    made(tmp_path, "lcfed_plus-lr=0.02-seed0", 0, method={"class": "lcfed"})
     compare.main([str(tmp_path)])
     assert any(line.startswith(f"{name}  ") for line in capsys.readouterr().out.splitlines())
 
@@ -55,6 +56,19 @@ def test_a_line_per_method(tmp_path, capsys):
     table = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert table[:2] == [["test accuracy in %, own_split"], ["method", "global"]]
     assert table[3:] == [["fedavg", "55.00 ± 7.07"], ["lcfed", "80.00 ± 0.00"], ["majority class", "25.00"]]
+
+
+@pytest.mark.parametrize("flags", [[], ["--wide"]])
+def test_options_of_one_run_per_method_stand_in_a_column_of_their_own(tmp_path, capsys, flags):
+    made(tmp_path, "fedavg", 0)
+    made(tmp_path, "lcfed-lr=0.05-cluster_weight=1-seed0", 0, method={"class": "lcfed"})
+    compare.main([str(tmp_path), *flags, f"--out={tmp_path / 'out'}"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(line[:1] == ["lcfed"] and line[-2:] == ["lr=0.05", "cluster_weight=1"] for line in lines)
+    assert any(line[:1] == ["fedavg"] and line[-1] != "options" for line in lines)
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        assert [row["options"] for row in csv.DictReader(file)] == ["", "lr=0.05 cluster_weight=1", ""]
+    assert "| lcfed | 60.00 | lr=0.05 cluster_weight=1 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
 def test_columns_are_kinds_of_models_and_what_a_method_has_not_stays_empty():
