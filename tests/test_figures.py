@@ -126,16 +126,30 @@ COUNTS = np.array([[5, 0], [0, 2], [3, 1]])
 
 
 def test_curves_are_the_mean_over_seeds_in_a_band():
-    curves = {"one": [[(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.4)]], "two": [[(1, 0.5)]], "none": [[]]}
+    curves = {"global": {"one": [[(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.4)]], "two": [[(1, 0.5)]], "none": [[]]}}
     axes = accuracy_curves(curves, "round", "mine", baseline=0.1).axes[0]
     one, two, baseline = axes.lines
     np.testing.assert_allclose(one.get_xydata(), [[1, 30], [2, 40]])
     np.testing.assert_allclose(two.get_xydata(), [[1, 50]])
+    assert (one.get_label(), two.get_label()) == ("one, global", "two, global")
     assert list(baseline.get_ydata()) == [10, 10]
     band = axes.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((20, 40))
     with pytest.raises(ValueError, match="no curve to draw"):
-        accuracy_curves({"none": [[]]}, "round", "mine")
+        accuracy_curves({"global": {"none": [[]]}}, "round", "mine")
+
+
+def test_a_method_has_a_colour_a_kind_of_model_a_style_and_no_two_curves_look_alike():
+    methods = [f"method {number}" for number in range(20)]
+    curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in methods} for kind in ("personal", "cluster")}
+    lines = accuracy_curves(curves, "round", "mine").axes[0].lines
+    colours = {
+        method: {line.get_color() for line in lines if method in line.get_label().split(", ")} for method in methods
+    }
+    assert all(len(colour) == 1 for colour in colours.values())
+    personal, cluster = ({line.get_linestyle() for line in lines if kind in line.get_label()} for kind in curves)
+    assert len(personal) == len(cluster) == 1 and personal != cluster
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 40
 
 
 def test_label_counts_by_number():

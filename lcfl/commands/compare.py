@@ -173,14 +173,17 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
         baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
         for axis, x_label, scale in ((0, "round", 1.0), (1, "MB sent and received", 1e6)):
             curves = {
-                f"{entry.label}, {kind}": [
-                    [(point[axis] / scale, point[2]) for point in run.curve(f"test/{protocol}/{kind}/acc")]
-                    for run in entry.runs
-                ]
-                for entry in members
-                for kind in sorted(kinds)
+                kind: {
+                    entry.label: [
+                        [(point[axis] / scale, point[2]) for point in run.curve(f"test/{protocol}/{kind}/acc")]
+                        for run in entry.runs
+                    ]
+                    for entry in members
+                }
+                for kind in KINDS
+                if kind in kinds
             }
-            if not any(curve for seeds in curves.values() for curve in seeds):
+            if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds):
                 continue  # nothing was evaluated during these runs
             picture = figures.accuracy_curves(curves, x_label, f"Test accuracy, {protocol}", baseline)
             section = f"_{setting}" if many else ""

@@ -1,6 +1,7 @@
 """Methods over rounds and over bytes: pure functions from numbers to a matplotlib `Figure`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,18 +14,22 @@ if TYPE_CHECKING:
 __all__ = ["accuracy_curves"]
 
 LEGEND_LETTERS = 100  # that fit into a line under the picture
+MARKERS = ("", "o", "s", "^", "D")  # tell methods apart when the colours begin again
+NUM_MARKS = 10  # on a line
 
 Curve = Sequence[tuple[float, float]]
 
 
 def accuracy_curves(
-    curves: Mapping[str, Sequence[Curve]], x_label: str, title: str, baseline: float | None = None
+    curves: Mapping[str, Mapping[str, Sequence[Curve]]], x_label: str, title: str, baseline: float | None = None
 ) -> "Figure":
     """The accuracy of each method, the mean over its seeds, in a band from the worst to the best seed.
 
+    A method has its colour, a kind of model its style of line.
+
     Args:
-        curves: for each method one curve per seed, each a list of (x, accuracy from 0 to 1). Methods with an
-            empty curve are left out.
+        curves: for each kind of model and method one curve per seed, each a list of (x, accuracy from 0 to 1). Methods
+            with an empty curve are left out.
         x_label: what x is.
         title: of the picture.
         baseline: an accuracy to draw as a dotted line: that of the majority class.
@@ -32,19 +37,28 @@ def accuracy_curves(
     Raises:
         ValueError: if there is nothing to draw.
     """
-    drawn = {label: seeds for label, seeds in curves.items() if seeds and all(seeds)}
+    drawn = {
+        (method, kind): seeds
+        for kind, methods in curves.items()
+        for method, seeds in methods.items()
+        if seeds and all(seeds)
+    }
     if not drawn:
         raise ValueError("figures: there is no curve to draw.")
-    num_columns = max(1, LEGEND_LETTERS // (max(map(len, drawn)) + 6))
+    methods = list(dict.fromkeys(method for method, _ in drawn))
+    styles = dict(zip(dict.fromkeys(kind for _, kind in drawn), cycle(LINE_STYLES), strict=False))
+    num_columns = max(1, LEGEND_LETTERS // (max(len(", ".join(key)) for key in drawn) + 6))
     figure, axes = new_figure(8.0, 4.0 + 0.2 * -(-(len(drawn) + 1) // num_columns))
-    for number, (label, seeds) in enumerate(drawn.items()):
+    for (method, kind), seeds in drawn.items():
         length = min(map(len, seeds))
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
         x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
-        colour, style = COLOURS[number % len(COLOURS)], LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
-        axes.plot(x, acc.mean(axis=0), color=colour, ls=style, lw=1.5, label=label)
+        again, number = divmod(methods.index(method), len(COLOURS))
+        (line,) = axes.plot(x, acc.mean(axis=0), lw=1.5, label=f"{method}, {kind}")
+        line.set(color=COLOURS[number], linestyle=styles[kind])
+        line.set(marker=MARKERS[again % len(MARKERS)], markevery=-(-length // NUM_MARKS), markersize=4)
         if len(seeds) > 1:
-            axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=colour, alpha=0.2, lw=0)
+            axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=COLOURS[number], alpha=0.2, lw=0)
     if baseline is not None:
         axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
     axes.set_xlabel(x_label)
