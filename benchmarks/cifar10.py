@@ -4,8 +4,8 @@
     python benchmarks/cifar10.py --root data --partition dirichlet --methods lcfed,fedac,ascfl,fedclust
 
 One ``lcfl sweep``, which is printed first. A method's four trials are two learning rates and two values of what it
-depends on most, or four learning rates; the best two go on to the end, which decides. Given again, the command skips
-what is done and resumes what was begun.
+depends on most, or four learning rates. They are as long as the runs: what keeps clients from overfitting looks useless
+before they do. Given again, the command skips what is done and resumes what was begun.
 """
 
 import argparse
@@ -50,13 +50,12 @@ GRIDS = {
 }
 
 
-def words_of(partition: str, methods: Sequence[str], root: str, rounds: int, tuning_rounds: int) -> list[str]:
+def words_of(partition: str, methods: Sequence[str], root: str, rounds: int) -> list[str]:
     """What stands behind ``lcfl sweep``, without seeds, jobs and folder."""
     words = ["-c", "configs/data/cifar10.yaml", *PARTITIONS[partition], "--data.partition.sizes=[50,350]"]
     words += [f"--data.dataset.init_args.root={root}", "--data.protocols=[own_split,label_view]", "--data.proxy=1000"]
     words += ["--trainer.clients_per_round=25", "--trainer.evaluate_every=100", "--trainer.enable_progress_bar=false"]
-    words += [f"--trainer.rounds={rounds}", f"--tuning_rounds={tuning_rounds}", "--finalists=2"]
-    words += [f"--methods={','.join(methods)}"]
+    words += [f"--trainer.rounds={rounds}", f"--methods={','.join(methods)}"]
     return [*words, *(f"--grid={method}:{grid}" for method in methods for grid in GRIDS[method])]
 
 
@@ -67,12 +66,11 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(GRIDS), help="separated by commas; all by default")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--tuning_rounds", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each with one rank")
     parser.add_argument("--out", type=Path, help="folder of the runs (logs/cifar10-PARTITION)")
     options = parser.parse_args()
     methods = options.methods.split(",")
-    words = words_of(options.partition, methods, options.root, options.rounds, options.tuning_rounds)
+    words = words_of(options.partition, methods, options.root, options.rounds)
     words += [f"--seeds={options.seeds}", f"--jobs={options.jobs}", "--trainer.devices=1"]
     words += [f"--out={options.out or Path('logs') / f'cifar10-{options.partition}'}"]
     print("lcfl sweep", shlex.join(words), flush=True)

@@ -130,7 +130,7 @@ ABLATIONS = {"ascfl_no_adjustment", "ascfl_no_incentive", "ascfl_no_lowrank", "c
 def test_cifar10_gives_every_method_as_many_trials(module):
     cifar10 = module("cifar10")
     assert set(cifar10.GRIDS) == {path.stem for path in METHODS} - ABLATIONS
-    words = cifar10.words_of("dirichlet", list(cifar10.GRIDS), "data", 1000, 200)
+    words = cifar10.words_of("dirichlet", list(cifar10.GRIDS), "data", 1000)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
     assert {len(points_of(method, grids)) for method in cifar10.GRIDS} == {4}
     assert "--data.partition.alpha=0.1" in words and "--trainer.rounds=1000" in words
@@ -139,9 +139,9 @@ def test_cifar10_gives_every_method_as_many_trials(module):
 @pytest.mark.parametrize("method", ["ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg"])
 def test_every_point_of_cifar10_is_a_configuration(module, capsys, method):
     """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
-    words = module("cifar10").words_of("pathological", [method], "data", 1000, 200)
+    words = module("cifar10").words_of("pathological", [method], "data", 1000)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
-    kept = [word for word in words if not word.startswith(("--grid", "--tuning_rounds", "--finalists", "--methods"))]
+    kept = [word for word in words if not word.startswith(("--grid", "--methods"))]
     point = points_of(method, grids)[-1]
     chosen = [*given_to(method, grids), *(f"--{option}={value}" for option, value in point)]
     config = printed(capsys, *kept[:2], "-c", f"configs/methods/{method}.yaml", *kept[2:], *chosen)
