@@ -15,6 +15,7 @@ from lcfl.messages import Uplink
 from lcfl.networks.split import Layout
 from lcfl.state import FederationState
 from lcfl.sums import ModelSums, add_models
+from lcfl.wording import check_choices
 
 __all__ = [
     "REFRESH_EVERY",
@@ -137,7 +138,7 @@ class GlobalMean(Aggregation):
     weights: Weights = "samples"
 
     def __post_init__(self) -> None:
-        _check_choice("weights", self.weights, ("samples", "uniform"))
+        check_choices("method.aggregation", self)
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """The new global model."""
@@ -240,9 +241,7 @@ class ClusterMean(Aggregation):
     weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
-        for name in ("over", "embedding_over"):
-            _check_choice(name, getattr(self, name), ("stored", "participants"))
-        _check_choice("weights", self.weights, ("uniform", "samples"))
+        check_choices("method.aggregation", self)
         if self.weights == "samples" and self.over_stored:
             raise ValueError(
                 f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
@@ -357,8 +356,3 @@ class BlendedClusterMean(ClusterMean):
         for place in layout.integer_slices():
             blended[:, place] = state.centres[:, place]
         state.centres = blended
-
-
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"method.aggregation: got {name}={value!r}; allowed are {' and '.join(allowed)}.")

@@ -26,11 +26,18 @@ from lcfl.module import FederatedModule
 from lcfl.result import Run
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
+from lcfl.wording import check_choice
 
 __all__ = ["Federation"]
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+Accelerator = Literal["auto", "cpu", "cuda", "gpu"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+ClientStorage = Literal["memory", "mapped"]
+NO_SPLITTING = (
+    " Strategies that split a model over devices (fsdp, deepspeed) have no place here: a client's model fits on one "
+    "device."
+)
+ONLY_STEPS = " Models are exchanged and merged in float32; only a step's arithmetic may be narrower."
 
 
 class Federation:
@@ -78,8 +85,8 @@ class Federation:
         evaluate_clients: int | float = 1.0,
         final_models: list[ModelKind] | None = None,
         client_dropout: float = 0.0,
-        client_store: Literal["memory", "mapped"] = "memory",
-        accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto",
+        client_store: ClientStorage = "memory",
+        accelerator: Accelerator = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
@@ -96,25 +103,14 @@ class Federation:
     ) -> None:
         if rounds < 0 or evaluate_every < 0:
             raise ValueError(f"trainer: got rounds={rounds}, evaluate_every={evaluate_every}; neither may be negative.")
-        unknown = [kind for kind in final_models or () if kind not in get_args(ModelKind)]
-        if unknown:
-            raise ValueError(
-                f"trainer.final_models: got {', '.join(unknown)}; allowed are {', '.join(get_args(ModelKind))}."
-            )
+        for kind in final_models or ():
+            check_choice("trainer.final_models: got ", kind, get_args(ModelKind))
         if not 0 <= client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {client_dropout}; it must lie in [0, 1).")
-        if client_store not in ("memory", "mapped"):
-            raise ValueError(f"trainer.client_store: got {client_store!r}; allowed are memory and mapped.")
-        if strategy not in STRATEGIES:
-            raise ValueError(
-                f"trainer.strategy: got {strategy!r}; allowed are {', '.join(STRATEGIES)}. Strategies that split a "
-                "model over devices (fsdp, deepspeed) have no place here: a client's model fits on one device."
-            )
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"trainer.precision: got {precision!r}; allowed are {', '.join(PRECISIONS)}. Models are exchanged and "
-                "merged in float32; only a step's arithmetic may be narrower."
-            )
+        check_choice("trainer.client_store: got ", client_store, get_args(ClientStorage))
+        check_choice("trainer.strategy: got ", strategy, STRATEGIES, NO_SPLITTING)
+        check_choice("trainer.precision: got ", precision, get_args(Precision), ONLY_STEPS)
+        check_choice("trainer.accelerator: got ", accelerator, get_args(Accelerator))
         cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
         if cuda and not torch.cuda.is_available():
             raise ValueError(f"trainer.accelerator: got {accelerator}, but torch finds no GPU here; use auto or cpu.")

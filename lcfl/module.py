@@ -20,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lcfl import rng
 from lcfl.networks.split import Layout, MakesNetwork
 from lcfl.networks.weights import load_weights
+from lcfl.wording import check_choice
 
 __all__ = ["BufferPolicy", "FederatedModule"]
 
@@ -91,9 +92,7 @@ class FederatedModule(pl.LightningModule):
         for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
             if not weight >= 0:
                 raise ValueError(f"model.{name}: got {weight}; a regulariser's weight is a number >= 0.")
-        if buffer_policy not in get_args(BufferPolicy):
-            allowed = ", ".join(get_args(BufferPolicy))
-            raise ValueError(f"model.buffer_policy: got {buffer_policy!r}; allowed are {allowed}.")
+        check_choice("model.buffer_policy: got ", buffer_policy, get_args(BufferPolicy))
         self.make_network = network
         self.network = network()
         ours = {parameter.data_ptr() for parameter in self.network.parameters()}

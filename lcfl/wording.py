@@ -1,11 +1,47 @@
 """Words that several messages share."""
 
 from collections.abc import Iterable
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["few"]
+__all__ = ["check_choice", "check_choices", "few"]
 
 
 def few(numbers: Iterable[object], most: int = 5) -> str:
     """The first of some numbers, ``3, 7, ...``, so that a message stays short."""
     words = [str(number) for number in numbers]
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
+
+
+def check_choices(owner: str, part: Any) -> None:
+    """Refuses a value of a dataclass's field that is none of those in the field's annotation, a ``Literal``.
+
+    Args:
+        owner: what a message begins with: the class, or the option that it is given for.
+        part: the dataclass; its fields of other kinds are passed over.
+
+    Raises:
+        ValueError: names field, value and what is allowed.
+    """
+    for field in fields(part):
+        if allowed := _choices(field.type):
+            check_choice(f"{owner}: got {field.name}=", getattr(part, field.name), allowed)
+
+
+def check_choice(got: str, value: object, allowed: Iterable[object], more: str = "") -> None:
+    """Refuses a value that is none of the allowed ones; the message is ``<got><value>; allowed are ...<more>``."""
+    allowed = list(allowed)
+    if value not in allowed:
+        *words, last = ["null" if each is None else str(each) for each in allowed]
+        raise ValueError(f"{got}{value!r}; allowed are {', '.join(words)} and {last}.{more}")
+
+
+def _choices(annotation: Any) -> list[object]:
+    """The values of a ``Literal``, and None of an optional one; none of any other annotation."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if get_origin(annotation) not in (Union, UnionType):
+        return []
+    choices = [choice for each in get_args(annotation) for choice in _choices(each)]
+    return [*choices, None] if choices and NoneType in get_args(annotation) else choices

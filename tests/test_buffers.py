@@ -282,7 +282,7 @@ def test_one_measurement_for_those_who_share_model_and_buffers(tmp_path, monkeyp
 
 
 def test_another_word_is_refused_and_a_policy_without_buffers_warned_of(tmp_path):
-    with pytest.raises(ValueError, match=r"model.buffer_policy: got 'drop'; allowed are average, keep_server, local"):
+    with pytest.raises(ValueError, match=r"buffer_policy: got 'drop'; allowed are average, keep_server and local"):
         module("drop")
     with pytest.warns(UserWarning, match=r"model.buffer_policy: MLP has no buffers, so it has no effect"):
         fit(blobs_module(buffer_policy="local"), blobs(), fedavg(steps=1), tmp_path, clients_per_round=2)

@@ -248,7 +248,7 @@ def test_what_is_measured_at_the_end(tmp_path, wanted, kinds):
 
 def test_a_kind_of_model_that_there_is_not():
     with pytest.raises(
-        ValueError, match=r"trainer.final_models: got locals; allowed are personal, cluster, global, aft"
+        ValueError, match=r"trainer.final_models: got 'locals'; allowed are personal, cluster, global and aft"
     ):
         Federation(final_models=["locals"])
 

@@ -6,6 +6,7 @@ from math import inf, isnan
 from typing import Literal
 
 from lcfl.server import Server
+from lcfl.wording import check_choices
 
 __all__ = ["Monitored"]
 
@@ -33,8 +34,7 @@ class Monitored:
                 f"{self.owner}: got monitor={self.name}; test data may not decide anything. Use its validation twin, "
                 f"val/{self.name.removeprefix('test/')}."
             )
-        if self.mode not in ("max", "min"):
-            raise ValueError(f"{self.owner}: got mode={self.mode!r}; allowed are max and min.")
+        check_choices(self.owner, self)
 
     def check(self, names: Sequence[str]) -> None:
         """Raises a ValueError if it is a metric of evaluations and not among `names`."""

@@ -20,6 +20,7 @@ from lcfl.exchange import Signature
 from lcfl.local.signature import FLOOR, PixelSignature
 from lcfl.messages import Downlink, Uplink
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["PrincipalAngles", "angle_between", "angles"]
 
@@ -86,10 +87,9 @@ class PrincipalAngles(Clustering):
     num_clusters: int | None = 4
 
     def __post_init__(self) -> None:
+        check_choices("PrincipalAngles", self)
         if self.num_vectors < 1:
             raise ValueError(f"PrincipalAngles: got num_vectors={self.num_vectors}; it must be at least 1.")
-        if self.angle not in ("vector_min", "principal", "trace"):
-            raise ValueError(f"PrincipalAngles: got angle={self.angle!r}; allowed are vector_min, principal and trace.")
         if (self.threshold is None) == (self.num_clusters is None):
             raise ValueError(
                 f"PrincipalAngles: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one "

@@ -17,6 +17,7 @@ from lcfl.clustering.base import Clustering, ServerView
 from lcfl.clustering.hierarchical import cut, distances
 from lcfl.messages import Uplink
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["RecursiveBipartition", "halves"]
 
@@ -67,8 +68,7 @@ class RecursiveBipartition(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.bipartition not in ("complete", "optimal"):
-            raise ValueError(f"{name}: got bipartition={self.bipartition!r}; allowed are complete and optimal.")
+        check_choices(name, self)
         if self.gamma_max is not None and not 0 <= self.gamma_max <= 1:
             raise ValueError(f"{name}: got gamma_max={self.gamma_max}; it must lie between 0 and 1, or be null.")
         for option, least in (("eps1", 0), ("eps2", 0), ("min_size", 2), ("min_round", 0), ("stale_max", 0)):

@@ -22,6 +22,7 @@ from lcfl.local.update import LocalTraining
 from lcfl.messages import Downlink, Uplink
 from lcfl.similarity import EPSILON, assign, cosine, leading_coordinates
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["UpdateDirections", "decomposed_cosines", "mean_cosine_differences"]
 
@@ -78,8 +79,7 @@ class UpdateDirections(Clustering):
         for name in ("num_clusters", "pretrain_steps", "clients_per_group"):
             if getattr(self, name) < 1:
                 raise ValueError(f"UpdateDirections: got {name}={getattr(self, name)}; it must be at least 1.")
-        if self.measure not in ("edc", "madc"):
-            raise ValueError(f"UpdateDirections: got measure={self.measure!r}; allowed are edc and madc.")
+        check_choices("UpdateDirections", self)
         self._forget()
 
     def _forget(self) -> None:

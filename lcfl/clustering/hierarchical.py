@@ -4,7 +4,7 @@ Legend: N clients, P entries of a vector, K clusters. Suffixes name the axes.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,18 +166,15 @@ def check_options(
 
     Args:
         owner: its class, for the messages.
-        linkage: one of `Linkage`.
+        linkage: of the tree.
         threshold: a number >= 0, or None.
         num_clusters: a number >= 1, or None.
-        choose: one of `Choose`, or None.
+        choose: how K is chosen by the data, or None.
         euclidean: whether the distances are l2, which ``ward`` needs.
 
     Raises:
         ValueError: for another value, or unless exactly one of `threshold`, `num_clusters` and `choose` is given.
     """
-    for name, value, allowed in (("linkage", linkage, get_args(Linkage)), ("choose", choose, get_args(Choose))):
-        if value not in allowed and not (name == "choose" and value is None):
-            raise ValueError(f"{owner}: got {name}={value!r}; allowed are {', '.join(allowed)}.")
     if linkage == "ward" and not euclidean:
         raise ValueError(f"{owner}: linkage=ward joins Euclidean vectors only; use metric=l2 or another linkage.")
     if sum(way is not None for way in (threshold, num_clusters, choose)) != 1:

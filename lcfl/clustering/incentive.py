@@ -20,6 +20,7 @@ from lcfl.messages import Uplink
 from lcfl.networks.split import Layout
 from lcfl.similarity import cosine, leading_coordinates
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "similarities"]
 
@@ -75,16 +76,7 @@ class GreedyIncentive(Clustering):
     reads: ClassVar[tuple[str, ...]] = ("update",)
 
     def __post_init__(self) -> None:
-        choices = {
-            "rule": ("relative", "strict"),
-            "factorised": ("updates", "similarities"),
-            "layers": ("output", "all"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"GreedyIncentive: got {name}={getattr(self, name)!r}; allowed are {' and '.join(allowed)}."
-                )
+        check_choices("GreedyIncentive", self)
         for name in ("theta", "candidates", "explained_variance"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

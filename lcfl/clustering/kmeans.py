@@ -16,6 +16,7 @@ from lcfl.clustering.first import kmeans
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, leading_coordinates, squared_to_centres
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["ModelKMeans"]
 
@@ -43,10 +44,9 @@ class ModelKMeans(Clustering):
     over: Literal["stored", "participants"] = "stored"
 
     def __post_init__(self) -> None:
+        check_choices("ModelKMeans", self)
         if self.num_clusters < 1:
             raise ValueError(f"ModelKMeans: got num_clusters={self.num_clusters}; it must be at least 1.")
-        if self.over not in ("stored", "participants"):
-            raise ValueError(f"ModelKMeans: got over={self.over!r}; allowed are stored and participants.")
         self._is_begun = False
 
     @property

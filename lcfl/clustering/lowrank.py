@@ -21,6 +21,7 @@ from lcfl.local.update import LocalTraining, LocalUpdate
 from lcfl.messages import Downlink, Uplink
 from lcfl.similarity import assign, cosine, principal_components, project, project_all
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["LowRankCosine", "directions", "fitted", "recoded"]
 
@@ -73,8 +74,7 @@ class LowRankCosine(Clustering):
             raise ValueError("LowRankCosine: got offline_clients=1; principal components need at least 2 models.")
         if self.offline_steps is not None and self.offline_steps < 1:
             raise ValueError(f"LowRankCosine: got offline_steps={self.offline_steps}; it must be at least 1, or null.")
-        if self.init not in ("kmeans", "random"):
-            raise ValueError(f"LowRankCosine: got init={self.init!r}; allowed are kmeans and random.")
+        check_choices("LowRankCosine", self)
         self._offset: Tensor | None = None
 
     def check(self, num_clients: int) -> None:

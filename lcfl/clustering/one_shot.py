@@ -21,6 +21,7 @@ from lcfl.state import FederationState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+from lcfl.wording import check_choices
 
 __all__ = ["OneShotHierarchical"]
 
@@ -69,9 +70,8 @@ class OneShotHierarchical(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        check_choices(name, self)
         check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose)
-        if self.reference not in ("warm_up", "model"):
-            raise ValueError(f"{name}: got reference={self.reference!r}; allowed are warm_up and model.")
         if self.layers is not None and not self.layers:
             raise ValueError(f"{name}: got layers=[]; name at least one layer, or null for the last one.")
         if self.warmup_epochs is not None and self.warmup_steps is not None:

@@ -16,12 +16,10 @@ from lcfl.clustering.lowrank import FLOAT_BYTES, RULE, directions, fitted, recod
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, cosine, project, project_all
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["RefreshedLowRankCosine"]
 
-FITTED_OVER = ("stored", "participants")
-INITS = ("kmeans", "random", "common")
-SIMILARITIES = ("low_rank_cosine", "cosine", "low_rank_l2", "l2")
 MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
 CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
 
@@ -69,11 +67,7 @@ class RefreshedLowRankCosine(Clustering):
         for name in ("num_clusters", "dimension", "refresh_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"RefreshedLowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
-        for name, allowed in (("fit_over", FITTED_OVER), ("similarity", SIMILARITIES), ("init", INITS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"RefreshedLowRankCosine: got {name}={getattr(self, name)!r}; allowed are {', '.join(allowed)}."
-                )
+        check_choices("RefreshedLowRankCosine", self)
         self._offset: Tensor | None = None
         self._fitted: int | None = None
 

@@ -20,6 +20,7 @@ from lcfl.clustering.first import spherical_kmeans
 from lcfl.clustering.moves import Groups, Move, best_by_silhouette, by_ratio, drop_empty, one_after_another
 from lcfl.similarity import cosine_silhouette, principal_components, project
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["ClusterNumberTuning", "StoredModels", "Tuning", "granularity"]
 
@@ -77,8 +78,7 @@ class Tuning(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.criterion not in ("ratio", "silhouette"):
-            raise ValueError(f"{name}: got criterion={self.criterion!r}; allowed are ratio and silhouette.")
+        check_choices(name, self)
         if not 0 <= self.lower < self.upper:
             raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; needed is 0 <= lower < upper.")
         if self.literal and self.criterion != "ratio":

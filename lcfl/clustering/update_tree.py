@@ -5,7 +5,7 @@ Legend: N clients, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from lcfl.clustering.base import Clustering, Opening, ServerView
 from lcfl.clustering.hierarchical import Linkage, Metric, check_options, cut, distances
 from lcfl.messages import Uplink
 from lcfl.state import FederationState
+from lcfl.wording import check_choices
 
 __all__ = ["HierarchicalUpdates"]
 
@@ -43,10 +44,9 @@ class HierarchicalUpdates(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        check_choices(name, self)
         if self.after < 0:
             raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
-        if self.metric not in get_args(Metric):
-            raise ValueError(f"{name}: got metric={self.metric!r}; allowed are {', '.join(get_args(Metric))}.")
         if (self.threshold is None) == (self.num_clusters is None):
             raise ValueError(
                 f"{name}: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one of them "

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lcfl.wording import check_choices
+
 __all__ = ["Augmentation", "CropAndFlip"]
 
 
@@ -43,10 +45,9 @@ class CropAndFlip(Augmentation):
     fill: Literal["zeros", "reflect"] = "zeros"
 
     def __post_init__(self) -> None:
-        if self.padding < 0 or self.fill not in ("zeros", "reflect"):
-            raise ValueError(
-                f"CropAndFlip: padding must be >= 0 and fill zeros or reflect; got {self.padding} and {self.fill!r}"
-            )
+        check_choices("CropAndFlip", self)
+        if self.padding < 0:
+            raise ValueError(f"CropAndFlip: got padding={self.padding}; it must be at least 0.")
 
     def __call__(self, images: Tensor) -> Tensor:
         """Draws place and flip of every image, then reads all pixels in one gather."""

@@ -24,7 +24,7 @@ from lcfl.data.split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
 from lcfl.data.views import SeenExamples, View, seen_labels
 from lcfl.files import write_json
-from lcfl.wording import few
+from lcfl.wording import check_choice, few
 
 __all__ = ["FederatedDataModule", "errors_of"]
 
@@ -232,8 +232,7 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
         if self.proxy < 0:
             raise ValueError(f"data.proxy must be 0 or a number of images, got {self.proxy}")
-        if self.pool not in ("train", "all"):
-            raise ValueError(f"data.pool must be 'train' or 'all', got {self.pool!r}")
+        check_choice("data.pool: got ", self.pool, ("train", "all"))
         unknown = [name for name in self.protocols if name not in PROTOCOLS]
         if unknown or not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise ValueError(

@@ -16,6 +16,7 @@ import torch
 from lcfl import rng
 from lcfl.data.partition.base import Indices
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
+from lcfl.wording import check_choices
 
 __all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "true_groups"]
 
@@ -88,7 +89,7 @@ class Rotation(ClientTransform):
     def __post_init__(self) -> None:
         if not self.angles or any(angle % 90 for angle in self.angles):
             raise ValueError(f"Rotation: angles must be multiples of 90, at least one; got {list(self.angles)}")
-        _check_by("Rotation", self.by)
+        check_choices("Rotation", self)
 
     def views(
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
@@ -152,7 +153,7 @@ class LabelPermutation(ClientTransform):
     by: By = "group"
 
     def __post_init__(self) -> None:
-        _check_by("LabelPermutation", self.by)
+        check_choices("LabelPermutation", self)
         if self.num_groups is None and self.by != "group":
             raise ValueError(f"LabelPermutation: by {self.by!r} needs num_groups, how many permutations there are")
         if self.num_groups is not None and self.num_groups < 1:
@@ -197,11 +198,6 @@ def true_groups(
         return groups
     numbers: dict[tuple[object, ...], int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in zip(*known, strict=True)], dtype=np.int64)
-
-
-def _check_by(name: str, by: str) -> None:
-    if by not in ("client", "random", "group"):
-        raise ValueError(f"{name}: by must be 'client', 'random' or 'group', got {by!r}")
 
 
 def _numbers(

@@ -11,6 +11,7 @@ from lcfl.engines.program import Unsupported
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
 from lcfl.module import FederatedModule
+from lcfl.wording import check_choice
 
 __all__ = ["EngineName", "choose", "make"]
 
@@ -36,9 +37,7 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
     Raises:
         ValueError: for another name, or an engine that cannot train the module; says why.
     """
-    known = get_args(EngineName)
-    if wanted not in ("auto", *known):
-        raise ValueError(f"trainer.engine: got {wanted!r}; allowed are auto, {', '.join(known)}.")
+    check_choice("trainer.engine: got ", wanted, ("auto", *get_args(EngineName)))
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
         if tried == "compiled":

@@ -61,13 +61,6 @@ class NormalisedTraining(LocalTraining):
     finds: ClassVar[tuple[str, ...]] = ("normaliser",)
     effective_steps: Literal["normaliser", "steps"] = "normaliser"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.effective_steps not in ("normaliser", "steps"):
-            raise ValueError(
-                f"method.local_update: got effective_steps={self.effective_steps!r}; allowed are normaliser and steps."
-            )
-
     def check(self, module: FederatedModule) -> None:
         """The normaliser is known for SGD with one setting for all parameters.
 

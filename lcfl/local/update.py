@@ -19,6 +19,7 @@ from lcfl.local.order import batch_positions, pass_length
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
 from lcfl.networks.split import Layout
+from lcfl.wording import check_choices
 
 __all__ = [
     "Descent",
@@ -144,8 +145,7 @@ class LocalTraining(LocalUpdate):
 
     def __post_init__(self) -> None:
         amount = check_amount(self.steps, self.epochs)
-        if self.start not in ("own", "centre", "embedding"):
-            raise ValueError(f"method.local_update: got start={self.start!r}; allowed are own, centre and embedding.")
+        check_choices("method.local_update", self)
         if not 0 <= self.stragglers <= 1 or (self.stragglers > 0 and amount < 2):
             raise ValueError(
                 f"method.local_update: got stragglers={self.stragglers} with steps={self.steps}, epochs={self.epochs}; "

@@ -149,8 +149,6 @@ def test_equal_vectors_are_one_cluster_at_threshold_0():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"linkage": "centroid"}, r"X: got linkage='centroid'; allowed are average, complete"),
-        ({"choose": "elbow", "threshold": None}, r"got choose='elbow'; allowed are gap, silhouette"),
         ({"num_clusters": 2}, r"got threshold=1.0, num_clusters=2, choose=None; exactly one"),
         ({"threshold": None}, "exactly one of them"),
         ({"threshold": -1.0}, r"threshold=-1.0; a distance is a number >= 0"),

@@ -167,11 +167,11 @@ def test_buffers_are_not_compared():
     ("options", "text"),
     [
         ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
-        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random, common"),
+        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random and common"),
         ({"dimension": 0}, "dimension=0"),
         ({"refresh_every": 0}, "refresh_every=0"),
-        ({"fit_over": "all"}, "fit_over='all'; allowed are stored, participants"),
-        ({"similarity": "l1"}, "similarity='l1'; allowed are low_rank_cosine, cosine, low_rank_l2, l2"),
+        ({"fit_over": "all"}, "fit_over='all'; allowed are stored and participants"),
+        ({"similarity": "l1"}, "similarity='l1'; allowed are low_rank_cosine, cosine, low_rank_l2 and l2"),
     ],
 )
 def test_settings_that_cannot_be(options, text):

@@ -174,7 +174,7 @@ def test_batch_normalisation(tmp_path):
     [
         ({"after": -1}, "after=-1; it must be at least 0"),
         ({"threshold": 1.0}, "threshold=1.0, num_clusters=4; give exactly one"),
-        ({"metric": "l3"}, "metric='l3'; allowed are l2, l1, cosine"),
+        ({"metric": "l3"}, "metric='l3'; allowed are l2, l1 and cosine"),
         ({"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
     ],
 )

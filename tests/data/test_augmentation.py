@@ -67,7 +67,7 @@ def test_all_places_and_both_sides_are_equally_frequent():
 @pytest.mark.parametrize(
     ("arguments", "images", "words"),
     [
-        ({"padding": -1}, None, "padding must be >= 0"),
+        ({"padding": -1}, None, "got padding=-1; it must be at least 0"),
         ({"fill": "white"}, None, "'white'"),
         ({}, torch.zeros(4, 7), r"shape \(4, 7\)"),
         ({"padding": 6, "fill": "reflect"}, IMAGES, "padding 6"),

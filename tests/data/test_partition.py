@@ -135,7 +135,7 @@ def test_another_seed_deals_differently():
         (lambda: Quantity(1.0, 0), "min_samples"),
         (lambda: Quantity(1.0, max_tries=0), "max_tries"),
         (lambda: LabelSkew(0), "num_labels"),
-        (lambda: LabelSkew(2, "ring"), "'cyclic' or 'random', got 'ring'"),
+        (lambda: LabelSkew(2, "ring"), "got draw='ring'; allowed are cyclic and random"),
         (lambda: LabelSkew(3, sizes=(2, 5)), "3 <= low"),
         (lambda: LabelRing(0), "num_labels"),
         (lambda: LabelRing(2, min_per_label=0), "min_per_label"),

@@ -123,7 +123,7 @@ def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():
         choose("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
         choose("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
-    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled, stacked"):
+    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled and stacked"):
         choose("fast", blobs_module(), blobs(), "cpu", "32-true")
 
 

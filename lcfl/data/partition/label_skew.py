@@ -11,6 +11,7 @@ import numpy as np
 
 from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
 from lcfl.data.partition.owners import check_demand, check_num_classes, share_out, take
+from lcfl.wording import check_choices
 
 __all__ = ["LabelRing", "LabelSkew"]
 
@@ -38,8 +39,7 @@ class LabelSkew(Partition):
     def __post_init__(self) -> None:
         if self.num_labels < 1:
             raise ValueError(f"LabelSkew: num_labels must be at least 1, got {self.num_labels}")
-        if self.draw not in ("cyclic", "random"):
-            raise ValueError(f"LabelSkew: draw must be 'cyclic' or 'random', got {self.draw!r}")
+        check_choices("LabelSkew", self)
         check_sizes("LabelSkew", self.sizes, minimum=self.num_labels)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:

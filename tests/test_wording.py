@@ -1,0 +1,46 @@
+"""What is refused because an annotation does not have it, and in which words."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from lcfl.wording import check_choice, check_choices, few
+
+Colour = Literal["red", "green", "blue"]
+
+
+@dataclass
+class Part:
+    colour: Colour = "red"
+    second: Colour | None = None
+    names: tuple[Colour, ...] = ()
+    number: int | None = 3
+
+
+@pytest.mark.parametrize("given", [{}, {"second": "blue"}, {"names": ("black",)}, {"number": None}, {"number": "many"}])
+def test_what_no_annotation_lists_is_passed_over(given):
+    check_choices("Part", Part(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"colour": "black"}, "Part: got colour='black'; allowed are red, green and blue."),
+        ({"colour": None}, "Part: got colour=None; allowed are red, green and blue."),
+        ({"second": "black"}, "Part: got second='black'; allowed are red, green, blue and null."),
+    ],
+)
+def test_what_the_annotation_does_not_list_is_refused(given, message):
+    with pytest.raises(ValueError) as caught:
+        check_choices("Part", Part(**given))
+    assert str(caught.value) == message
+
+
+def test_a_reason_stands_at_the_end():
+    with pytest.raises(ValueError, match=r"^one: got 3; allowed are 1 and 2\. Because\.$"):
+        check_choice("one: got ", 3, (1, 2), " Because.")
+
+
+def test_few():
+    assert (few([]), few([1, 2]), few(range(9), 3)) == ("", "1, 2", "0, 1, 2, ...")
