@@ -49,7 +49,8 @@ def test_a_sweep(tmp_path, capsys, recwarn):
     sweep.main(words)
     said = capsys.readouterr().out
     assert "fedavg: model.optimizer.init_args.lr=0.1 is the best of 2 on validation data" in said
-    assert any(line.startswith("fedavg-lr=0.1 ") and "global" in line for line in said.splitlines())
+    assert any(line.startswith("fedavg ") and "global" in line for line in said.splitlines())
+    assert any(line.startswith("fedavg ") and line.rstrip().endswith(" lr=0.1") for line in said.splitlines())
     assert any(line.startswith("local ") and "personal" in line for line in said.splitlines())
     assert any("different numbers of trials to tune: fedavg 2, local 1" in str(each.message) for each in recwarn)
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
