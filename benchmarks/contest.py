@@ -117,9 +117,7 @@ class Task:
         files = {"weights": str(folder / "weights.pt"), "partition": str(folder / "partition.json")}
         (folder / "plan.json").write_text(json.dumps(asdict(plan) | files))
         self._write(drawn, list(network.parameters()))
-        examples = (
-            drawn.dataset.load()
-        )  # all images: those of the module are only what somebody is trained or tested on
+        examples = drawn.dataset.load()  # all of them: the module's are only those that somebody has
         self._test = examples.batch(np.arange(examples.num_train, len(examples)), torch.device("cpu"))
 
     def _data(self, partition: Partition) -> Any:

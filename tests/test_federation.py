@@ -11,9 +11,6 @@ from lcfl import Federation
     [
         ({"rounds": -1}, "trainer: got rounds=-1, evaluate_every=10; neither may be negative"),
         ({"evaluate_every": -1}, "trainer: got rounds=100, evaluate_every=-1; neither"),
-        ({"final_models": ["cluster", "mean"]}, "trainer.final_models: got 'mean'; allowed are personal, cluster"),
-        ({"client_dropout": 1.0}, r"trainer.client_dropout: got 1.0; it must lie in \[0, 1\)"),
-        ({"client_store": "disk"}, "trainer.client_store: got 'disk'; allowed are memory and mapped"),
         ({"strategy": "fsdp"}, "trainer.strategy: got 'fsdp'; .* a client's model fits on one device"),
         ({"precision": "64-true"}, "trainer.precision: got '64-true'; allowed are 32-true, .* merged in float32"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "trainer.precision: got 16-mixed on a CPU, .*bf16-mixed"),

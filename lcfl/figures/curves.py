@@ -39,8 +39,8 @@ def accuracy_curves(
     """
     drawn = {
         (method, kind): seeds
-        for kind, methods in curves.items()
-        for method, seeds in methods.items()
+        for kind, of_kind in curves.items()
+        for method, seeds in of_kind.items()
         if seeds and all(seeds)
     }
     if not drawn:
@@ -54,11 +54,11 @@ def accuracy_curves(
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
         x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
         again, number = divmod(methods.index(method), len(COLOURS))
-        (line,) = axes.plot(x, acc.mean(axis=0), lw=1.5, label=f"{method}, {kind}")
-        line.set(color=COLOURS[number], linestyle=styles[kind])
-        line.set(marker=MARKERS[again % len(MARKERS)], markevery=-(-length // NUM_MARKS), markersize=4)
+        colour, marker, every = COLOURS[number], MARKERS[again % len(MARKERS)], -(-length // NUM_MARKS)
+        (line,) = axes.plot(x, acc.mean(axis=0), styles[kind], color=colour, lw=1.5, label=f"{method}, {kind}")
+        line.set(marker=marker, markevery=every, markersize=4)
         if len(seeds) > 1:
-            axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=COLOURS[number], alpha=0.2, lw=0)
+            axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=colour, alpha=0.2, lw=0)
     if baseline is not None:
         axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
     axes.set_xlabel(x_label)

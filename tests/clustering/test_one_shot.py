@@ -279,6 +279,7 @@ def test_a_client_that_leaves_is_in_no_reference(tmp_path):
         ({"num_clusters": 3}, r"choose=gap; exactly one of them"),
         ({"choose": None}, "exactly one of them"),
         ({"linkage": "mean"}, r"linkage='mean'; allowed are average"),
+        ({"choose": "elbow"}, r"choose='elbow'; allowed are gap, silhouette and null"),
         ({"layers": []}, r"layers=\[\]; name at least one layer"),
         ({"warmup_epochs": 1, "warmup_steps": 2}, r"warmup_epochs=1 and warmup_steps=2; give one of them, or neither"),
         ({"warmup_steps": 0}, "warmup_steps=0; it must be at least 1"),
