@@ -1,4 +1,4 @@
-"""Seconds per round on a GPU: clients stacked beside one after the other, in float32 and bf16-mixed.
+"""Seconds per round on a GPU: clients one after the other, stacked, and with fused steps; float32 and bf16-mixed.
 
     python benchmarks/gpu.py --root data --json gpu.json
 
@@ -34,13 +34,13 @@ from lcfl.local import LocalTraining
 from lcfl.networks import CNN, LeNet5
 
 SEED = 0
-WARM_UP = 3  # rounds that pay for kernels, caches and page faults
-COMPARED = [(engine, precision) for engine in ("sequential", "stacked") for precision in ("32-true", "bf16-mixed")]
+WARM_UP = 3  # rounds that pay for programs, kernels, caches and page faults
+ENGINES = ("sequential", "stacked", "fused")
+COMPARED = [(engine, precision) for engine in ENGINES for precision in ("32-true", "bf16-mixed")]
 ENTRIES = [
     *(("lenet", *each) for each in COMPARED),
     *(("cnn", *each) for each in COMPARED),
-    ("crowd", "stacked", "32-true"),
-    ("lcfed", "stacked", "32-true"),
+    *((task, engine, "32-true") for task in ("crowd", "lcfed") for engine in ENGINES[1:]),
 ]
 
 

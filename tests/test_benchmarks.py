@@ -110,16 +110,18 @@ def test_start_measures_the_first_round(module, tmp_path, options):
     assert rows["first round"]["beyond_import_mb"] > 0
 
 
-def test_gpu_tries_every_task_on_a_cpu(module, tmp_path, capsys):
+def test_gpu_tries_every_task_on_a_cpu(module, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lcfl.engines.fused.BACKEND", "eager")
     path = tmp_path / "gpu.json"
     words = ["--root", "random", "--accelerator", "cpu", "--tasks", "lenet", "crowd", "lcfed", "--rounds", "1"]
     words += ["--turns", "1", "--lcfed_rounds", "1", "--crowd", "3", "--num_clients", "4", "--clients_per_round", "2"]
     rows = module("gpu").main([*words, "--num_samples", "30", "--json", str(path)])
     assert json.loads(path.read_text()) == rows
     assert [(row["task"], row["engine"]) for row in rows] == [
-        *[("lenet", "sequential")] * 2, *[("lenet", "stacked")] * 2, ("crowd", "stacked"), ("lcfed", "stacked")
+        *[("lenet", "sequential")] * 2, *[("lenet", "stacked")] * 2, *[("lenet", "fused")] * 2,
+        ("crowd", "stacked"), ("crowd", "fused"), ("lcfed", "stacked"), ("lcfed", "fused"),
     ]  # fmt: skip
-    assert rows[0]["accuracy"] == pytest.approx(rows[2]["accuracy"], abs=0.05)
+    assert [row["accuracy"] for row in rows[2:6:2]] == pytest.approx([rows[0]["accuracy"]] * 2, abs=0.05)
     assert all(0 < row["local_seconds_per_round"] < row["seconds_per_round"] for row in rows)
     assert "lenet  stacked    bf16-mixed" in capsys.readouterr().out
 

@@ -2,7 +2,8 @@
 
 from lcfl.engines.choice import EngineName, choose, make
 from lcfl.engines.compiled import CompiledEngine
+from lcfl.engines.fused import FusedEngine
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine
 
-__all__ = ["CompiledEngine", "EngineName", "SequentialEngine", "StackedEngine", "choose", "make"]
+__all__ = ["CompiledEngine", "EngineName", "FusedEngine", "SequentialEngine", "StackedEngine", "choose", "make"]

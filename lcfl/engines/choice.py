@@ -7,6 +7,7 @@ from lightning.fabric import Fabric
 
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.engines.compiled import CompiledEngine, check_compiled
+from lcfl.engines.fused import FusedEngine, check_fused
 from lcfl.engines.program import Unsupported
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
@@ -16,7 +17,7 @@ from lcfl.wording import check_choice
 __all__ = ["EngineName", "choose", "make"]
 
 LOGGER = logging.getLogger(__name__)
-EngineName = Literal["sequential", "compiled", "stacked"]
+EngineName = Literal["sequential", "compiled", "stacked", "fused"]
 WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
 
 
@@ -44,8 +45,9 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
             program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
             if wanted == "auto" and program.widest > WIDEST:
                 raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
-        elif tried == "stacked":
-            check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
+        elif tried != "sequential":
+            check = check_fused if tried == "fused" else check_stacked
+            check(module, data.dataset.shape, data.dataset.dtype, precision)
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; use auto or sequential.") from None
@@ -69,6 +71,7 @@ def make(
     shape = data.dataset.shape
     if name == "compiled":
         return CompiledEngine(fabric, module, data.examples, shape, max_steps)
-    if name == "stacked":
-        return StackedEngine(fabric, module, data.examples, shape, data.dataset.dtype, data.batch_size, max_steps)
+    if name != "sequential":
+        stacking = FusedEngine if name == "fused" else StackedEngine
+        return stacking(fabric, module, data.examples, shape, data.dataset.dtype, data.batch_size, max_steps)
     return SequentialEngine(fabric, module, data.examples, max_steps)

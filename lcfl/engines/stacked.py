@@ -15,14 +15,14 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAda
 
 from lcfl.data.examples import Examples
 from lcfl.engines.lockstep import Ask, in_lockstep
-from lcfl.engines.mapped import MappedModule, Named
+from lcfl.engines.mapped import Found, MappedModule, Named, Trial
 from lcfl.engines.program import Unsupported
 from lcfl.engines.seats import AskedDescent, AskedGradient, AskedScores, Batch, Question, Seat, length_of
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
 from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.module import FederatedModule
 
-__all__ = ["StackedEngine", "check_stacked"]
+__all__ = ["Pulls", "Rows", "StackedEngine", "at", "check_stacked"]
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
 MOST_CLIENTS = 256  # at once: more keep no GPU busier
@@ -33,12 +33,13 @@ ACTIVATIONS = 3  # what autograd keeps, its gradient, and a kernel's other layou
 
 Result = TypeVar("Result")
 Rows = slice | Tensor  # of a stack: all, or their numbers
+Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], None where nothing pulls
 
 
 def check_stacked(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true"
-) -> None:
-    """Makes sure that `StackedEngine` trains a module as it wants to be trained; tries a step on a CPU.
+) -> Trial:
+    """Makes sure that `StackedEngine` trains a module as it wants to be trained; what a step on a CPU found out.
 
     Args:
         module: network, loss and optimizer.
@@ -58,7 +59,7 @@ def check_stacked(
         known = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that acts on every number alone ({known})")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-        MappedModule(module).trial(shape, dtype, torch.device("cpu"))
+        return MappedModule(module).trial(shape, dtype, torch.device("cpu"))
 
 
 class StackedEngine(SequentialEngine):
@@ -160,25 +161,22 @@ class StackedEngine(SequentialEngine):
             optimizer.zero_grad()
             for members in self._groups(asked, number):
                 rows = self._rows(members, len(asked))
-                some = _at(parameters, rows)
                 batch = self._gather(
                     [seats[each] for each in members], [asked[each].batches[number] for each in members]
                 )
-                with self.fabric.autocast():
-                    found = self._mapped.step(
-                        some, _at(buffers, rows), *batch, number, _row(centre, rows), _row(embedding, rows)
-                    )
-                for name, slope in _slopes(found.losses.sum(), some).items():
+                pulls = _row(centre, rows), _row(embedding, rows)
+                slopes, found = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
+                for name, slope in slopes.items():
                     _give_gradient(parameters[name], rows, slope)
                 for name, kept in found.buffers.items():
                     buffers[name][rows] = kept
-                losses.add(rows, {"loss": found.losses.detach()[:, None]})
+                losses.add(rows, {"loss": found.losses[:, None]})
                 logged.add(rows, found.logged)
             optimizer.step()
             finished = [row for row, each in enumerate(asked) if len(each.batches) == number + 1]
             if finished:
                 rows = self._rows(finished, len(asked))
-                ends[rows] = _joined(_at(parameters, rows))
+                ends[rows] = _joined(at(parameters, rows))
         if buffers:
             kept = _joined(buffers)
             for seat, own in zip(seats, kept, strict=True):
@@ -195,31 +193,47 @@ class StackedEngine(SequentialEngine):
         seats = [each.seat for each in asked]
         parameters, buffers = self._open([each.model for each in asked], seats)
         batch = self._gather(seats, [each.batch for each in asked])
-        with self.fabric.autocast():
-            found = self._mapped.step(parameters, buffers, *batch, asked[0].number, *self._pulls(asked))
-        directions = [each.direction for each in asked if each.direction is not None]
-        slopes = _slopes(found.losses.sum(), parameters, create_graph=bool(directions))
-        if directions:
-            along = self._mapped.parameters(self._stack(directions))
-            slopes = _slopes(
-                sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0)), parameters
-            )
+        along = [each.direction for each in asked if each.direction is not None]
+        directions = self._stack(along) if along else None
+        slopes, found = self._step(parameters, buffers, batch, asked[0].number, self._pulls(asked), directions)
         vectors = _joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
         kept = _joined(found.buffers) if found.buffers else vectors[:, :0]
-        if found.buffers and not directions:
+        if found.buffers and directions is None:
             for seat, own in zip(seats, kept, strict=True):
                 seat.keep(own)
         kept = kept[:, : self.layout.size - self.layout.num_parameters]
-        losses, logged = found.losses.detach(), {name: values.mean(1) for name, values in found.logged.items()}
+        logged = {name: values.mean(1) for name, values in found.logged.items()}
         return [
             Gradient(
                 vectors[row].to(each.model.device),
                 kept[row].to(each.model.device),
-                losses[row],
+                found.losses[row],
                 {name: values[row] for name, values in logged.items()},
             )
             for row, each in enumerate(asked)
         ]
+
+    def _step(
+        self,
+        parameters: Named,
+        buffers: Named,
+        batch: tuple[Tensor, Tensor],
+        number: int,
+        pulls: Pulls,
+        directions: Tensor | None = None,
+    ) -> tuple[Named, Found]:
+        """The gradients of a training step, ``[C, ...]`` by name, and what else it gave.
+
+        With directions ``[C, P]`` the gradients' derivatives along these, in place of the gradients.
+        """
+        with self.fabric.autocast():
+            found = self._mapped.step(parameters, buffers, *batch, number, *pulls)
+        slopes = _slopes(found.losses.sum(), parameters, create_graph=directions is not None)
+        if directions is not None:
+            along = self._mapped.parameters(directions)
+            product = sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0))
+            slopes = _slopes(product, parameters)
+        return slopes, found._replace(losses=found.losses.detach())
 
     @torch.no_grad()
     def _score(self, asked: Sequence[AskedScores]) -> list[tuple[Tensor, Tensor]]:
@@ -239,7 +253,7 @@ class StackedEngine(SequentialEngine):
             else:
                 inputs, targets = self._look_up([asked[each].examples for each in members], parts)
             with self.fabric.autocast():
-                scores = self._mapped.scores(_at(parameters, rows), _at(buffers, rows), inputs, shared)
+                scores = self._mapped.scores(at(parameters, rows), at(buffers, rows), inputs, shared)
             for each, part, of_each, labels in zip(members, parts, scores, targets, strict=True):
                 found[each].append((of_each[: len(part)], labels[: len(part)]))
         joined = (zip(*parts, strict=True) for parts in found)
@@ -273,8 +287,7 @@ class StackedEngine(SequentialEngine):
         distinct = torch.stack([vectors[places.index(number)] for number in range(len(numbers))]).to(self.device)
         return distinct if len(distinct) == len(places) else distinct[torch.tensor(places, device=self.device)]
 
-    def _pulls(self, asked: Sequence[AskedDescent] | Sequence[AskedGradient]) -> tuple[Tensor | None, Tensor | None]:
-        """Omega ``[C, P]`` and Phi ``[C, P_phi]``, None where nothing pulls."""
+    def _pulls(self, asked: Sequence[AskedDescent] | Sequence[AskedGradient]) -> Pulls:
         centres = [each.centre[: self.layout.num_parameters] for each in asked if each.centre is not None]
         embeddings = [each.embedding for each in asked if each.embedding is not None]
         centre = self._stack(centres) if centres and self.module.cluster_weight > 0 else None
@@ -335,7 +348,7 @@ class _Means:
         ]
 
 
-def _at(stacked: Named, rows: Rows) -> Named:
+def at(stacked: Named, rows: Rows) -> Named:
     """Some rows of a stack: itself for all of them, else copies."""
     if isinstance(rows, slice):
         return stacked

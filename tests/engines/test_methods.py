@@ -14,6 +14,8 @@ from tests.fits import fit, newest_run, newest_state, rows
 
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
 KINDS = {"cgpfl", "fednova", "ifca", "lcfed", "pacfl", "per_fedavg"}  # every kind of local work
+ENGINES = ("compiled", "stacked", "fused")
+QUICK = {"compiled": METHODS, "stacked": KINDS, "fused": {"lcfed", "per_fedavg"}}  # not marked slow
 UNEQUAL = ["--data.partition.init_args.sizes=[21,64]", "--model.optimizer.init_args.momentum=0.5"]
 
 
@@ -25,10 +27,16 @@ def close(one, other):
 
 
 def engines_and_methods():
-    for engine in ("compiled", "stacked"):
+    for engine in ENGINES:
         for method in METHODS:
-            marks = [] if engine == "compiled" or method in KINDS else [pytest.mark.slow]
+            marks = [] if method in QUICK[engine] else [pytest.mark.slow]
             yield pytest.param(engine, method, marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def not_compiled(monkeypatch):
+    """Programs of the fused engine run as they were traced; compiling one takes seconds."""
+    monkeypatch.setattr("lcfl.engines.fused.BACKEND", "eager")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +81,7 @@ def test_three_rounds_of_every_method(tmp_path, sequential, engine, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "stacked"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_of_every_method(tmp_path, engine, method):
     amount = yaml.safe_load((CONFIGS / f"methods/{method}.yaml").read_text())["method"]["local_update"]["init_args"]
@@ -87,7 +95,7 @@ def test_one_step_of_every_method(tmp_path, engine, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "stacked"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_exact_meta_gradients(tmp_path, engine):
     words = [*UNEQUAL, "--method.local_update.init_args.hessian=true"]
     names = ("sequential", engine)
@@ -123,7 +131,7 @@ def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():
         choose("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
         choose("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
-    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled and stacked"):
+    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled, stacked and fused"):
         choose("fast", blobs_module(), blobs(), "cpu", "32-true")
 
 

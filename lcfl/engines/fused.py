@@ -1,0 +1,133 @@
+"""The stacked engine with its step as one compiled program, which a GPU replays as a CUDA graph.
+
+Legend: C clients at once, P parameters of a model, B batch size.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from lcfl.data.examples import Examples
+from lcfl.engines.mapped import Found, Named
+from lcfl.engines.program import Unsupported
+from lcfl.engines.stacked import Pulls, Rows, StackedEngine, at, check_stacked
+from lcfl.module import FederatedModule
+
+__all__ = ["FusedEngine", "check_fused"]
+
+LOGGER = logging.getLogger(__name__)
+BACKEND = "inductor"
+StepProgram = Callable[..., tuple[Named, Found]]  # of parameters, buffers, inputs, targets and the two pulls
+
+
+def check_fused(module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true") -> None:
+    """Makes sure that `FusedEngine` trains a module as it wants to be trained; arguments as of `check_stacked`.
+
+    Raises:
+        Unsupported: if it does not; says why.
+    """
+    if not check_stacked(module, shape, dtype, precision).fills_up:
+        raise Unsupported(
+            "its step cannot be compiled for one size of batch: shorter ones can be filled up with samples that the "
+            "loss ignores only for images or features, cross-entropy, lcfl's training_step and no batch normalisation"
+        )
+
+
+class FusedEngine(StackedEngine):
+    """A step's forward and backward pass are traced once and compiled by torch.compile, on a GPU into CUDA graphs.
+
+    Programs are for fixed shapes. Batches are filled up to the batch size, and clients to a power of two by copies of
+    the last one, whose results are dropped: so there are few programs, and which one a stack takes depends on its size
+    alone. Optimizer, scores, Hessian-vector products and batches of more than the batch size are `StackedEngine`'s. It
+    agrees with `SequentialEngine` up to rounding.
+
+    Args:
+        fabric: gives device and precision.
+        module: one that `check_fused` accepts. Its loss is traced: what it does besides computing is not repeated.
+        examples: the pool that batches are gathered from.
+        shape: of one input of the network.
+        dtype: of the inputs.
+        batch_size: B of every program.
+        max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
+        budget: as of `StackedEngine`.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        examples: Examples,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        batch_size: int,
+        max_steps: int | None = None,
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(fabric, module, examples, shape, dtype, batch_size, max_steps, budget)
+        self._batch_size = batch_size
+        self._programs: dict[tuple[int, bool, bool], StepProgram] = {}
+
+    def _step(
+        self,
+        parameters: Named,
+        buffers: Named,
+        batch: tuple[Tensor, Tensor],
+        number: int,
+        pulls: Pulls,
+        directions: Tensor | None = None,
+    ) -> tuple[Named, Found]:
+        inputs, targets = batch
+        count, length = targets.shape
+        if directions is not None or length > self._batch_size:
+            return super()._step(parameters, buffers, batch, number, pulls, directions)
+        assert isinstance(self.module.loss, nn.CrossEntropyLoss), "check_fused refuses others"
+        clients = 1 << (count - 1).bit_length()
+        rows, columns = self._filled_up(count, clients), self._filled_up(length, self._batch_size)
+        missing, ignored = self._batch_size - length, self.module.loss.ignore_index
+        arguments = (
+            at(parameters, rows),
+            at(buffers, rows),
+            inputs[:, columns][rows],
+            functional.pad(targets, (0, missing), value=ignored)[rows],
+            *(None if pull is None else pull[rows] for pull in pulls),
+        )
+        key = clients, pulls[0] is None, pulls[1] is None
+        begin, is_new = time.perf_counter(), key not in self._programs
+        if is_new:
+            self._programs[key] = self._compiled(arguments)
+        torch.compiler.cudagraph_mark_step_begin()  # what the program gave before may be written over
+        with torch.no_grad():
+            slopes, found = self._programs[key](*arguments)
+        if is_new and self.fabric.is_global_zero:
+            seconds = time.perf_counter() - begin
+            LOGGER.info("Engine fused: compiled a step of %d clients in %.1f s.", clients, seconds)
+        kept = {name: each[:count].clone() for name, each in found.buffers.items()}
+        losses = found.losses[:count].clone()  # gradients are used up before the next step, these are not
+        return {name: each[:count] for name, each in slopes.items()}, Found(losses, {}, kept)
+
+    def _filled_up(self, length: int, count: int) -> Rows:
+        """Places of so many entries, and then of the last one again, up to a count."""
+        return slice(None) if length == count else torch.arange(count, device=self.device).clamp_(max=length - 1)
+
+    def _compiled(self, arguments: tuple[Named | Tensor | None, ...]) -> StepProgram:
+        """A program for arguments of these shapes."""
+
+        def step(
+            parameters: Named,
+            buffers: Named,
+            inputs: Tensor,
+            targets: Tensor,
+            centre: Tensor | None,
+            embedding: Tensor | None,
+        ) -> tuple[Named, Found]:
+            return StackedEngine._step(self, parameters, dict(buffers), (inputs, targets), 0, (centre, embedding))
+
+        mode = "reduce-overhead" if self.device.type == "cuda" else None
+        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, backend=BACKEND, mode=mode)
+        return program

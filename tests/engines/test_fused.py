@@ -1,0 +1,138 @@
+"""The fused engine gives each client what the sequential one gives it alone, with few programs."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from lcfl.engines import FusedEngine, choose
+from lcfl.engines.fused import check_fused
+from lcfl.engines.program import Unsupported
+from lcfl.module import FederatedModule
+from tests.builders import blobs, blobs_module
+from tests.engines.networks import SHAPE, Inner, Normal, Plain
+from tests.engines.test_compiled import NETWORKS, near
+from tests.engines.test_methods import assert_agree
+from tests.engines.test_stacked import SIZES, TOLERANCE, Logging, assert_same_runs, batches_of, both, engines, model_of
+from tests.fits import fit
+
+
+@pytest.fixture(autouse=True)
+def not_compiled(request, monkeypatch):
+    """Programs run as they were traced; compiling one takes seconds."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr("lcfl.engines.fused.BACKEND", "eager")
+
+
+def pair_of(*arguments, batch_size=32, **options):
+    """A sequential engine and a fused one."""
+    sequential, stacked = engines(*arguments, **options)
+    made = FusedEngine(sequential.fabric, stacked.module, stacked.examples, arguments[1], torch.float32, batch_size)
+    return sequential, made
+
+
+def assert_same_gradients(theirs, ours):
+    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(other.vector, one.vector, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(other.loss, one.loss, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["plain", "LeNet5", "logistic regression"])
+def test_runs_of_unequal_clients(name):
+    network, shape = NETWORKS[name]
+    pair = pair_of(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.01)])
+def test_what_pulls_a_client_and_what_does_not(optimizer, precision):
+    pair = pair_of(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3, precision=precision)
+
+    def work(client, engine):
+        model = model_of(engine, client)
+        centre = near(model, 7) if client != 1 else None
+        embedding = near(model, 8)[: engine.layout.num_embedding] if client != 2 else None
+        return engine.descend(model, batches_of(client, SIZES[client]), centre, embedding)
+
+    tolerance = {"rtol": 1e-3, "atol": 1e-4} if precision == "32-true" else {"rtol": 0.05, "atol": 0.01}
+    theirs, ours = both(pair, work)
+    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(other.model, one.model, **tolerance)
+
+
+def test_gradients_also_of_batches_that_no_program_is_for():
+    pair = pair_of(Inner, (7,), batch_size=8)
+
+    def work(size, client, engine):
+        return engine.gradient(model_of(engine, client), batches_of(client, [size - client])[0])
+
+    for size in (8, 12):
+        assert_same_gradients(*both(pair, partial(work, size)))
+    assert list(pair[1]._programs) == [(4, True, True)]
+
+
+def test_hessian_products():
+    pair = pair_of(Inner, (7,))
+
+    def work(client, engine):
+        return engine.hessian_product(model_of(engine, client), batches_of(client, [9])[0], near(torch.zeros(232), 1))
+
+    assert_same_gradients(*both(pair, work))
+
+
+def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
+    """Five clients, then three of them, then two: stacks of 8, 4 and 2; a client's numbers are its own memory."""
+    pair = pair_of(Inner, (7,))
+    sizes = [(32,), (9, 9), (9, 9), (32, 32, 5), (4, 6, 1)]
+
+    def work(client, engine):
+        return engine.descend(model_of(engine, client), batches_of(client, sizes[client]))
+
+    with caplog.at_level("INFO"):
+        first, again = (both(pair, work, range(5))[1] for _ in range(2))
+    assert sorted(pair[1]._programs) == [(2, True, True), (4, True, True), (8, True, True)]
+    assert caplog.text.count("Engine fused: compiled a step of 8 clients in") == 1
+    assert all(torch.equal(one.model, other.model) for (one, _), (other, _) in zip(first, again, strict=True))
+
+
+def test_a_client_that_diverges_is_alone_with_it():
+    pair = pair_of(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+    def work(client, engine):
+        model = model_of(engine, client) * (float("inf") if client == 3 else 1)
+        return engine.descend(model, batches_of(client, SIZES[client]))
+
+    theirs, ours = both(pair, work)
+    assert not ours[3][0].model.isfinite().all()
+    assert_same_runs(theirs[:3], ours[:3], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [partial(FederatedModule, Normal), partial(Logging, Plain), partial(FederatedModule, Plain, loss=nn.NLLLoss())],
+)
+def test_refuses_what_has_no_one_size_of_batch(module):
+    with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
+        check_fused(module(), SHAPE, torch.float32)
+
+
+def test_it_is_chosen_by_name_only():
+    assert choose("fused", blobs_module(), blobs(), "cpu", "32-true") == "fused"
+    with pytest.raises(ValueError, match=r"trainer\.engine: got fused, but 16-mixed needs a loss scale"):
+        choose("fused", blobs_module(), blobs(), "cuda", "16-mixed")
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor():
+    pair = pair_of(*NETWORKS["LeNet5"], partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (32, 17)[i % 2 :])))
+    assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_federation_on_two_ranks(tmp_path):
+    names = ("sequential", "fused")
+    assert_agree([fit(tmp_path / name, "lcfed", 2, 2, f"--trainer.engine={name}").path for name in names])
