@@ -3,6 +3,7 @@
 Legend: N clients, n of them shown, C classes, P parameters, D components.
 """
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from lcfl.local import LocalTraining
 from lcfl.server import Server
 from lcfl.similarity import cosine, kl_divergence, principal_components, project
 from lcfl.state import FederationState
+from lcfl.wording import few
 from lcfl.worker import LocalResult, LocalTask
 
 __all__ = ["LabelSimilarity", "correlations"]
@@ -32,7 +34,8 @@ class LabelSimilarity(Callback):
 
     Writes ``label_similarity.json``, the correlations of each measure with the symmetric divergence over all
     pairs, and the picture ``figures/label_similarity.png``. The fine-tuned models are thrown away. Compared
-    are the clients of the federation, without newcomers and those that have left; at most 256, spread evenly.
+    are the clients of the federation, without newcomers and those that have left; at most 256, spread evenly. Models
+    that are not finite are left out with a warning, and with fewer than two clients nothing is written.
 
     Args:
         fine_tuning: the local work before the comparison; None for the method's own. The paper does not say how long
@@ -68,6 +71,18 @@ class LabelSimilarity(Callback):
         active = torch.nonzero(state.active).flatten().numpy()
         clients = active[figures.shown(len(active))]
         model_nP = self._fine_tuned(server, state, clients.tolist())
+        is_finite_n = model_nP.isfinite().all(dim=1)
+        if not bool(is_finite_n.all()):
+            diverged = clients[~is_finite_n.numpy()].tolist()
+            warnings.warn(
+                f"LabelSimilarity: {len(diverged)} of {len(clients)} fine-tuned models are not finite "
+                f"({few(diverged)}); they are not compared. A smaller learning rate may help.",
+                stacklevel=2,
+            )
+            clients, model_nP = clients[is_finite_n.numpy()], model_nP[is_finite_n]
+        if len(clients) < 2:
+            warnings.warn(f"LabelSimilarity: nothing to compare among {len(clients)} clients.", stacklevel=2)
+            return
         count_nC = server.data.population.label_counts[clients]
         divergence_nn = kl_divergence(torch.as_tensor(count_nC) + self.smoothing)
         measures = self.measures(model_nP)

@@ -20,6 +20,7 @@ from lcfl.wording import check_choices
 
 __all__ = ["RefreshedLowRankCosine"]
 
+FEWEST_FITTED = 2  # models that have a principal component; where all others have left there is one
 MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
 CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
 
@@ -100,7 +101,8 @@ class RefreshedLowRankCosine(Clustering):
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
             num_clients = int(state.active.sum())
-            if len(known) < min(max(2 * self.num_clusters, num_clients / 2), num_clients):
+            wanted = min(max(2 * self.num_clusters, num_clients / 2), num_clients)
+            if len(known) < max(wanted, FEWEST_FITTED):
                 return
             self._refresh(server, state, known)
             if self.init != "random":
@@ -111,9 +113,9 @@ class RefreshedLowRankCosine(Clustering):
                     state.centres = state.centres.repeat(self.num_clusters, 1)
                 state.assignment[known] = spherical_kmeans(state.codes[known], state.num_clusters, server.seed)
                 return
-        elif state.round - self._fitted >= self.refresh_every:
+        elif state.round - self._fitted >= self.refresh_every and len(known) >= FEWEST_FITTED:
             over = known
-            if self.fit_over == "participants" and len(uploads) > 1:
+            if self.fit_over == "participants" and len(uploads) >= FEWEST_FITTED:
                 over = torch.tensor([upload.client for upload in uploads])
             self._refresh(server, state, over)
         else:

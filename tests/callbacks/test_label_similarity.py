@@ -79,6 +79,30 @@ def test_newcomers_and_leavers_are_not_trained_for_a_comparison(tmp_path):
     assert compared.clients == sorted(set(range(12)) - {leaver, *data.newcomer_clients})
 
 
+def test_a_single_client_has_nothing_to_be_compared_with(tmp_path):
+    with pytest.warns(UserWarning, match="LabelSimilarity: nothing to compare among 1 clients"):
+        watch = fit(blobs_module(), blobs(1), fedavg(), tmp_path, callbacks=[LabelSimilarity()])
+    assert "test/own_split/global/acc" in watch.metrics and not list(tmp_path.rglob("label_similarity.json"))
+
+
+def test_a_model_that_diverges_is_left_out_and_named(tmp_path):
+    class Diverged(LabelSimilarity):
+        def _fine_tuned(self, server, state, clients):
+            model_nP = super()._fine_tuned(server, state, clients)
+            model_nP[3, 5] = float("nan")
+            return model_nP
+
+        def measures(self, model_nP):
+            self.compared = len(model_nP)
+            return super().measures(model_nP)
+
+    callback = Diverged(dimension=3)
+    with pytest.warns(UserWarning, match=r"1 of 8 fine-tuned models are not finite \(3\); they are not compared"):
+        fit(blobs_module(), blobs(8), fedavg(), tmp_path, callbacks=[callback])
+    (path,) = tmp_path.rglob("label_similarity.json")
+    assert callback.compared == 7 and np.isfinite(json.loads(path.read_text())["l2"]["pearson"])
+
+
 def test_pictures_order_clients_by_their_most_frequent_class():
     count_NC = np.array([[0, 5], [9, 1], [1, 6]])
     matrix_NN = np.arange(9.0).reshape(3, 3)

@@ -196,6 +196,15 @@ def test_where_there_are_fewer_than_two_clients_per_cluster_all_are_waited_for()
     assert state.projection is not None
 
 
+@pytest.mark.parametrize("begin", [0, 2])
+def test_a_client_that_all_others_have_left_goes_on_alone(tmp_path, begin):
+    """One model has no principal component: nothing is fitted, or what was fitted stays."""
+    data = blobs(4, leavers=dict.fromkeys(range(3), begin))
+    watch = fit(blobs_module(), data, fedac(2, refresh_every=1), tmp_path, rounds=5)
+    assert watch.sampled[4] == [3] and (watch.state.projection is None) == (begin == 0)
+    assert torch.equal(watch.state.centre_of(3), watch.state.clients[3].model)
+
+
 @pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2", "l2"])
 def test_the_groups_of_a_federation_are_found(tmp_path, similarity):
     method = fedac(4, dimension=8, refresh_every=4, similarity=similarity)
