@@ -1,5 +1,7 @@
 """AS-CFL as a whole: a round in numpy, what it is when parts are switched off, bytes, first round, groups."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from lcfl.networks import Layout
 from lcfl.upload import LowRankCompression
 from tests.builders import (
     Normed,
+    alone,
     blobs,
     blobs_module,
     dealt,
@@ -26,7 +29,7 @@ from tests.builders import (
     linear_step,
     two_sided,
 )
-from tests.test_dropouts import dropping, faulty, spoil
+from tests.test_dropouts import assert_not_reporting_is_like_failing, dropping, faulty, spoil
 
 SIZE = 16 * 16 + 16 + 16 * 8 + 8  # of blobs_module's network
 
@@ -128,6 +131,16 @@ def test_where_everybody_is_admitted_it_is_fedavg(tmp_path):
     assert [row["cluster/count"] for row in ours.rows] == [1, 1, 1]
     assert [row["cluster/admitted"] for row in ours.rows] == [11, 11, 11]
     torch.testing.assert_close(ours.state.global_model, plain.state.global_model)
+
+
+def test_where_nobody_is_admitted_everybody_is_alone(tmp_path):
+    """K = N: the printed rule, under which no candidate ever passes."""
+    method = ascfl(GreedyIncentive(rule="strict", theta=1.0), local=LocalTraining(steps=3))
+    ours = fit(blobs_module(), blobs(12, proxy=50), method, tmp_path, rounds=3)
+    assert [row["cluster/count"] for row in ours.rows] == [12, 12, 12]
+    own = fit(blobs_module(), blobs(12), alone(steps=3), tmp_path, rounds=3).state
+    for client in range(12):
+        torch.testing.assert_close(ours.state.centre_of(client), own.clients[client].model)
 
 
 class Fixed(GreedyIncentive):
@@ -286,6 +299,11 @@ def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch):
     monkeypatch.setattr(lcfl.session, "Server", dropping(4, 1))
     dropped = run()
     assert torch.equal(broken.centres, dropped.centres) and torch.equal(broken.assignment, dropped.assignment)
+
+
+def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
+    run = functools.partial(fit, blobs_module(), blobs(12), ascfl(incentive=False), tmp_path, rounds=3)
+    assert_not_reporting_is_like_failing(run, monkeypatch)
 
 
 def test_everybody_may_be_missing(tmp_path):

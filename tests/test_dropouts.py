@@ -214,9 +214,10 @@ def test_what_was_sent_to_a_client_that_does_not_report_counts(tmp_path, whole):
     assert "train/dropped_clients" not in whole("fedavg").rows[0]
 
 
-def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
-    watch = watched(tmp_path / "lost", "lcfed", client_dropout=0.2)
-    lost = {(number, i) for number in range(4) for i in dropped(watch, number, watch.sampled[number])}
+def assert_not_reporting_is_like_failing(run, monkeypatch):
+    """``run(client_dropout=...)`` gives a `Watch` of a few rounds."""
+    watch = run(client_dropout=0.2)
+    lost = {(number, i) for number, sampled in watch.sampled.items() for i in dropped(watch, number, sampled)}
 
     class Faulty(lcfl.worker.Worker):
         def train(self, task, engine=None):
@@ -225,8 +226,14 @@ def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(lcfl.session, "Worker", Faulty)
     with pytest.warns(UserWarning, match="not finite"):
-        failed = watched(tmp_path / "failed", "lcfed")
+        failed = run(client_dropout=0.0)
+    assert lost
     assert_same_state(watch.state, failed.state, but=["total_bytes"])
+
+
+@pytest.mark.parametrize("name", ["lcfed", "fedac", "fesem"])
+def test_not_reporting_is_like_failing(tmp_path, monkeypatch, name):
+    assert_not_reporting_is_like_failing(partial(watched, tmp_path, name), monkeypatch)
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1.0])

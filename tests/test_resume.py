@@ -15,9 +15,14 @@ METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
 @pytest.mark.parametrize(
     ("method", "first"),
     [
-        pytest.param(method, first, marks=[pytest.mark.slow] if first == 1 and method not in ("lcfed", "fedac") else [])
-        for method in METHODS
-        for first in (1, 5)
+        ("lcfed", 0),  # after the offline phase alone
+        *(
+            pytest.param(
+                method, each, marks=[pytest.mark.slow] if each == 1 and method not in ("lcfed", "fedac") else []
+            )
+            for method in METHODS
+            for each in (1, 5)
+        ),
     ],
 )
 def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, first):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.builders import blobs, blobs_module, fit
 from tests.clustering.test_one_shot import fedclust
 from tests.fits import assert_same_run, newest_run
 from tests.fits import fit as command
-from tests.test_dropouts import dropping, faulty, spoil
+from tests.test_dropouts import assert_not_reporting_is_like_failing, dropping, faulty, spoil
 
 
 class StopAt(Callback):
@@ -84,6 +85,11 @@ def test_a_warm_up_that_fails_is_a_client_that_dropped_out(tmp_path, monkeypatch
     assert_same_state(broken.state, dropped.state, but=["total_bytes"])
     sizes = broken.state.assignment[[i for i in range(12) if i != 4]].bincount()
     assert sizes[broken.state.assignment[4]] == sizes.max()
+
+
+def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
+    run = partial(fit, blobs_module(), blobs(12), fedclust(num_clusters=4), tmp_path, 4, 7)
+    assert_not_reporting_is_like_failing(run, monkeypatch)
 
 
 def test_an_upload_that_fails_in_training_leaves_its_cluster_to_the_others(tmp_path, monkeypatch):

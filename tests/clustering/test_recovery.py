@@ -1,10 +1,10 @@
-"""Two groups of clients with disjoint labels: every clustered baseline finds them, as it does four in its own tests."""
+"""Two groups of clients with disjoint labels: every clustered method finds them, as it does four in its own tests."""
 
 import pytest
 
 from lcfl.data.partition import Pathological
 from lcfl.local import LocalTraining
-from tests.builders import blobs, blobs_module, fit
+from tests.builders import blobs, blobs_module, fedac, fit, lcfed
 from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 
 # thresholds of CFL as shares of round 0's largest update; half of the clients take part in a round
@@ -14,6 +14,8 @@ LATER = {"eps1": 0.6, "eps2": 0.2, "relative": True, "min_round": 3, "gamma_max"
 @pytest.mark.parametrize(
     ("method", "first", "mu"),  # the first round that ends with the groups, and the pull
     [
+        (lcfed(2), 0, 0.1),
+        (fedac(2), 1, 0.1),
         (pacfl(num_vectors=2, num_clusters=2), 0, 0.0),
         (fedgroup(2, 20, clients_per_group=2), 0, 0.0),
         (fl_hc(2, LocalTraining(steps=10), num_clusters=2), 2, 0.0),
@@ -23,7 +25,7 @@ LATER = {"eps1": 0.6, "eps2": 0.2, "relative": True, "min_round": 3, "gamma_max"
         (ifca(2, 20, 1.0, steps=10), 3, 0.0),
         (cfl(10, **LATER), 8, 0.0),
     ],
-    ids=["pacfl", "fedgroup", "fl_hc", "fesem", "cgpfl", "cgpfl_prox", "ifca", "cfl"],
+    ids=["lcfed", "fedac", "pacfl", "fedgroup", "fl_hc", "fesem", "cgpfl", "cgpfl_prox", "ifca", "cfl"],
 )
 def test_two_groups_are_found_and_stay(tmp_path, method, first, mu):
     module, data = blobs_module(0.1, cluster_weight=mu), blobs(12, partition=Pathological(4))

@@ -256,7 +256,7 @@ def test_it_needs_stored_models():
         Method(LocalTraining(steps=1), FullModel(), mean, [ClusterNumberTuning()])
 
 
-@pytest.mark.parametrize("num_clusters", [1, 2, 6])
+@pytest.mark.parametrize("num_clusters", [1, 2, pytest.param(8, marks=pytest.mark.slow), 12])
 def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clusters):
     method = fedac(num_clusters, tuning=ClusterNumberTuning("silhouette"), dimension=8, refresh_every=5)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
