@@ -180,12 +180,23 @@ def test_a_client_that_was_not_sampled_is_evaluated_with_the_model_of_least_trai
 
 
 def test_the_choice_does_not_look_at_test_data(tmp_path):
+    """In training, and in an evaluation, where public code lets clients choose by the data that they are tested on."""
     wrong = TARGETS.copy()
     for share in TEST:
         wrong[share] = 1 - wrong[share]
-    runs = [fit(linear_module(), dealt(INPUTS, each, TRAIN, test=TEST), ifca(3), tmp_path) for each in (TARGETS, wrong)]
+    runs, found = [], []
+    for targets in (TARGETS, wrong):
+        evaluations, data = Evaluations(), dealt(INPUTS, targets, TRAIN, test=TEST)
+        runs.append(fit(linear_module(), data, ifca(3), tmp_path, callbacks=[evaluations]))
+        found.append(evaluations.found[-1].by_name["test/own_split/cluster/loss"].values)
     assert same(runs[0].state.assignment, runs[1].state.assignment)
     assert same(runs[0].state.centres, runs[1].state.centres)
+    omega = runs[1].state.centres.double().numpy()
+    train_iK = np.array([[loss_of(w, i) for w in omega] for i in range(3)])
+    for targets, values in zip((TARGETS, wrong), found, strict=True):
+        test_iK = np.array([[linear_step(w, INPUTS[TEST[i]], targets[TEST[i]])[0] for w in omega] for i in range(3)])
+        np.testing.assert_allclose(values, test_iK[range(3), train_iK.argmin(axis=1)], rtol=1e-4)
+    assert (test_iK.argmin(axis=1) != train_iK.argmin(axis=1)).any()
 
 
 def test_batch_normalisation(tmp_path):

@@ -20,8 +20,13 @@ DATA = LocalData(np.arange(3), 2, 0, 0)
 
 
 def told(losses):
-    """An engine that says these losses of models 0, 1, ..."""
-    return SimpleNamespace(loss=lambda model, indices: losses[int(model)])
+    """An engine that says these losses of models 0, 1, ... on all training samples: here more than one batch."""
+
+    def loss(model, indices):
+        assert indices.tolist() == [0, 1, 2]
+        return losses[int(model)]
+
+    return SimpleNamespace(loss=loss)
 
 
 @pytest.mark.parametrize(
