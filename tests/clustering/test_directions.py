@@ -10,7 +10,9 @@ from sklearn.metrics import adjusted_rand_score
 from lcfl.clustering import UpdateDirections
 from lcfl.clustering.directions import decomposed_cosines, mean_cosine_differences
 from lcfl.module import FederatedModule
+from lcfl.networks import Layout
 from tests.builders import (
+    Normed,
     blobs,
     blobs_module,
     dealt,
@@ -121,6 +123,19 @@ def test_a_cold_client_joins_by_direction_not_by_distance():
     assert state.assignment[4] == state.assignment[2] != state.assignment[0]
 
 
+def test_a_groups_direction_is_the_mean_of_its_members_updates():
+    """At 0 and 40 degrees, so at 20; the other group is at 100. 55 is nearer to 20, and nearer to 100 than to 0."""
+
+    def at(degrees):
+        return axis(0, np.cos(np.radians(degrees))) + axis(1, np.sin(np.radians(degrees)))
+
+    clustering = UpdateDirections(2)
+    state = opened(clustering, [at(0), at(40), at(100), 2 * at(100)], num_clients=5)
+    clustering.on_opening_end(server_of(LAYOUT), state, [upload(4, at(55))])
+    first, second, third, fourth, fifth = state.assignment.tolist()
+    assert first == second == fifth != third == fourth
+
+
 def test_fewer_directions_than_groups_give_fewer_groups():
     state = opened(UpdateDirections(4), [axis(0), axis(0, 2.0), axis(1), axis(1, 3.0)])
     assert state.num_clusters == 2 and state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
@@ -206,7 +221,22 @@ def test_whoever_comes_later_finds_its_group_where_clusters_were_merged():
     assert sorted(state.assignment[2:4].tolist()) == [1, 2]
 
 
-def test_batch_normalisation_is_averaged_and_not_clustered_by(tmp_path):
+def test_buffers_do_not_count():
+    """They are large and say the opposite, for the groups and for who comes later."""
+    layout = Layout.of(Normed())
+
+    def model(place, buffer):
+        return torch.cat([axis(place), torch.zeros(layout.num_parameters - LAYOUT.size), torch.full((7,), buffer)])
+
+    clustering, initial = UpdateDirections(2), torch.zeros(layout.size)
+    models = [model(0, 90.0), model(0, -90.0), model(1, 90.0), model(1, -90.0)]
+    state = opened(clustering, models, 5, layout, initial)
+    assert state.assignment[:4].tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    clustering.on_opening_end(server_of(layout), state, [upload(4, model(1, 90.0))])
+    assert state.assignment[4] == state.assignment[2]
+
+
+def test_batch_normalisation_is_averaged(tmp_path):
     watch = fit(normed_module(), blobs(12), fedgroup(4), tmp_path, rounds=2)
     assert batches_counted(watch, watch.history[0].centres) == [5.0] * 4
     assert watch.state.centres.isfinite().all()

@@ -9,9 +9,11 @@ import torch
 from lcfl.clustering import HierarchicalUpdates
 from lcfl.exchange import ClusterModel
 from lcfl.local import LocalTraining
+from lcfl.networks import Layout
 from lcfl.upload import GaussianNoise, Releases, UploadTransform
 from tests.bits import same
 from tests.builders import (
+    Normed,
     blobs,
     blobs_module,
     dealt,
@@ -119,6 +121,31 @@ def clustered(clustering, updates, common):
     uploads = [upload(i, common + update) for i, update in updates.items()]
     clustering.on_opening_end(server_of(LAYOUT), state, uploads)
     return state
+
+
+def test_all_clients_train_from_the_common_model_of_now(tmp_path):
+    sent = {}
+
+    class Watched(HierarchicalUpdates):
+        def on_opening_end(self, server, state, uploads):
+            sent.update({upload.client: upload.answers.payload["model"] for upload in uploads})
+            super().on_opening_end(server, state, uploads)
+
+    method = fl_hc()
+    method.clustering = [Watched(2, num_clusters=2)]
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=3, clients_per_round=5)
+    common = watch.history[1].centres[0]
+    assert sorted(sent) == list(range(12)) and all(same(each, common) for each in sent.values())
+    assert not same(common, watch.state.initial)
+
+
+def test_buffers_do_not_count():
+    layout, clustering = Layout.of(Normed()), HierarchicalUpdates(0, num_clusters=2)
+    state = state_of([None] * 4, [0] * 4, [[0.0] * layout.size])
+    models = torch.zeros(4, layout.size)
+    models[2:, 0], models[::2, layout.num_parameters :] = 1.0, 90.0
+    clustering.on_opening_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() == [0, 0, 1, 1]
 
 
 def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
