@@ -39,7 +39,7 @@ def ifca(num_clusters=4, max_redraws=0, min_share=0.4, mean=SAMPLES, **local):
     return Method(LeastLossTraining(**(local or {"steps": 3})), AllCentres(), mean, [clustering])
 
 
-def fesem(num_clusters=4, over="stored", mean=UNIFORM, **local):
+def fesem(num_clusters=4, over="participants", mean=UNIFORM, **local):
     clustering = ModelKMeans(num_clusters, over)
     return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(keeps_model=True), mean, [clustering])
 

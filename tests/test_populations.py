@@ -110,7 +110,7 @@ def test_a_run_that_is_killed_leaves_no_file_that_is_read_again(tmp_path, starte
 # sums
 
 
-@pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(mean=ClusterMean())])
+@pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(over="stored", mean=ClusterMean())])
 def test_sums_of_a_run_stay_within_their_bound_and_are_exact_where_they_are_made_anew(
     tmp_path, method, refresh_every_four
 ):

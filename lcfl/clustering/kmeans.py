@@ -28,26 +28,32 @@ class ModelKMeans(Clustering):
     """``R_i = arg min_k |w_i - Omega_k|^2`` over whole models (FeSEM's E-step; the M-step is the aggregation).
 
     Everybody trains one common model until K clients with different models are there, which is after round 0 where K
-    clients take part in it. k-means (k-means++ seeding, the best of ten) on these models gives the first R and Omega;
-    from then on every round ends with one E-step against the centres of before the round's aggregation.
+    clients take part in it, and else after the first rounds together. k-means (k-means++ seeding, the best of ten) on
+    these models gives the first R and Omega; from then on every round ends with one E-step against the centres of
+    before the round's aggregation.
 
     A client that was not there when the first clusters were made has none, and is sent the global model, until its
     first model is compared with the centres.
 
     Args:
         num_clusters: K.
-        over: whose models are compared. ``stored``: the last received model of every client that ever took part;
-            ``participants``: this round's uploads.
+        over: whose models are compared. ``participants``: this round's uploads; ``stored``: the last received model of
+            every client that ever took part, for centres over stored models. Centres over participants move away from
+            models that are some rounds old, and clients with such models leave clusters that are right.
     """
 
     num_clusters: int = 4
-    over: Literal["stored", "participants"] = "stored"
+    over: Literal["stored", "participants"] = "participants"
 
     def __post_init__(self) -> None:
         check_choices("ModelKMeans", self)
         if self.num_clusters < 1:
             raise ValueError(f"ModelKMeans: got num_clusters={self.num_clusters}; it must be at least 1.")
+        self._forget()
+
+    def _forget(self) -> None:
         self._is_begun = False
+        self._waiting: dict[int, Tensor] = {}  # over participants: what came up before there were clusters
 
     @property
     def uses_stored(self) -> bool:
@@ -65,7 +71,7 @@ class ModelKMeans(Clustering):
     def on_fit_start(self, state: FederationState) -> None:
         """Forgets an earlier run of this object."""
         if not state.callbacks:
-            self._is_begun = False
+            self._forget()
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """The first clusters once there are K models, afterwards the E-step."""
@@ -75,7 +81,9 @@ class ModelKMeans(Clustering):
             known = torch.nonzero(state.participated).flatten().tolist()
             models = {client: state.model_of(client) for client in known}
         if not self._is_begun:
+            models = {i: model for i, model in self._waiting.items() if state.active[i]} | models
             self._begin(models, server, state)
+            self._waiting = {} if self._is_begun or self.uses_stored else models
         elif models:
             clients, num_parameters = list(models), server.layout.num_parameters
             centre_KP = state.centres[:, :num_parameters]
@@ -90,12 +98,12 @@ class ModelKMeans(Clustering):
             state.assignment = assignment
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether there are clusters yet."""
-        return {"is_begun": self._is_begun}
+        """Whether there are clusters yet, and the models that wait for more."""
+        return {"is_begun": self._is_begun, "waiting": dict(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back whether there are clusters yet."""
-        self._is_begun = state["is_begun"]
+        """Puts back whether there are clusters yet, and the models that wait for more."""
+        self._is_begun, self._waiting = state["is_begun"], dict(state.get("waiting", {}))
 
     def _begin(self, models: dict[int, Tensor], server: ServerView, state: FederationState) -> None:
         """The first R and Omega, unless there are fewer than K different models."""

@@ -11,8 +11,10 @@ from lcfl.clustering import ModelKMeans
 from lcfl.exchange import ClusterModel, FullModel
 from lcfl.local import LocalTraining
 from lcfl.method import Method
+from lcfl.networks import Layout
 from tests.bits import same
 from tests.builders import (
+    Normed,
     blobs,
     blobs_module,
     dealt,
@@ -49,7 +51,8 @@ def best_halves(points):
 @pytest.mark.parametrize("mean", [STORED, UNIFORM], ids=["stored", "participants"])
 def test_three_rounds_in_numpy(tmp_path, mean):
     module = linear_module(lr=0.5)
-    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), fesem(2, mean=mean, steps=2), tmp_path, rounds=3)
+    method = fesem(2, mean.over, mean, steps=2)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
     w0 = module.initial_model(0).double().numpy()
     start, omega = [w0] * 4, None
     for each in watch.history:
@@ -87,8 +90,36 @@ def test_all_parameters_count_not_one_layer():
         assert sorted(round(float(centre[place]), 4) for centre in state.centres) == [-1.05, 1.05]
 
 
+@pytest.mark.parametrize("place", [0, LAYOUT.num_parameters - 1])
+def test_all_parameters_count_in_every_later_round_too(place):
+    """Two clients that have changed sides, in the first layer or in the last."""
+    clustering = ModelKMeans(2)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(place, value) for value in (1.0, -1.1, -1.0, 1.1)]
+    state = state_of(models, [0, 0, 1, 1], torch.stack([axis(place), axis(place, -1.0)]))
+    rounds_of(clustering, models, range(4), state)
+    assert state.assignment.tolist() == [0, 1, 1, 0]
+
+
+def test_buffers_do_not_count():
+    """They are large and say the opposite, in the first clusters and in the E-step."""
+    layout = Layout.of(Normed())
+
+    def model(parameter, buffer):
+        rest = torch.zeros(layout.num_parameters - 1)
+        return torch.cat([torch.tensor([parameter]), rest, torch.full((7,), buffer)])
+
+    models, clustering = [model(1.0, 0.0), model(1.1, 90.0), model(-1.0, 0.0), model(-1.1, 90.0)], ModelKMeans(2)
+    state = state_of(models, [0] * 4, [[0.0] * layout.size])
+    clustering.on_round_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    state = state_of(models, [1, 0, 0, 1], torch.stack([model(1.0, 0.0), model(-1.0, 90.0)]))
+    clustering.on_round_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() == [0, 0, 1, 1]
+
+
 def test_no_clusters_before_k_different_models_are_there():
-    models, clustering = [axis(0), axis(0), axis(0), axis(1)], ModelKMeans(2)
+    models, clustering = [axis(0), axis(0), axis(0), axis(1)], ModelKMeans(2, "stored")
     state = state_of([models[0], models[1], None, None], [0] * 4, [[0.0] * LAYOUT.size])
     rounds_of(clustering, models, [0, 1], state)
     assert state.assignment.tolist() == [0] * 4 and state.num_clusters == 1
@@ -97,6 +128,20 @@ def test_no_clusters_before_k_different_models_are_there():
     assert state.num_clusters == 2
     assert state.assignment[2] == -1  # never took part: no cluster, the global model
     assert torch.equal(state.centre_of(2), state.global_model)
+
+
+def test_where_few_take_part_the_first_rounds_make_the_first_clusters_together():
+    """Also over participants, and if the run is resumed in between; nobody would ever be clustered else."""
+    models = [axis(0), axis(1), axis(2), axis(0, 1.1)]
+    state, clustering = state_of([None] * 5, [0] * 5, [[0.0] * LAYOUT.size]), ModelKMeans(3, "participants")
+    rounds_of(clustering, models, [0, 1], state)
+    assert state.num_clusters == 1 and state.assignment.tolist() == [0] * 5
+    again = ModelKMeans(3, "participants")
+    again.load_state_dict(clustering.state_dict())
+    rounds_of(again, models, [2, 3], state)
+    assert state.num_clusters == len(state.assignment[:3].unique()) == 3
+    assert state.assignment[3] == state.assignment[0] and state.assignment[4] == -1
+    assert again.state_dict() == {"is_begun": True, "waiting": {}}
 
 
 def test_ties_keep_the_cluster_and_newcomers_take_the_first():
@@ -155,7 +200,7 @@ def test_bytes(tmp_path):
         assert row["comm/down_bytes"] == row["comm/up_bytes"] == 5 * 4 * watch.state.initial.numel()
 
 
-def test_batch_normalisation_is_averaged_and_not_clustered_by(tmp_path):
+def test_batch_normalisation_is_averaged(tmp_path):
     watch = fit(normed_module(), blobs(12), fesem(4), tmp_path, rounds=3)
     assert watch.state.centres.isfinite().all()
     assert batches_counted(watch, watch.state.centres) == [9.0] * 4
@@ -169,4 +214,4 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match=r"num_clusters=5 for data\.num_clients=4"):
         ModelKMeans(5).check(4)
     with pytest.raises(ValueError, match="looks at stored models, and ClusterModel keeps none"):
-        Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2)])
+        Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2, "stored")])
