@@ -1,6 +1,7 @@
 """PACFL: signatures and angles against plain numpy, a run in numpy, and what must be exactly true."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.builders import (
     blobs,
     blobs_module,
     dealt,
+    engine,
     fedavg,
     fit,
     linear_module,
@@ -149,6 +151,8 @@ def test_pixels_are_raw_again():
         examples = TensorExamples(images, [0, 1, 0, 1, 0], 5, 2, **options)
         inputs, _ = examples.batch(np.arange(5), torch.device("cpu"))
         torch.testing.assert_close(examples.pixels(inputs), images.float(), rtol=0, atol=1e-3)
+        seen, _ = engine(linear_module(), SimpleNamespace(examples=examples)).pixels(np.array([3, 1]))
+        torch.testing.assert_close(seen, images[[3, 1]].flatten(1).float(), rtol=0, atol=1e-3)
 
 
 def test_batch_normalisation(tmp_path):

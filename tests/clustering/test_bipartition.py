@@ -94,11 +94,14 @@ def test_the_optimal_bipartition_is_the_best_of_all():
 
 
 def test_complete_and_optimal_differ_where_they_should():
-    """Directions at 0, 20, 40 and 65 degrees: the widest gap is the last, the tightest two groups are halves."""
-    angle = np.radians([0.0, 20.0, 40.0, 65.0])
+    """Directions at 0, 20, 40 and 72 degrees: the widest gap is the last, the tightest two groups are halves.
+
+    By average linkage 40 would go with 0 and 20, too: it is 30 degrees from them on average and 32 from the last.
+    """
+    angle = np.radians([0.0, 20.0, 40.0, 72.0])
     rows = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1))
     optimal, across = halves(rows, "optimal")
-    assert optimal.tolist() == [0, 0, 0, 1] and across == pytest.approx(np.cos(np.radians(25)))
+    assert optimal.tolist() == [0, 0, 0, 1] and across == pytest.approx(np.cos(np.radians(32)))
     complete, across = halves(rows, "complete")
     assert complete.tolist() == [0, 0, 1, 1] and across == pytest.approx(np.cos(np.radians(20)))
 
@@ -144,6 +147,14 @@ def test_when_a_cluster_is_split(options, splits):
     state = played(clustering, [{i: axis(i % 2) for i in range(4)}], 4)
     assert state.num_clusters == (2 if splits else 1)
     assert state.assignment.tolist() == ([0, 1, 0, 1] if splits else [0] * 4)
+
+
+def test_both_halves_go_on_from_the_model_that_they_shared():
+    common = axis(3, 5.0)
+    state = state_of([None] * 4, [0] * 4, [common.tolist()])
+    uploads = [upload(i, common + axis(i % 2)) for i in range(4)]
+    RecursiveBipartition(**ALWAYS).on_round_end(server_of(LAYOUT), state, uploads)
+    assert torch.equal(state.centres, common.repeat(2, 1)) and not torch.equal(state.initial, common)
 
 
 def test_equal_updates_can_be_split_too_and_zero_updates_do_no_harm():
