@@ -87,7 +87,7 @@ def test_all_parameters_count_not_one_layer():
         state, clustering = state_of(models, [0] * 4, [[0.0] * LAYOUT.size]), ModelKMeans(2)
         rounds_of(clustering, models, range(4), state)
         assert state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-        assert sorted(round(float(centre[place]), 4) for centre in state.centres) == [-1.05, 1.05]
+        assert [round(float(state.centre_of(i)[place]), 4) for i in range(4)] == [1.05, 1.05, -1.05, -1.05]
 
 
 @pytest.mark.parametrize("place", [0, LAYOUT.num_parameters - 1])
