@@ -45,7 +45,7 @@ GRIDS = {
     "fl_hc": CLUSTERS,
     "cgpfl": ["method.local_update.init_args.inner_lr=0.02,0.05", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
-    "cfl": [*TWO_RATES, "method.clustering.init_args.eps2=0.4,0.8"],
+    "cfl": [*TWO_RATES, "method.clustering.init_args.eps2=0.4,1.2"],  # 0.8 gives the clusters of 0.4
     "pacfl": CLUSTERS,
 }
 
