@@ -24,6 +24,8 @@ TWO_RATES = ["model.optimizer.init_args.lr=0.02,0.05"]
 FOUR_RATES = ["model.optimizer.init_args.lr=0.01,0.02,0.03,0.05"]  # at 0.1 FedAvg diverges after 300 to 500 rounds
 PULLS = [*TWO_RATES, "model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 0.5}"]
 CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=4,10"]
+# With so few clusters average linkage leaves nearly everybody in one of them.
+PACFL_TREES = "method.clustering.init_args={num_clusters: 4, linkage: complete},{num_clusters: 10, linkage: average}"
 # AS-CFL's and FedClust's files have their papers' ten epochs; here every method has five steps.
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
 GRIDS = {
@@ -46,7 +48,7 @@ GRIDS = {
     "cgpfl": ["method.local_update.init_args.inner_lr=0.02,0.05", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
     "cfl": [*TWO_RATES, "method.clustering.init_args.eps2=0.4,1.2"],  # 0.8 gives the clusters of 0.4
-    "pacfl": CLUSTERS,
+    "pacfl": [*TWO_RATES, PACFL_TREES],
 }
 
 
