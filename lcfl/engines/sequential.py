@@ -99,7 +99,8 @@ class SequentialEngine:
     def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
         """What makes a step of a new run from a loss: plain SGD by itself, any other optimizer by its own object."""
         if self._sgd is not None:
-            settings, parameters = self._sgd, list(self.module.network.parameters())
+            settings = self._sgd
+            parameters = [parameter for parameter in self.module.network.parameters() if parameter.requires_grad]
             velocities: list[Tensor | None] = [None] * len(parameters)
 
             def descend(loss: Tensor) -> None:

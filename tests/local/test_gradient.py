@@ -109,6 +109,19 @@ def test_parameters_without_a_gradient_have_zeros():
     assert product[:10].tolist() == [0.0] * 10
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_parameter_that_is_not_trained_stays_as_it_is(optimizer):
+    class Frozen(SplitNetwork):
+        def __init__(self):
+            super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
+            self.embedding.weight.requires_grad_(False)
+
+    module = FederatedModule(Frozen, partial(optimizer, lr=0.1, weight_decay=0.1))
+    w = start(module)
+    model = engine(module, DATA).descend(w, [batch(0, 1), batch(2, 3)]).model
+    assert torch.equal(model[:6], w[:6]) and (model[6:] != w[6:]).all()
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_nothing_passes_from_one_client_to_the_next(precision):
     module = FederatedModule(Normed, cluster_weight=0.5)
