@@ -65,7 +65,8 @@ class _Tracer:
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
         self.parameters = _offsets(self.network.named_parameters())
-        self.buffers = _offsets(self.network.named_buffers())
+        kept = self.network.state_dict(keep_vars=True)  # others are in no model
+        self.buffers = _offsets((name, each) for name, each in self.network.named_buffers() if name in kept)
 
     def run(self, shape: Sequence[int]) -> Program:
         """The program of the network for inputs of this shape, without the batch."""

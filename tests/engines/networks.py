@@ -62,6 +62,14 @@ class Functional(nn.Module):
         return self.decision(x.view(x.size(0), -1))
 
 
+class Scratch(Normal):
+    """With numbers that belong to no model, in front of those that do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scratch", torch.full((3,), 5.0), persistent=False)
+
+
 class Inner(nn.Module):
     """A network of features."""
 
@@ -72,3 +80,39 @@ class Inner(nn.Module):
 
     def forward(self, x):
         return self.decision(self.body(x))
+
+
+class Frozen(Inner):
+    """Of its parameters one is not trained, and two take no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.body[0].weight.requires_grad_(False)
+        self.unused = nn.Linear(3, 2)
+
+
+class Counting(Inner):
+    """Counts its steps, and has a number that never changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("factor", torch.full((), 2.0))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        return super().forward(x) * self.factor
+
+
+class Watching(Inner):
+    """Keeps a mean of what it has seen, which no score in training depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.mul_(0.9).add_(0.1 * x.detach().mean())
+        return super().forward(x)

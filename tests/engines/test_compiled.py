@@ -14,7 +14,7 @@ from lcfl.engines import CompiledEngine, SequentialEngine, make
 from lcfl.module import FederatedModule
 from lcfl.networks import CNN, MLP, LeNet5, ResNet9
 from tests.builders import blobs, loaded
-from tests.engines.networks import SHAPE, Functional, Inner, Normal, Plain
+from tests.engines.networks import SHAPE, Functional, Inner, Normal, Plain, Scratch
 
 NETWORKS = {
     "plain": (Plain, SHAPE),
@@ -70,6 +70,13 @@ def test_one_gradient_of_every_layer_and_batch_size(name, size):
     torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, **TOLERANCE)
     torch.testing.assert_close(ours.loss, theirs.loss.to(torch.float32), **TOLERANCE)
     torch.testing.assert_close(ours.buffers, theirs.buffers, **TOLERANCE)
+
+
+def test_buffers_that_belong_to_no_model_take_no_place_in_it():
+    pair = engines(Scratch, SHAPE)
+    model = pair[0].module.initial_model(3)
+    theirs, ours = (engine.descend(model, batches_of(9, 9)) for engine in pair)
+    torch.testing.assert_close(ours.model, theirs.model, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
