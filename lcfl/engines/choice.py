@@ -73,5 +73,6 @@ def make(
         return CompiledEngine(fabric, module, data.examples, shape, max_steps)
     if name != "sequential":
         stacking = FusedEngine if name == "fused" else StackedEngine
-        return stacking(fabric, module, data.examples, shape, data.dataset.dtype, data.batch_size, max_steps)
+        longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches that there are
+        return stacking(fabric, module, data.examples, shape, data.dataset.dtype, longest, max_steps)
     return SequentialEngine(fabric, module, data.examples, max_steps)

@@ -71,6 +71,7 @@ class FusedEngine(StackedEngine):
     ) -> None:
         super().__init__(fabric, module, examples, shape, dtype, batch_size, max_steps, budget)
         self._batch_size = batch_size
+        self.most_clients = 1 << (self.most_clients.bit_length() - 1)  # a program is for no more than the budget is for
         self._programs: dict[tuple[int, bool, bool], StepProgram] = {}
 
     def _step(
@@ -126,7 +127,9 @@ class FusedEngine(StackedEngine):
             centre: Tensor | None,
             embedding: Tensor | None,
         ) -> tuple[Named, Found]:
-            return StackedEngine._step(self, parameters, dict(buffers), (inputs, targets), 0, (centre, embedding))
+            # Copies: tracing must change nothing, and a program that writes into its inputs would be no CUDA graph.
+            own = {name: each.clone() for name, each in buffers.items()}
+            return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
 
         mode = "reduce-overhead" if self.device.type == "cuda" else None
         program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, backend=BACKEND, mode=mode)

@@ -189,7 +189,10 @@ class MappedModule:
         return Trial(fills_up, sample_bytes)
 
     def _fills_up(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether a step's loss stays the same when an ignored sample, far from the others, comes to its batch."""
+        """Whether a step stays the same when an ignored sample, far from the others, comes to its batch.
+
+        That is its loss and what becomes of the buffers. What a step logs may count samples as it likes.
+        """
         loss = self.module.loss
         plain = type(self.module).training_step is FederatedModule.training_step
         if not plain or type(loss) is not nn.CrossEntropyLoss or loss.reduction != "mean":
@@ -197,9 +200,12 @@ class MappedModule:
         more = torch.cat([inputs, 10 * inputs[:, :1].flip(-1)], dim=1)
         ignored = torch.cat([targets, torch.full_like(targets[:, :1], loss.ignore_index)], dim=1)
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
-            few = self.step(parameters, self.buffers(kept), inputs, targets).losses
-            many = self.step(parameters, self.buffers(kept), more, ignored).losses
-        return torch.allclose(few, many, rtol=APART, atol=APART)
+            few = self.step(parameters, self.buffers(kept), inputs, targets)
+            many = self.step(parameters, self.buffers(kept), more, ignored)
+        pairs = [(few.losses, many.losses), *((each, many.buffers[name]) for name, each in few.buffers.items())]
+        return not few.logged and all(
+            torch.allclose(one.double(), other.double(), rtol=APART, atol=APART) for one, other in pairs
+        )
 
 
 class _Step(nn.Module):

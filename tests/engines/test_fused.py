@@ -4,17 +4,28 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 
-from lcfl.engines import FusedEngine, choose
+from lcfl.engines import FusedEngine, choose, make
 from lcfl.engines.fused import check_fused
 from lcfl.engines.program import Unsupported
 from lcfl.module import FederatedModule
-from tests.builders import blobs, blobs_module
-from tests.engines.networks import SHAPE, Inner, Normal, Plain
+from tests.builders import blobs, blobs_module, loaded
+from tests.engines.networks import SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
 from tests.engines.test_compiled import NETWORKS, near
 from tests.engines.test_methods import assert_agree
-from tests.engines.test_stacked import SIZES, TOLERANCE, Logging, assert_same_runs, batches_of, both, engines, model_of
+from tests.engines.test_stacked import (
+    SIZES,
+    TOLERANCE,
+    Logging,
+    LoggingScores,
+    assert_same_runs,
+    batches_of,
+    both,
+    engines,
+    model_of,
+)
 from tests.fits import fit
 
 
@@ -25,10 +36,12 @@ def not_compiled(request, monkeypatch):
         monkeypatch.setattr("lcfl.engines.fused.BACKEND", "eager")
 
 
-def pair_of(*arguments, batch_size=32, **options):
+def pair_of(*arguments, batch_size=32, budget=None, **options):
     """A sequential engine and a fused one."""
     sequential, stacked = engines(*arguments, **options)
-    made = FusedEngine(sequential.fabric, stacked.module, stacked.examples, arguments[1], torch.float32, batch_size)
+    made = FusedEngine(
+        sequential.fabric, stacked.module, stacked.examples, arguments[1], torch.float32, batch_size, budget=budget
+    )
     return sequential, made
 
 
@@ -98,6 +111,46 @@ def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
     assert all(torch.equal(one.model, other.model) for (one, _), (other, _) in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("network", [Counting, Frozen])
+def test_buffers_and_parameters_that_are_not_trained(network):
+    """Also in the first step of a program, before which it is traced."""
+    pair = pair_of(network, (7,), partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1))
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(nn.CrossEntropyLoss, label_smoothing=0.2),
+        partial(nn.CrossEntropyLoss, weight=torch.tensor([1.0, 2.0, 0.5, 3.0])),
+        partial(nn.CrossEntropyLoss, ignore_index=3),
+    ],
+)
+def test_cross_entropy_with_settings_of_its_own(loss):
+    pair = pair_of(Inner, (7,), loss=loss())
+    check_fused(pair[1].module, (7,), torch.float32)
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
+
+
+def test_no_program_is_for_more_clients_than_the_budget():
+    few = {"batch_size": 32, "budget": 7 * 10**5}
+    (stacked,) = engines(Inner, (7,), budget=few["budget"])[1:]
+    pair = pair_of(Inner, (7,), **few)
+    assert stacked.most_clients not in (1, 2, 4, 8, 16, 32)
+    assert pair[1].most_clients == 2 ** (len(f"{stacked.most_clients:b}") - 1)
+    both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (9,))), range(stacked.most_clients))
+    assert max(clients for clients, *_ in pair[1]._programs) == pair[1].most_clients
+
+
+def test_programs_are_for_no_longer_batches_than_there_are():
+    data, fabric = loaded(blobs(batch_size=10**6)), Fabric(accelerator="cpu", devices=1)
+    made = make("fused", fabric, blobs_module(), data)
+    assert made._batch_size == data.population.sizes.max() < 10**3
+    assert made.most_clients == 256
+
+
 def test_a_client_that_diverges_is_alone_with_it():
     pair = pair_of(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
@@ -112,11 +165,18 @@ def test_a_client_that_diverges_is_alone_with_it():
 
 @pytest.mark.parametrize(
     "module",
-    [partial(FederatedModule, Normal), partial(Logging, Plain), partial(FederatedModule, Plain, loss=nn.NLLLoss())],
+    [
+        partial(FederatedModule, Normal),
+        partial(Logging, Plain),
+        partial(LoggingScores, Plain),
+        partial(FederatedModule, Plain, loss=nn.NLLLoss()),
+    ],
 )
 def test_refuses_what_has_no_one_size_of_batch(module):
     with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
         check_fused(module(), SHAPE, torch.float32)
+    with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
+        check_fused(FederatedModule(Watching), (7,), torch.float32)
 
 
 def test_it_is_chosen_by_name_only():
