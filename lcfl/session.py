@@ -92,7 +92,8 @@ class Session:
         self.data.setup(self.stage)
         check_batches(self.module, self.data)
         settings = self.settings
-        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, settings.engine, settings.max_steps)
+        engine = fabric.broadcast(settings.engine)  # under torchrun every rank has chosen, some without a compiler
+        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, settings.max_steps)
         ranks = Ranks(fabric, worker.run_all, flag)
         if not fabric.is_global_zero:
             result: dict[str, Any] | None = ranks.serve()

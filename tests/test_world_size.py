@@ -3,6 +3,12 @@
 import pytest
 import torch
 
+from lcfl.schedule import Schedule
+from lcfl.session import Session, Settings
+from lcfl.transport import Link
+from lcfl.worker import Worker
+from tests import builders
+from tests.builders import blobs, blobs_module, fedavg, lcfed
 from tests.fits import assert_same_run, fit
 
 
@@ -44,3 +50,39 @@ def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path, method):
     assert_same_run(one, two)
     with pytest.raises(AssertionError):
         assert_same_run(one, full)
+
+
+def test_ranks_that_have_chosen_another_engine_take_the_servers(tmp_path, on_ranks, monkeypatch):
+    """Under torchrun each chooses by itself, on a machine that may lack a compiler."""
+
+    class Told(Worker):
+        def __init__(self, fabric, *arguments):
+            super().__init__(fabric, *arguments)
+            (tmp_path / f"rank{fabric.global_rank}").write_text(type(self.engine).__name__)
+
+    def work(fabric, flag):
+        engine = ("stacked", "sequential")[fabric.global_rank]
+        settings = Settings(Schedule(1, 4, 0), 0, engine, "32-true", tmp_path, "run", False)
+        return Session(settings, "fit", blobs_module(), blobs(), fedavg(), None)(fabric, flag)
+
+    monkeypatch.setattr("lcfl.session.Worker", Told)
+    on_ranks(2, work)
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["StackedEngine"] * 2
+
+
+def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
+    sent, send = tmp_path / "sent", Link.send
+
+    def counted(link, message):
+        if link.peer > 0:  # from the server
+            with sent.open("a") as file:
+                file.write(".")
+        send(link, message)
+
+    def number(rounds):
+        sent.write_text("")
+        builders.fit(blobs_module(), blobs(), lcfed(), tmp_path / str(rounds), rounds, 0.5, devices=3)
+        return len(sent.read_text())
+
+    monkeypatch.setattr(Link, "send", counted)
+    assert number(4) - number(2) == 2 * 2

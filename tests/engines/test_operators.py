@@ -5,8 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lcfl.engines import StackedEngine
 from lcfl.module import FederatedModule
 from lcfl.networks import LeNet5
 from tests.builders import dealt, engine
@@ -17,6 +19,7 @@ from tests.builders import dealt, engine
 STEP = 5  # gathers inputs and targets, and keeps the loss
 RUN = 54  # puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses
 PULLS = 65  # the two regularisers and their gradients, of 10 parameters
+STACKED_STEP = 123  # the views by which torch.vmap makes one operation of those of all clients
 
 
 class Operators(TorchDispatchMode):
@@ -77,6 +80,23 @@ def test_operators_of_a_run_beside_its_steps(count):
 
 def test_operators_of_the_pulls_in_a_step(count):
     assert 0 < (count(3, True) - count(2, True)) - (count(3) - count(2)) <= PULLS
+
+
+def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
+    """However many there are: each operation is started once for all."""
+    module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01))
+    data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    stacked = StackedEngine(fabric, module, data.examples, (1, 28, 28), torch.float32, 32)
+
+    def counted(clients, steps):
+        batches = [torch.arange(32).numpy()] * steps
+        with Operators() as operators:
+            stacked.run_all([lambda engine: engine.descend(start, batches)] * clients)
+        return operators.counts.total()
+
+    steps = {clients: counted(clients, 3) - counted(clients, 2) for clients in (2, 7)}
+    assert 0 < steps[2] == steps[7] <= loop + STACKED_STEP
 
 
 def test_nothing_is_counted_that_grows_with_the_steps_before(count):
