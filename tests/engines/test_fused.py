@@ -15,17 +15,8 @@ from tests.builders import blobs, blobs_module, loaded
 from tests.engines.networks import SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
 from tests.engines.test_compiled import NETWORKS, near
 from tests.engines.test_methods import assert_agree
-from tests.engines.test_stacked import (
-    SIZES,
-    TOLERANCE,
-    Logging,
-    LoggingScores,
-    assert_same_runs,
-    batches_of,
-    both,
-    engines,
-    model_of,
-)
+from tests.engines.test_stacked import SIZES, TOLERANCE, Logging, assert_same_runs, batches_of, both, engines, model_of
+from tests.engines.test_stacked_kept import LoggingScores
 from tests.fits import fit
 
 

@@ -20,7 +20,7 @@ from lcfl.engines.stacked import check_stacked
 from lcfl.module import FederatedModule
 from lcfl.networks import CNN, MLP, SplitNetwork
 from tests.builders import blobs, loaded
-from tests.engines.networks import SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
+from tests.engines.networks import SHAPE, Inner, Normal, Plain
 from tests.engines.test_compiled import NETWORKS, near
 
 TOLERANCE = {"rtol": 5e-5, "atol": 1e-5}
@@ -224,36 +224,6 @@ def test_a_training_step_of_ones_own_is_used_with_what_it_logs():
     runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
-
-
-class LoggingScores(FederatedModule):
-    """Logs where the step is lcfl's."""
-
-    def forward(self, inputs):
-        scores = super().forward(inputs)
-        if self.training:
-            self.log("size", scores.detach().norm())
-        return scores
-
-
-@pytest.mark.parametrize(
-    ("module", "fills_up"),
-    [
-        (partial(FederatedModule, Frozen), True),
-        (partial(FederatedModule, Counting), True),
-        (partial(FederatedModule, Watching), False),
-        (partial(LoggingScores, Inner), False),
-    ],
-)
-def test_what_a_step_leaves_beside_the_weights(module, fills_up):
-    """Batches are filled up only where nothing that is kept or logged would count what fills them."""
-    sequential, _ = engines(Inner, (7,))
-    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-    stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.examples, (7,), torch.float32, 32)
-    pair = SequentialEngine(sequential.fabric, module(optimizer), sequential.examples), stacked
-    assert stacked._fills_up == fills_up
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
-    assert_same_runs(*runs)
 
 
 def test_an_exception_reaches_the_client_that_is_to_blame():

@@ -1,0 +1,41 @@
+"""What a stacked step leaves beside the weights: buffers, what is logged, and parameters that are not trained."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from lcfl.engines import SequentialEngine, StackedEngine
+from lcfl.module import FederatedModule
+from tests.engines.networks import Counting, Frozen, Inner, Watching
+from tests.engines.test_stacked import SIZES, assert_same_runs, batches_of, both, engines, model_of
+
+
+class LoggingScores(FederatedModule):
+    """Logs where the step is lcfl's."""
+
+    def forward(self, inputs):
+        scores = super().forward(inputs)
+        if self.training:
+            self.log("size", scores.detach().norm())
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("module", "fills_up"),
+    [
+        (partial(FederatedModule, Frozen), True),
+        (partial(FederatedModule, Counting), True),
+        (partial(FederatedModule, Watching), False),
+        (partial(LoggingScores, Inner), False),
+    ],
+)
+def test_what_a_step_leaves_beside_the_weights(module, fills_up):
+    """Batches are filled up only where nothing that is kept or logged would count what fills them."""
+    sequential, _ = engines(Inner, (7,))
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.examples, (7,), torch.float32, 32)
+    pair = SequentialEngine(sequential.fabric, module(optimizer), sequential.examples), stacked
+    assert stacked._fills_up == fills_up
+    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    assert_same_runs(*runs)
