@@ -27,6 +27,7 @@ from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 from lcfl.engines import EngineName
 from lcfl.launch import usable_cores
 
+ENGINES = [name for name in get_args(EngineName) if name != "fused"]
 TOLERANCE = {"accuracy": 0.005, "loss": 0.002}  # float32 sums in another order; images lie near a border early on
 
 
@@ -122,7 +123,7 @@ def parse(args: Sequence[str] | None, description: str | None = __doc__) -> argp
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="where torchvision's files lie; random: no files, random images")
     parser.add_argument("--network", choices=("lenet", "cnn"), default="lenet")
-    parser.add_argument("--engines", nargs="+", default=get_args(EngineName), help="of lcfl; all by default")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, help="of lcfl; all but fused by default")
     parser.add_argument("--devices", nargs="+", type=int, default=sorted({1, usable_cores()}), help="ranks of lcfl")
     parser.add_argument("--peers", action="store_true", help="also the packages " + ", ".join(PEERS))
     parser.add_argument(

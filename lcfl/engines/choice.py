@@ -45,9 +45,10 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
             program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
             if wanted == "auto" and program.widest > WIDEST:
                 raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
-        elif tried != "sequential":
-            check = check_fused if tried == "fused" else check_stacked
-            check(module, data.dataset.shape, data.dataset.dtype, precision)
+        elif tried == "stacked":
+            check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
+        elif tried == "fused":
+            check_fused(module, data.dataset.shape, data.dataset.dtype, device, precision)
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; use auto or sequential.") from None

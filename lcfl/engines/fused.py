@@ -6,6 +6,7 @@ Legend: C clients at once, P parameters of a model, B batch size.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import torch
 from lightning.fabric import Fabric
@@ -14,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from lcfl.data.examples import Examples
+from lcfl.engines import kernels
 from lcfl.engines.mapped import Found, Named
 from lcfl.engines.program import Unsupported
 from lcfl.engines.stacked import Pulls, Rows, StackedEngine, at, check_stacked
@@ -26,8 +28,17 @@ BACKEND = "inductor"
 StepProgram = Callable[..., tuple[Named, Found]]  # of parameters, buffers, inputs, targets and the two pulls
 
 
-def check_fused(module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true") -> None:
-    """Makes sure that `FusedEngine` trains a module as it wants to be trained; arguments as of `check_stacked`.
+def check_fused(
+    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
+) -> None:
+    """Makes sure that `FusedEngine` trains a module as it wants to be trained, and that torch.compile can work here.
+
+    Args:
+        module: network, loss and optimizer.
+        shape: of one input of the network.
+        dtype: of the inputs.
+        device: the type of the device.
+        precision: of a step's arithmetic.
 
     Raises:
         Unsupported: if it does not; says why.
@@ -37,6 +48,13 @@ def check_fused(module: FederatedModule, shape: Sequence[int], dtype: torch.dtyp
             "its step cannot be compiled for one size of batch: shorter ones can be filled up with samples that the "
             "loss ignores only for images or features, cross-entropy, lcfl's training_step and no batch normalisation"
         )
+    if device == "cuda" and find_spec("triton") is None:
+        raise Unsupported("torch.compile needs the package triton for a GPU")
+    if device == "cpu":
+        try:
+            kernels.compiler_command()
+        except kernels.Unavailable as error:
+            raise Unsupported(f"torch.compile needs a compiler, and {error}") from None
 
 
 class FusedEngine(StackedEngine):

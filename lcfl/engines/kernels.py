@@ -14,7 +14,7 @@ import time
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-__all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "load"]
+__all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "compiler_command", "load"]
 
 LOGGER = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # which includes the other files there
@@ -72,7 +72,7 @@ def load() -> ctypes.CDLL:
     Raises:
         Unavailable: if there is no C++ compiler, it fails, or the folder cannot be written.
     """
-    compiler = _compiler()
+    compiler = compiler_command()
     path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
     if not path.is_file():
         _build(compiler, path)
@@ -93,8 +93,12 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def _compiler() -> list[str]:
-    """The command of $CXX, or the first compiler there is."""
+def compiler_command() -> list[str]:
+    """The command of $CXX, or the first compiler there is.
+
+    Raises:
+        Unavailable: if there is none.
+    """
     command = shlex.split(os.environ.get("CXX", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
     if not command or shutil.which(command[0]) is None:
         raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; $CXX names another)")

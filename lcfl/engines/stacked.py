@@ -26,7 +26,7 @@ __all__ = ["Pulls", "Rows", "StackedEngine", "at", "check_stacked"]
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
 MOST_CLIENTS = 256  # at once: more keep no GPU busier
-GPU_SHARE = 0.5  # of the free memory: the estimate knows no workspace of a kernel
+GPU_SHARE = 0.5  # of its memory, not of what is free now: that would decide about stacks, and so about bits
 HOST_BYTES = 2 * 2**30
 COPIES = 10  # of a model in training: weights, gradient, optimizer, what it is pulled to, what it was and becomes
 ACTIVATIONS = 3  # what autograd keeps, its gradient, and a kernel's other layout of it
@@ -81,7 +81,7 @@ class StackedEngine(SequentialEngine):
         dtype: of the inputs.
         batch_size: of most steps.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
-        budget: bytes for the clients that are at work at once; None: half of what is free on a GPU, 2 GiB on a CPU.
+        budget: bytes for the clients that are at work at once; None: half of a GPU's memory, 2 GiB on a CPU.
 
     Attributes:
         most_clients: how many are at work at once at most.
@@ -103,7 +103,7 @@ class StackedEngine(SequentialEngine):
         with fabric.autocast():
             trial = self._mapped.trial(shape, dtype, self.device)
         self._fills_up, self._sample_bytes = trial.fills_up, ACTIVATIONS * trial.sample_bytes
-        self._budget = _free_bytes(self.device) if budget is None else budget
+        self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
 
@@ -386,6 +386,8 @@ def _filled_up(values: Tensor, length: int) -> Tensor:
     return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 
-def _free_bytes(device: torch.device) -> int:
-    """What a stack may take."""
-    return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else HOST_BYTES
+def _bytes_for_clients(device: torch.device) -> int:
+    """What a stack may take; the rest is for the workspaces of kernels, which the estimate does not know."""
+    if device.type != "cuda":
+        return HOST_BYTES
+    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)

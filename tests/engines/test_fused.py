@@ -176,6 +176,15 @@ def test_it_is_chosen_by_name_only():
         choose("fused", blobs_module(), blobs(), "cuda", "16-mixed")
 
 
+def test_without_what_torch_compile_needs_it_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match=r"got fused, but torch\.compile needs a compiler, and there is no C"):
+        choose("fused", blobs_module(), blobs(), "cpu", "32-true")
+    monkeypatch.setattr("lcfl.engines.fused.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"got fused, but torch\.compile needs the package triton"):
+        choose("fused", blobs_module(), blobs(), "cuda", "32-true")
+
+
 @pytest.mark.slow
 def test_compiled_by_inductor():
     pair = pair_of(*NETWORKS["LeNet5"], partial(torch.optim.SGD, lr=0.05, momentum=0.9))

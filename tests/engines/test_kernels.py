@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_named(fresh, monkeypatch):
 
 def test_a_damaged_library_is_named(fresh):
     fresh.mkdir(parents=True)
-    (fresh / f"kernels-{kernels._fingerprint(kernels._compiler())}.so").write_bytes(b"not a library")
+    (fresh / f"kernels-{kernels._fingerprint(kernels.compiler_command())}.so").write_bytes(b"not a library")
     with pytest.raises(kernels.Unavailable, match="delete it"):
         kernels.load()
 
