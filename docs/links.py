@@ -12,7 +12,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
-LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]+)?\)")
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def adjust(app: Any, name: str, source: list[str]) -> None:
@@ -23,7 +23,7 @@ def adjust(app: Any, name: str, source: list[str]) -> None:
     origin = next((pages.ROOT / page for page, made in pages.PROJECT.items() if made == f"{name}.md"), shown)
 
     def moved(link: re.Match[str]) -> str:
-        text, target, anchor = link[1], link[2], link[3] or ""
+        mark, text, target, anchor = link[1], link[2], link[3], link[4] or ""  # ! in front of a picture
         path = (origin.parent / target).resolve()
         if ":" in target or not path.is_relative_to(pages.ROOT) or not path.exists():
             return link[0]
@@ -32,7 +32,7 @@ def adjust(app: Any, name: str, source: list[str]) -> None:
         inside = str(path.relative_to(pages.ROOT))
         if inside in pages.PROJECT:
             path = pages.DOCS / pages.PROJECT[inside]
-        return f"[{text}]({os.path.relpath(path, shown.parent)}{anchor})"
+        return f"{mark}[{text}]({os.path.relpath(path, shown.parent)}{anchor})"
 
     text = source[0].replace("<!-- generated: methods -->", pages.methods_table())
     source[0] = LINK.sub(moved, text) + pages.navigation(name)

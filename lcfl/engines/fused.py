@@ -24,7 +24,6 @@ from lcfl.module import FederatedModule
 __all__ = ["FusedEngine", "check_fused"]
 
 LOGGER = logging.getLogger(__name__)
-BACKEND = "inductor"
 StepProgram = Callable[..., tuple[Named, Found]]  # of parameters, buffers, inputs, targets and the two pulls
 
 
@@ -150,5 +149,5 @@ class FusedEngine(StackedEngine):
             return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
 
         mode = "reduce-overhead" if self.device.type == "cuda" else None
-        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, backend=BACKEND, mode=mode)
+        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, mode=mode)
         return program
