@@ -15,6 +15,7 @@ from lcfl.sums import ModelSums
 __all__ = ["VECTORS", "ClientState", "ClientStore"]
 
 BLOCK_BYTES = 64 * 2**20  # by which the files of a mapped store grow
+BLOCK_VECTORS = 4096  # at most: each is a tensor, and millions of short ones take longer than all the rest
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class _MappedVectors:
         return self._place[client].copy_(vector)
 
     def _grow(self, length: int, dtype: torch.dtype) -> None:
-        num_vectors = max(1, BLOCK_BYTES // (length * dtype.itemsize))
+        num_vectors = max(1, min(BLOCK_VECTORS, BLOCK_BYTES // (length * dtype.itemsize)))
         num_bytes = num_vectors * length * dtype.itemsize
         file, memory = unnamed_memory([self._folder], num_bytes, "clients' models (trainer.client_store: mapped)")
         file.close()  # the memory stays

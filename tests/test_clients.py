@@ -1,5 +1,6 @@
 """The store of the clients' private parts, in memory and in memory-mapped files."""
 
+import mmap
 import os
 
 import pytest
@@ -95,6 +96,15 @@ def test_mapped_vectors_grow_by_blocks_and_keep_their_places(tmp_path, monkeypat
     assert store[4].model.data_ptr() == places[4] and same(store[4].model, vector(40))
 
 
+def test_short_vectors_have_blocks_of_so_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(clients, "BLOCK_VECTORS", 3)
+    store = ClientStore(ClientState(), tmp_path)
+    store.update({client: ClientState(vector(client)) for client in range(7)})
+    assert [store[client].model[0].item() for client in range(7)] == list(range(7))
+    begins = [store[client].model.data_ptr() % mmap.PAGESIZE == 0 for client in range(7)]
+    assert begins == [True, False, False, True, False, False, True]
+
+
 def test_a_vector_that_is_larger_than_a_block_has_one_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(clients, "BLOCK_BYTES", 4)
     store = ClientStore(ClientState(), tmp_path)
@@ -120,4 +130,4 @@ def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
     with pytest.raises(
         OSError, match=r"no room for 64 MiB of clients' models \(trainer.client_store: mapped\) in /.*No"
     ):
-        store[0] = ClientState(vector(0))
+        store[0] = ClientState(torch.zeros(2**24))
