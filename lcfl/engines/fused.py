@@ -148,6 +148,7 @@ class FusedEngine(StackedEngine):
             own = {name: each.clone() for name, each in buffers.items()}
             return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
 
-        mode = "reduce-overhead" if self.device.type == "cuda" else None
-        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, mode=mode)
+        # In this process alone: a forked rank would wait for ever for helpers that its parent has started.
+        options = {"compile_threads": 1, "triton.cudagraphs": self.device.type == "cuda"}
+        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, options=options)
         return program
