@@ -149,6 +149,9 @@ class FusedEngine(StackedEngine):
             return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
 
         # In this process alone: a forked rank would wait for ever for helpers that its parent has started.
-        options = {"compile_threads": 1, "triton.cudagraphs": self.device.type == "cuda"}
-        program: StepProgram = torch.compile(make_fx(step)(*arguments), dynamic=False, options=options)
+        program: StepProgram = torch.compile(
+            make_fx(step)(*arguments),
+            dynamic=False,
+            options={"compile_threads": 1, "triton.cudagraphs": self.device.type == "cuda"},
+        )
         return program
