@@ -62,7 +62,7 @@ class Federation:
         strategy: how the processes are started; ``auto`` forks them.
         engine: what carries out local runs: ``compiled`` for the usual layers, SGD and a CPU, ``stacked`` for all
             clients of a rank at once on a GPU, ``fused`` for the same with a step that torch.compile has compiled,
-            ``sequential`` for everything, or ``auto``, which is one of the others; a resumed run keeps its own.
+            ``sequential`` for everything, or ``auto``, which is never ``fused``; a resumed run keeps its own.
         precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False for none, or loggers of Lightning. ``metrics.csv`` is always written.
         callbacks: what else is called during a run.

@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from lcfl.data.examples import Examples
 from lcfl.engines import kernels
 from lcfl.engines.mapped import Found, Named
 from lcfl.engines.program import Unsupported
@@ -64,30 +63,12 @@ class FusedEngine(StackedEngine):
     alone. Optimizer, scores, Hessian-vector products and batches of more than the batch size are `StackedEngine`'s. It
     agrees with `SequentialEngine` up to rounding.
 
-    Args:
-        fabric: gives device and precision.
-        module: one that `check_fused` accepts. Its loss is traced: what it does besides computing is not repeated.
-        examples: the pool that batches are gathered from.
-        shape: of one input of the network.
-        dtype: of the inputs.
-        batch_size: B of every program.
-        max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
-        budget: as of `StackedEngine`.
+    Its arguments are those of `StackedEngine`; B of every program is `batch_size`. The module must be one that
+    `check_fused` accepts. Its loss is traced: what it does besides computing is not repeated.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        module: FederatedModule,
-        examples: Examples,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        batch_size: int,
-        max_steps: int | None = None,
-        budget: int | None = None,
-    ) -> None:
-        super().__init__(fabric, module, examples, shape, dtype, batch_size, max_steps, budget)
-        self._batch_size = batch_size
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.most_clients = 1 << (self.most_clients.bit_length() - 1)  # a program is for no more than the budget is for
         self._programs: dict[tuple[int, bool, bool], StepProgram] = {}
 
@@ -106,7 +87,7 @@ class FusedEngine(StackedEngine):
             return super()._step(parameters, buffers, batch, number, pulls, directions)
         assert isinstance(self.module.loss, nn.CrossEntropyLoss), "check_fused refuses others"
         clients = 1 << (count - 1).bit_length()
-        rows, columns = self._filled_up(count, clients), self._filled_up(length, self._batch_size)
+        rows, columns = self._places(count, clients), self._places(length, self._batch_size)
         missing, ignored = self._batch_size - length, self.module.loss.ignore_index
         arguments = (
             at(parameters, rows),
@@ -129,7 +110,7 @@ class FusedEngine(StackedEngine):
         losses = found.losses[:count].clone()  # gradients are used up before the next step, these are not
         return {name: each[:count] for name, each in slopes.items()}, Found(losses, {}, kept)
 
-    def _filled_up(self, length: int, count: int) -> Rows:
+    def _places(self, length: int, count: int) -> Rows:
         """Places of so many entries, and then of the last one again, up to a count."""
         return slice(None) if length == count else torch.arange(count, device=self.device).clamp_(max=length - 1)
 

@@ -99,7 +99,7 @@ class StackedEngine(SequentialEngine):
         budget: int | None = None,
     ) -> None:
         super().__init__(fabric, module, examples, max_steps)
-        self._mapped = MappedModule(self.module)
+        self._mapped, self._batch_size = MappedModule(self.module), batch_size
         with fabric.autocast():
             trial = self._mapped.trial(shape, dtype, self.device)
         self._fills_up, self._sample_bytes = trial.fills_up, ACTIVATIONS * trial.sample_bytes
