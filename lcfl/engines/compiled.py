@@ -188,8 +188,7 @@ class CompiledEngine(SequentialEngine):
         inputs, targets = self.examples.training_batch(indices, self.device)
         inputs = inputs.contiguous()
         places = [_at(each) for each in (model, buffers, inputs, targets)]
-        gradient = _at(self._gradient)
-        loss = self._kernels.lcfl_gradient(self._program, *places, len(targets), gradient, self._num_parameters)
+        loss = self._kernels.lcfl_gradient(self._program, *places, len(targets), _at(self._gradient))
         return float(loss)
 
     def _close(self, buffers: Tensor) -> None:

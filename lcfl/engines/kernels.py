@@ -84,7 +84,7 @@ def load() -> ctypes.CDLL:
     for name, result, arguments in (
         ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
         ("close", None, [pointer]),
-        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, pointer, c_int64]),
+        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("update", c_double, [POINTER(Sgd), pointer, pointer, pointer, pointer, pointer]),
     ):

@@ -17,6 +17,8 @@ struct Window {  // a correlation of [channels][height][width] with kernels, who
     int taps() const { return channels * kernel_h * kernel_w; }
 };
 
+inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
+
 struct Span {  // the taps of a kernel that do not lie wholly in the margins
     int begin, end;
 };
@@ -104,8 +106,7 @@ Blocks best_blocks(const Window& at) {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks* each = list; each != list + length; ++each) {
         if (each->pixels > at.out_width) continue;
-        const int64_t work = (at.out_channels + each->channels - 1) / each->channels * int64_t(each->channels) *
-                             ((at.out_width + each->pixels - 1) / each->pixels) * each->pixels;
+        const int64_t work = int64_t(whole(at.out_channels, each->channels)) * whole(at.out_width, each->pixels);
         if (work < least) best = *each, least = work;
     }
     return best;
@@ -150,7 +151,8 @@ inline void turn(const float* weight, int out_channels, int channels, int area, 
 
 // d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
 template <int CB, int TB, int V>
-void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope, Vec (&sum)[CB][TB]) {
+void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope,
+                 Vec (&__restrict sum)[CB][TB]) {  // restrict: or every product would be followed by a store
     for (int y = 0; y < at.out_height; ++y) {
         const int64_t from = int64_t(y) * at.stride_h * at.width * V, to = int64_t(y) * at.out_width * V;
         for (int x = 0; x < at.out_width; ++x)
@@ -165,10 +167,9 @@ void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope
     }
 }
 
-template <int V>
-void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
-           float* gradient) {
-    constexpr int CB = SUMS < 24 ? 2 : 4, TB = SUMS < 24 ? 3 : 6;
+template <int CB, int TB, int V>
+void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk,
+                     int chunks, float* gradient) {
     const int area = at.kernel_h * at.kernel_w, taps = at.taps();
     const int64_t plane = int64_t(at.out_height) * at.out_width * V;
     for (int first = 0; first < at.out_channels; first += CB)
@@ -190,6 +191,19 @@ void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, 
                 for (int t = 0; t < TB && tap + t < taps; ++t)
                     gradient[int64_t(first + c) * taps + tap + t] = total(sum[c][t]);
         }
+}
+
+// In blocks of few channels or of many, whichever reach less beyond the last channel and the last tap.
+template <int V>
+void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
+           float* gradient) {
+    constexpr int FEW = SUMS < 24 ? 2 : 4, MANY = SUMS < 24 ? 3 : 6;
+    const auto work = [&](int channels, int taps) {
+        return int64_t(whole(at.out_channels, channels)) * whole(at.taps(), taps);
+    };
+    const auto blocks =
+        work(MANY, FEW) < work(FEW, MANY) ? weigh_in_blocks<MANY, FEW, V> : weigh_in_blocks<FEW, MANY, V>;
+    blocks(at, in, in_chunk, slope, slope_chunk, chunks, gradient);
 }
 
 // A value inside a frame of zeros, its pixels `stride` apart.

@@ -42,8 +42,8 @@ void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
 double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
-                     int64_t samples, float* gradient, int64_t num_parameters) {
-    return static_cast<Program*>(program)->gradient(model, buffers, inputs, labels, samples, gradient, num_parameters);
+                     int64_t samples, float* gradient) {
+    return static_cast<Program*>(program)->gradient(model, buffers, inputs, labels, samples, gradient);
 }
 
 void lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,

@@ -36,33 +36,32 @@ void connect(const float* weight, int inputs, int outputs, const float* bias, co
         connect_block<1, V>(weight + int64_t(o) * inputs, inputs, bias ? bias + o : nullptr, in, out + o * V);
 }
 
-// back[i] += sum over rows o of w[o][i] slope[o], for IB inputs at a time.
-template <int IB, int V>
-void connect_back_block(const float* weight, int64_t inputs, int rows, const Vec* slope, Vec* back) {
+// back[i] += sum over OB rows o of w[o][i] slope[o], for IB inputs at a time.
+template <int OB, int IB, int V>
+void connect_back_block(const float* weight, int64_t inputs, const Vec* slope, Vec* back) {
     Vec sum[IB][V];
-    for (int i = 0; i < IB; ++i)
-        for (int v = 0; v < V; ++v) sum[i][v] = back[i * V + v];
-    for (int o = 0; o < rows; ++o, weight += inputs)
-        for (int v = 0; v < V; ++v) {
-            const Vec rise = slope[o * V + v];
-            for (int i = 0; i < IB; ++i) sum[i][v] += weight[i] * rise;
-        }
-    for (int i = 0; i < IB; ++i)
-        for (int v = 0; v < V; ++v) back[i * V + v] = sum[i][v];
+    for (int i = 0; i < IB; ++i) std::copy_n(back + i * V, V, sum[i]);
+    for (int o = 0; o < OB; ++o)
+        for (int i = 0; i < IB; ++i)
+            for (int v = 0; v < V; ++v) sum[i][v] += weight[o * inputs + i] * slope[o * V + v];
+    for (int i = 0; i < IB; ++i) std::copy_n(sum[i], V, back + i * V);
+}
+
+template <int OB, int IB, int V>
+void connect_back_rows(const float* weight, int inputs, const Vec* slope, Vec* back) {
+    int i = 0;
+    for (; i + IB <= inputs; i += IB) connect_back_block<OB, IB, V>(weight + i, inputs, slope, back + i * V);
+    for (; i < inputs; ++i) connect_back_block<OB, 1, V>(weight + i, inputs, slope, back + i * V);
 }
 
 template <int V>
 void connect_back(const float* weight, int inputs, int outputs, const Vec* slope, Vec* back) {
-    constexpr int IB = SUMS / 2 / (SUMS < 24 ? V : 1), ROWS = 64;  // so many rows' pages stay known
+    constexpr int OB = SUMS < 24 ? 3 : 8, IB = SUMS < 24 ? 2 : 4;
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * inputs * V);
-    for (int first = 0; first < outputs; first += ROWS) {
-        const float* rows = weight + int64_t(first) * inputs;
-        const int count = std::min(ROWS, outputs - first);
-        int i = 0;
-        for (; i + IB <= inputs; i += IB)
-            connect_back_block<IB, V>(rows + i, inputs, count, slope + first * V, back + i * V);
-        for (; i < inputs; ++i) connect_back_block<1, V>(rows + i, inputs, count, slope + first * V, back + i * V);
-    }
+    int o = 0;
+    for (; o + OB <= outputs; o += OB)
+        connect_back_rows<OB, IB, V>(weight + int64_t(o) * inputs, inputs, slope + o * V, back);
+    for (; o < outputs; ++o) connect_back_rows<1, IB, V>(weight + int64_t(o) * inputs, inputs, slope + o * V, back);
 }
 
 // d loss / d w[o][i] = sum_b slope[o][b] in[b][i], for OB rows x IB vectors of inputs at a time.

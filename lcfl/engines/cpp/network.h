@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "convolution.h"
@@ -29,9 +28,9 @@ class Program {
           kept_(num_ops),
           has_slope_(num_values) {}
 
-    // Mean cross-entropy of a batch; the gradient [P] replaces what was in it.
+    // Mean cross-entropy of a batch; its gradient [P], of which every operation writes its part.
     double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
-                    float* gradient, int64_t num_parameters) {
+                    float* gradient) {
         batch_ = Batch(samples);
         const int64_t size = shapes_[input_].size();
         Vec* first = value(input_);
@@ -40,7 +39,6 @@ class Program {
                          first + chunk * chunk_size(input_));
         for (size_t i = 0; i < ops_.size(); ++i)
             batch_.V == 1 ? forward<1>(i, model, buffers, true) : forward<2>(i, model, buffers, true);
-        std::memset(gradient, 0, sizeof(float) * num_parameters);
         std::fill(has_slope_.begin(), has_slope_.end(), false);
         const double loss = cross_entropy(batch_, shapes_[output_].size(), value(output_), labels, slope(output_));
         has_slope_[output_] = true;
@@ -189,6 +187,9 @@ class Program {
         if (op.kind == BATCH_NORM)
             batch_norm_back(op, from, batch_, model, in, kept(number, 2 * from.channels), rise, back, gradient);
         if (op.kind == CONV) convolve_back<V>(op, model, rise, back);
+        if (op.kind == GROUP_NORM)  // whose chunks add to what stands there
+            for (int64_t first : {op.weight, op.bias})
+                if (first >= 0) std::fill_n(gradient + first, from.channels, 0.0f);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
             const Vec *each_in = in + chunk * in_size, *each_rise = rise + chunk * out_size;
             Vec* each_back = back + chunk * in_size;
