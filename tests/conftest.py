@@ -64,6 +64,12 @@ def pictures():
 
 
 @pytest.fixture
+def not_compiled(monkeypatch):
+    """Programs of the engine fused run as they were traced; compiling one takes seconds."""
+    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+
+
+@pytest.fixture
 def deadline():
     """Turns a hang into a failure: all children are killed and the test gets a TimeoutError."""
 

@@ -110,8 +110,7 @@ def test_start_measures_the_first_round(module, tmp_path, options):
     assert rows["first round"]["beyond_import_mb"] > 0
 
 
-def test_gpu_tries_every_task_on_a_cpu(module, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+def test_gpu_tries_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
     path = tmp_path / "gpu.json"
     words = ["--root", "random", "--accelerator", "cpu", "--tasks", "lenet", "crowd", "lcfed", "--rounds", "1"]
     words += ["--turns", "1", "--lcfed_rounds", "1", "--crowd", "3", "--num_clients", "4", "--clients_per_round", "2"]

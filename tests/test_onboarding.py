@@ -1,10 +1,12 @@
 """Newcomers: who joins what by which rule, what it costs, and that nothing else changes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from lcfl import checkpoint
+from lcfl import FederatedModule, checkpoint
 from lcfl.aggregation import ClusterMean
 from lcfl.clustering import Clustering, ClusterNumberTuning, OneShotHierarchical
 from lcfl.exchange import ClusterModel
@@ -14,6 +16,7 @@ from lcfl.method import Method
 from lcfl.onboarding import onboard
 from tests.bits import assert_same_state, same
 from tests.builders import (
+    NormedMLP,
     alone,
     blobs,
     blobs_module,
@@ -91,6 +94,16 @@ def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
         assert {int(groups[i]) for i in members} == {each.group} == {int(groups[each.client])}
     summary = found.evaluation.summary()
     assert summary["test/own_split/before/acc"] > 0.95
+
+
+@pytest.mark.parametrize("name", ["fedclust_model", "lcfed", "fedac", "fedgroup"])
+def test_statistics_of_a_network_with_batch_norm_do_not_decide_where_a_newcomer_belongs(name, tmp_path):
+    data, module = blobs(20, newcomers=0.3), FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.1))
+    path = checkpoint.newest([trained(tmp_path, METHODS[name](), data, module)])
+    found = onboard(path, module, data, METHODS[name](), 5, "cpu")
+    state = checkpoint.read(path).state
+    for each in found.joined:
+        assert {int(data.population.groups[i]) for i in state.members(each.cluster)} == {each.group}
 
 
 @pytest.mark.parametrize("name", METHODS)

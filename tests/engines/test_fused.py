@@ -31,10 +31,10 @@ from tests.fits import fit
 
 
 @pytest.fixture(autouse=True)
-def not_compiled(request, monkeypatch):
-    """Programs run as they were traced; compiling one takes seconds."""
+def compiled_where_slow(request):
+    """Only slow tests wait for a compiler."""
     if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+        request.getfixturevalue("not_compiled")
 
 
 def pair_of(*arguments, batch_size=32, budget=None, **options):

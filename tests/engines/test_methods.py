@@ -12,6 +12,8 @@ from tests.builders import blobs, blobs_module
 from tests.commandline import CONFIGS
 from tests.fits import fit, newest_run, newest_state, rows
 
+pytestmark = pytest.mark.usefixtures("not_compiled")
+
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
 KINDS = {"cgpfl", "fednova", "ifca", "lcfed", "pacfl", "per_fedavg"}  # every kind of local work
 ENGINES = ("compiled", "stacked", "fused")
@@ -31,12 +33,6 @@ def engines_and_methods():
         for method in METHODS:
             marks = [] if method in QUICK[engine] else [pytest.mark.slow]
             yield pytest.param(engine, method, marks=marks)
-
-
-@pytest.fixture(autouse=True)
-def not_compiled(monkeypatch):
-    """Programs of the fused engine run as they were traced; compiling one takes seconds."""
-    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
 
 
 @pytest.fixture(scope="module")
