@@ -110,6 +110,14 @@ def test_start_measures_the_first_round(module, tmp_path, options):
     assert rows["first round"]["beyond_import_mb"] > 0
 
 
+@pytest.mark.slow
+def test_kernels_measures_every_width_of_vectors(module, tmp_path):
+    words = ["--networks", "mlp 784", "--turns", "1", "--seconds", "0", "--json", str(tmp_path / "k.json")]
+    rows = module("kernels").main(words)
+    assert json.loads((tmp_path / "k.json").read_text()) == rows
+    assert list(rows["mlp 784"])[:2] == ["sequential", "native"] and all(ms > 0 for ms in rows["mlp 784"].values())
+
+
 def test_gpu_tries_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
     path = tmp_path / "gpu.json"
     words = ["--root", "random", "--accelerator", "cpu", "--tasks", "lenet", "crowd", "lcfed", "--rounds", "1"]

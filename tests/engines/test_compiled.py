@@ -1,5 +1,8 @@
 """The compiled engine agrees with the sequential one, which autograd computes."""
 
+import functools
+import platform
+import shlex
 from functools import partial
 
 import numpy as np
@@ -10,7 +13,7 @@ from torch import nn
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
-from lcfl.engines import CompiledEngine, SequentialEngine, make
+from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make
 from lcfl.module import FederatedModule
 from lcfl.networks import CNN, MLP, LeNet5, ResNet9
 from tests.builders import blobs, loaded
@@ -55,11 +58,8 @@ def near(model, seed=1):
     return model + 0.1 * torch.randn(len(model), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NETWORKS)
-def test_one_gradient_of_every_layer_and_batch_size(name, size):
-    if size == 1 and name in ("normal", "CNN"):
-        pytest.skip("batch normalisation of one sample has no variance")
+def assert_same_gradient(name, size):
+    """Of a batch of this size by both engines."""
     network, shape = NETWORKS[name]
     sequential, compiled = engines(network, shape)
     assert type(compiled) is CompiledEngine
@@ -70,6 +70,26 @@ def test_one_gradient_of_every_layer_and_batch_size(name, size):
     torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, **TOLERANCE)
     torch.testing.assert_close(ours.loss, theirs.loss.to(torch.float32), **TOLERANCE)
     torch.testing.assert_close(ours.buffers, theirs.buffers, **TOLERANCE)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_gradient_of_every_layer_and_batch_size(name, size):
+    if size == 1 and name in ("normal", "CNN"):
+        pytest.skip("batch normalisation of one sample has no variance")
+    assert_same_gradient(name, size)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are of x86")
+@pytest.mark.parametrize("flag", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)])
+def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
+    """As a processor without AVX-512, or without AVX, has them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", shlex.join([*kernels.compiler_command(), flag]))
+    monkeypatch.setattr(kernels, "load", functools.cache(kernels.load.__wrapped__))
+    for name in NETWORKS:
+        for size in SIZES[1:]:
+            assert_same_gradient(name, size)
 
 
 def test_buffers_that_belong_to_no_model_take_no_place_in_it():

@@ -97,17 +97,15 @@ struct Blocks {
 // The blocks with the least work for a shape, among those whose sums fit the registers.
 template <int V>
 Blocks best_blocks(const Window& at) {
-    static const Blocks wide[] = {{4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1}};
-    static const Blocks slim[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1}};
-    static const Blocks few[] = {{3, 2 / V}, {2, 1}};
-    const Blocks* list = SUMS < 24 ? few : V == 2 ? wide : slim;
-    const int length = SUMS < 24 ? 2 : V == 2 ? 5 : 6;
+    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // of 24
+                                 {4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1},           // of 12
+                                 {3, 2}, {2, 3}, {6, 1}};                           // of 6
     Blocks best{1, 1};
     int64_t least = std::numeric_limits<int64_t>::max();
-    for (const Blocks* each = list; each != list + length; ++each) {
-        if (each->pixels > at.out_width) continue;
-        const int64_t work = int64_t(whole(at.out_channels, each->channels)) * whole(at.out_width, each->pixels);
-        if (work < least) best = *each, least = work;
+    for (const Blocks& each : all) {
+        if (each.channels * each.pixels != SUMS / V || each.pixels > at.out_width) continue;
+        const int64_t work = int64_t(whole(at.out_channels, each.channels)) * whole(at.out_width, each.pixels);
+        if (work < least) best = each, least = work;
     }
     return best;
 }
@@ -119,14 +117,14 @@ void correlate_with(Blocks b, const Window& at, const Vec* in, const float* pack
 #define LCFL_CASE(C, X) \
     case C * 100 + X:   \
         return correlate<C, X, V>(at, in, packed, bias, out, spare);
-    if constexpr (SUMS < 24) {
-        switch (code) { LCFL_CASE(3, 1) LCFL_CASE(3, 2) LCFL_CASE(2, 1) }
-    } else if constexpr (V == 2) {
-        switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
-    } else {
+    if constexpr (SUMS / V == 24) {
         switch (code) {
             LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) LCFL_CASE(24, 1)
         }
+    } else if constexpr (SUMS / V == 12) {
+        switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
+    } else {
+        switch (code) { LCFL_CASE(3, 2) LCFL_CASE(2, 3) LCFL_CASE(6, 1) }
     }
 #undef LCFL_CASE
     correlate<1, 1, V>(at, in, packed, bias, out, spare);
@@ -197,7 +195,7 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
 template <int V>
 void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
            float* gradient) {
-    constexpr int FEW = SUMS < 24 ? 2 : 4, MANY = SUMS < 24 ? 3 : 6;
+    constexpr int FEW = SUMS < 24 ? 3 : 4, MANY = SUMS / FEW;
     const auto work = [&](int channels, int taps) {
         return int64_t(whole(at.out_channels, channels)) * whole(at.taps(), taps);
     };

@@ -26,7 +26,7 @@ void connect_block(const float* weight, int64_t inputs, const float* bias, const
 
 template <int V>
 void connect(const float* weight, int inputs, int outputs, const float* bias, const Vec* in, Vec* out) {
-    constexpr int OB = SUMS / 2 / (SUMS < 24 ? V : 1);
+    constexpr int OB = SUMS / 2;
     int o = 0;
     for (; o + OB <= outputs; o += OB)
         connect_block<OB, V>(weight + int64_t(o) * inputs, inputs, bias ? bias + o : nullptr, in, out + o * V);
@@ -40,11 +40,13 @@ void connect(const float* weight, int inputs, int outputs, const float* bias, co
 template <int OB, int IB, int V>
 void connect_back_block(const float* weight, int64_t inputs, const Vec* slope, Vec* back) {
     Vec sum[IB][V];
-    for (int i = 0; i < IB; ++i) std::copy_n(back + i * V, V, sum[i]);
+    for (int i = 0; i < IB; ++i)
+        for (int v = 0; v < V; ++v) sum[i][v] = back[i * V + v];
     for (int o = 0; o < OB; ++o)
         for (int i = 0; i < IB; ++i)
             for (int v = 0; v < V; ++v) sum[i][v] += weight[o * inputs + i] * slope[o * V + v];
-    for (int i = 0; i < IB; ++i) std::copy_n(sum[i], V, back + i * V);
+    for (int i = 0; i < IB; ++i)
+        for (int v = 0; v < V; ++v) back[i * V + v] = sum[i][v];
 }
 
 template <int OB, int IB, int V>
@@ -56,7 +58,7 @@ void connect_back_rows(const float* weight, int inputs, const Vec* slope, Vec* b
 
 template <int V>
 void connect_back(const float* weight, int inputs, int outputs, const Vec* slope, Vec* back) {
-    constexpr int OB = SUMS < 24 ? 3 : 8, IB = SUMS < 24 ? 2 : 4;
+    constexpr int OB = SUMS / 3, IB = SUMS / 6;
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * inputs * V);
     int o = 0;
     for (; o + OB <= outputs; o += OB)
@@ -81,7 +83,7 @@ void outer_block(const float* const* slope, const Vec* in, int64_t row, int samp
 // `sideways` is the input with the batch outermost: chunks x [V LANES][I rounded up to vectors].
 inline void outer(const Vec* slope, int64_t slope_chunk, const Vec* sideways, int inputs, int outputs, int V,
                   int chunks, float* gradient) {
-    constexpr int OB = SUMS < 24 ? 2 : 6, IB = SUMS < 24 ? 3 : 4;
+    constexpr int IB = 4, OB = SUMS / IB;
     const int row = (inputs + LANES - 1) / LANES, samples = V * LANES;
     for (int v = 0; v < row; v += IB)
         for (int first = 0; first < outputs; first += OB) {

@@ -1,4 +1,4 @@
-// What every layer computes with: vectors of 16 samples, the memory they lie in, and the way into it and out of it.
+// What every layer computes with: vectors of samples, the memory they lie in, and the way into it and out of it.
 //
 // The batch lies innermost: LANES samples are one vector, V vectors (1 or 2) of them a chunk, and a value of C channels
 // and H x W pixels is chunks x [C][H][W][V] vectors. So every loop runs over whole vectors whatever the shape of a
@@ -12,35 +12,37 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace lcfl {
 
-constexpr int LANES = 16;
-typedef float Vec __attribute__((vector_size(64)));
-typedef float Vec8 __attribute__((vector_size(32)));
-typedef float Vec4 __attribute__((vector_size(16)));
-typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));  // anywhere in a flat vector
-typedef int32_t Mask __attribute__((vector_size(64)));
-
-// How many sums are held in registers at once: as many as there are registers, less a few for factors.
-#ifdef __AVX512F__
-constexpr int SUMS = 24;
+// As wide as the machine's: of wider ones compilers make code that goes through memory, tens of times slower.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
 #else
-constexpr int SUMS = 6;
+constexpr int LANES = 4, REGISTERS = 16;
 #endif
+constexpr int SUMS = REGISTERS / 4 * 3;  // held in registers at once: a few are left for factors
 
-constexpr int NEAR = 4096;  // vectors, 256 KiB: what stays in the second cache while it is read again and again
+typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Vec4 __attribute__((vector_size(4 * sizeof(float))));
+typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // in a flat vector
+typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+constexpr int NEAR = 256 * 1024 / sizeof(Vec);  // vectors that stay in the second cache while they are read repeatedly
 
 inline Vec fill(float value) { return Vec{} + value; }
 
 inline float total(Vec values) {  // by halves
-    Vec8 eight[2];
-    std::memcpy(eight, &values, sizeof values);
-    const Vec8 folded = eight[0] + eight[1];
-    Vec4 four[2];
-    std::memcpy(four, &folded, sizeof folded);
-    const Vec4 last = four[0] + four[1];
-    return (last[0] + last[2]) + (last[1] + last[3]);
+    Vec4 part[LANES / 4];
+    std::memcpy(part, &values, sizeof values);
+    for (int half = LANES / 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
@@ -54,7 +56,7 @@ class Memory {  // of vectors, that only grows
     Vec* of(int64_t size) {
         if (size > size_) {
             std::free(start_);
-            start_ = static_cast<Vec*>(std::aligned_alloc(64, size * sizeof(Vec)));
+            start_ = static_cast<Vec*>(std::aligned_alloc(sizeof(Vec), size * sizeof(Vec)));
             if (!start_) throw std::bad_alloc();
             size_ = size;
             std::memset(static_cast<void*>(start_), 0, size * sizeof(Vec));
@@ -86,25 +88,29 @@ struct Batch {  // how many samples there are, and the chunks that they lie in
 
 // ---- Between the batch innermost and the batch outermost ----
 
+// a0 b0 a1 b1 ..., from the lane `from` on.
+template <int from, int... lane>
+Vec weave(Vec a, Vec b, std::integer_sequence<int, lane...>) {
 #ifdef __clang__
-#define LCFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+    return __builtin_shufflevector(a, b, (from + lane / 2 + lane % 2 * LANES)...);
 #else
-#define LCFL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Mask){__VA_ARGS__})
+    return __builtin_shuffle(a, b, (Mask){(from + lane / 2 + lane % 2 * LANES)...});
 #endif
+}
 
-// Rows become columns: four times every row is interleaved with the one eight rows below.
+// Rows become columns: as often as LANES has halves every row is interleaved with the one LANES / 2 rows below.
 inline void transpose(Vec (&rows)[LANES]) {
-    for (int stage = 0; stage < 4; ++stage) {
+    constexpr std::make_integer_sequence<int, LANES> lanes;
+    for (int stage = 1; stage < LANES; stage *= 2) {
         Vec woven[LANES];
         for (int r = 0; r < LANES / 2; ++r) {
             const Vec a = rows[r], b = rows[r + LANES / 2];
-            woven[2 * r] = LCFL_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            woven[2 * r + 1] = LCFL_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            woven[2 * r] = weave<0>(a, b, lanes);
+            woven[2 * r + 1] = weave<LANES / 2>(a, b, lanes);
         }
         std::copy_n(woven, LANES, rows);
     }
 }
-#undef LCFL_SHUFFLE
 
 // [size][V LANES] -> [V LANES][row], where row is a multiple of LANES; what lies beyond size in a row is of no account.
 inline void to_outermost(const Vec* in, int64_t size, int V, int64_t row, float* out) {

@@ -1,0 +1,108 @@
+"""Seconds of a gradient by the engine `compiled`, as this machine has it and with narrower vectors, beside autograd.
+
+    python benchmarks/kernels.py --json kernels.json
+
+A batch of 32 random images. The kernels are built for all that this processor can do, and again without AVX-512 and
+without AVX, as other processors have them; elsewhere than on x86 only the first. Each library is kept like that of a
+run. One thread, everybody in turns, milliseconds of the processor; the least of all turns. So that autograd does without
+AVX-512, too:
+
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 python benchmarks/kernels.py
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lcfl import FederatedModule, networks
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
+from lcfl.engines import kernels, make
+
+NETWORKS = {
+    "lenet 1x28x28": (partial(networks.LeNet5, in_channels=1, image_size=28, padding=2), (1, 28, 28)),
+    "lenet 3x32x32": (networks.LeNet5, (3, 32, 32)),
+    "cnn 3x32x32": (networks.CNN, (3, 32, 32)),
+    "resnet9 3x32x32": (networks.ResNet9, (3, 32, 32)),
+    "mlp 784": (partial(networks.MLP, 784, (200,), 10), (784,)),
+}
+FLAGS = {"native": "", "no AVX-512": "-mno-avx512f", "no AVX": "-mno-avx"}
+BATCH = 32
+
+
+@contextmanager
+def compiled_with(flag: str) -> Iterator[None]:
+    """Inside, the kernels are those that the compiler makes with one more flag."""
+    command = " ".join([*kernels.compiler_command(), flag])
+    with patch.dict(os.environ, CXX=command), patch.object(kernels, "load", kernels.load.__wrapped__):
+        yield
+
+
+def data_of(shape: Sequence[int]) -> FederatedDataModule:
+    """One client with random images for a batch and for a test."""
+    draw = torch.Generator().manual_seed(0)
+    pixels, labels = torch.randn(2 * BATCH, *shape, generator=draw), torch.randint(10, (2 * BATCH,), generator=draw)
+    data = FederatedDataModule(Tensors((pixels, labels)), IID(), 1, batch_size=BATCH, protocols=["own_split"])
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
+    """Measures, prints a table and writes JSON; milliseconds per network and engine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    options = parser.parse_args(args)
+    torch.set_num_threads(1)
+    flags = FLAGS if platform.machine() in ("x86_64", "AMD64") else {"native": ""}
+    print(f"torch {torch.__version__}, {options.turns} turns; ms of the processor for a gradient of {BATCH} images")
+    print(f"| network | parameters | sequential | {' | '.join(flags)} |\n|{'---|' * (3 + len(flags))}")
+    found = {}
+    for name in options.networks:
+        network, shape = NETWORKS[name]
+        data, fabric = data_of(shape), Fabric(accelerator="cpu", devices=1)
+        module = FederatedModule(network, partial(torch.optim.SGD, lr=0.01))
+        engines = {"sequential": make("sequential", fabric, module, data)}
+        for label, flag in flags.items():
+            with compiled_with(flag):
+                engines[label] = make("compiled", fabric, FederatedModule(network), data)
+        model, batch = module.initial_model(0), np.arange(BATCH)
+        taken: dict[str, list[float]] = {label: [] for label in engines}
+        for turn in range(options.turns + 1):
+            for label, engine in engines.items():
+                begin, steps = time.process_time(), 0
+                while steps == 0 or time.process_time() - begin < options.seconds * (turn > 0):
+                    gradient: Tensor = engine.gradient(model, batch).vector
+                    steps += 1
+                if turn:  # the first warms up
+                    taken[label].append((time.process_time() - begin) / steps * 1000)
+                elif label == "sequential":
+                    reference = gradient
+                elif not torch.allclose(gradient, reference, rtol=1e-3, atol=1e-3 * float(reference.abs().max())):
+                    raise SystemExit(f"{name}: the gradient of {label} is not that of autograd.")
+        found[name] = {label: min(each) for label, each in taken.items()}
+        cells = [f"{value:.2f}" for value in found[name].values()]
+        print(f"| {name} | {module.layout.num_parameters:,} | {' | '.join(cells)} |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()
