@@ -4,8 +4,8 @@
 
 A batch of 32 random images. The kernels are built for all that this processor can do, and again without AVX-512 and
 without AVX, as other processors have them; elsewhere than on x86 only the first. Each library is kept like that of a
-run. One thread, everybody in turns, milliseconds of the processor; the least of all turns. So that autograd does without
-AVX-512, too:
+run. One thread, everybody in turns, milliseconds of the processor; the least of all turns. So that autograd has no
+AVX-512, either:
 
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 python benchmarks/kernels.py
 """
