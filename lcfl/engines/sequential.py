@@ -20,7 +20,7 @@ from lcfl.module import FederatedModule
 __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
-WIDE = 16  # channels; measured in docs/performance.md
+WIDE = 4  # channels; measured in docs/performance.md
 SCORED_BATCH = 512  # samples at a time where nothing is learnt
 
 Result = TypeVar("Result")

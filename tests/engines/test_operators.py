@@ -17,8 +17,9 @@ from tests.builders import dealt, engine
 # depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one
 # makes every run slower.
 STEP = 5  # gathers inputs and targets, and keeps the loss
-RUN = 54  # puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses
-PULLS = 65  # the two regularisers and their gradients, of 10 parameters
+RUN = 55  # puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses;
+# a copy of the weights that have their channels innermost
+PULLS = 66  # the two regularisers and their gradients, of 10 parameters, one of which has its channels innermost
 STACKED_STEP = 123  # the views by which torch.vmap makes one operation of those of all clients
 
 
