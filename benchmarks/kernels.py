@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ BATCH = 32
 @contextmanager
 def compiled_with(flag: str) -> Iterator[None]:
     """Inside, the kernels are those that the compiler makes with one more flag."""
-    command = " ".join([*kernels.compiler_command(), flag])
+    command = shlex.join([*kernels.compiler_command(), *flag.split()])
     with patch.dict(os.environ, CXX=command), patch.object(kernels, "load", kernels.load.__wrapped__):
         yield
 
