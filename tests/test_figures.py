@@ -139,17 +139,32 @@ def test_curves_are_the_mean_over_seeds_in_a_band():
         accuracy_curves({"global": {"none": [[]]}}, "round", "mine")
 
 
-def test_a_method_has_a_colour_a_kind_of_model_a_style_and_no_two_curves_look_alike():
+def test_of_many_curves_a_method_has_a_colour_a_kind_of_model_a_panel_and_no_two_look_alike():
     methods = [f"method {number}" for number in range(20)]
     curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in methods} for kind in ("personal", "cluster")}
-    lines = accuracy_curves(curves, "round", "mine").axes[0].lines
-    colours = {
-        method: {line.get_color() for line in lines if method in line.get_label().split(", ")} for method in methods
-    }
-    assert all(len(colour) == 1 for colour in colours.values())
-    personal, cluster = ({line.get_linestyle() for line in lines if kind in line.get_label()} for kind in curves)
-    assert len(personal) == len(cluster) == 1 and personal != cluster
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 40
+    panels = accuracy_curves(curves, "round", "mine").axes
+    assert [axes.get_title() for axes in panels] == ["mine, personal", "mine, cluster"]
+    lines = [axes.lines for axes in panels]
+    assert [[line.get_label() for line in of_kind] for of_kind in lines] == [methods, methods]
+    looks = [[(line.get_color(), line.get_marker()) for line in of_kind] for of_kind in lines]
+    assert looks[0] == looks[1] and len(set(looks[0])) == 20
+
+
+def test_few_curves_of_several_kinds_share_a_panel():
+    curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in "abcd"} for kind in ("personal", "cluster", "global")}
+    figure = accuracy_curves(curves, "round", "mine", baseline=0.1)
+    (axes,) = figure.axes
+    assert len({line.get_linestyle() for line in axes.lines if "cluster" in line.get_label()}) == 1
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 13
+    assert clashes(figure) == 0
+
+
+def test_the_legend_of_many_curves_names_each_method_once():
+    curves = {kind: {method: [[(1, 0.5)]] for method in "abcdefg"} for kind in ("personal", "cluster")}
+    curves["global"] = {"h": [[(1, 0.7)]]}
+    figure = accuracy_curves(curves, "round", "mine", baseline=0.1)
+    assert sorted(text.get_text() for text in figure.legends[0].texts) == [*"abcdefgh", "majority class"]
+    assert len(figure.axes) == 3 and clashes(figure) == 0
 
 
 def test_label_counts_by_number():

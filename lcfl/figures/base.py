@@ -4,6 +4,7 @@ Legend: N clients, K clusters. All colours can be told apart with the common kin
 """
 
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ __all__ = [
     "label_clients",
     "mark_groups",
     "new_figure",
+    "new_panels",
     "save",
     "shown",
 ]
@@ -48,10 +50,17 @@ SMALLEST_LABELLED = 0.03  # a block of clients that is a smaller share of its ax
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
     """An empty figure of so many inches whose parts make room for each other."""
+    figure, panels = new_panels(width, height, [""])
+    return figure, panels[""]
+
+
+def new_panels(width: float, height: float, names: Sequence[str]) -> "tuple[Figure, dict[str, Axes]]":
+    """The same with panels side by side, by name, on one vertical scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    return figure, figure.add_subplot()
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    return figure, dict(zip(names, panels, strict=True))
 
 
 def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:

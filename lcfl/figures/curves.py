@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lcfl.figures.base import COLOURS, LINE_STYLES, new_figure
+from lcfl.figures.base import COLOURS, LINE_STYLES, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["accuracy_curves"]
 
-LEGEND_LETTERS = 100  # that fit into a line under the picture
+LEGEND_LETTERS = 12.5  # that fit into an inch under the picture
 MARKERS = ("", "o", "s", "^", "D")  # tell methods apart when the colours begin again
 NUM_MARKS = 10  # on a line
+MOST_LINES = 12  # in a panel with lines of several kinds of model
 
 Curve = Sequence[tuple[float, float]]
 
@@ -25,7 +26,7 @@ def accuracy_curves(
 ) -> "Figure":
     """The accuracy of each method, the mean over its seeds, in a band from the worst to the best seed.
 
-    A method has its colour, a kind of model its style of line.
+    A method has its colour, a kind of model its style of line or, where there are many lines, its panel.
 
     Args:
         curves: for each kind of model and method one curve per seed, each a list of (x, accuracy from 0 to 1). Methods
@@ -45,25 +46,32 @@ def accuracy_curves(
     }
     if not drawn:
         raise ValueError("figures: there is no curve to draw.")
-    methods = list(dict.fromkeys(method for method, _ in drawn))
-    styles = dict(zip(dict.fromkeys(kind for _, kind in drawn), cycle(LINE_STYLES), strict=False))
-    num_columns = max(1, LEGEND_LETTERS // (max(len(", ".join(key)) for key in drawn) + 6))
-    figure, axes = new_figure(8.0, 4.0 + 0.2 * -(-(len(drawn) + 1) // num_columns))
+    methods, kinds = (list(dict.fromkeys(of)) for of in zip(*drawn, strict=True))
+    split = len(drawn) > MOST_LINES and len(kinds) > 1
+    styles = dict(zip(kinds, cycle(LINE_STYLES[:1] if split else LINE_STYLES), strict=False))
+    names = {key: key[0] if split else ", ".join(key) for key in drawn}
+    width, height = (5.0 * len(kinds), 5.0) if split else (8.0, 4.0)
+    num_columns = max(1, int(width * LEGEND_LETTERS) // (max(map(len, names.values())) + 6))
+    num_rows = -(-(len(set(names.values())) + 1) // num_columns)
+    figure, panels = new_panels(width, height + 0.2 * num_rows, kinds if split else [""])
     for (method, kind), seeds in drawn.items():
         length = min(map(len, seeds))
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
         x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
         again, number = divmod(methods.index(method), len(COLOURS))
         colour, marker, every = COLOURS[number], MARKERS[again % len(MARKERS)], -(-length // NUM_MARKS)
-        (line,) = axes.plot(x, acc.mean(axis=0), styles[kind], color=colour, lw=1.5, label=f"{method}, {kind}")
+        axes = panels[kind if split else ""]
+        (line,) = axes.plot(x, acc.mean(axis=0), styles[kind], color=colour, lw=1.5, label=names[method, kind])
         line.set(marker=marker, markevery=every, markersize=4)
         if len(seeds) > 1:
             axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=colour, alpha=0.2, lw=0)
-    if baseline is not None:
-        axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("accuracy (%), mean over clients")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=num_columns, fontsize="small")
+    for kind, axes in panels.items():
+        if baseline is not None:
+            axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
+        axes.set_title(f"{title}, {kind}" if split else title)
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+    next(iter(panels.values())).set_ylabel("accuracy (%), mean over clients")
+    shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
+    figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=num_columns, fontsize="small")
     return figure
