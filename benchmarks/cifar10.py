@@ -26,7 +26,7 @@ PULLS = [*TWO_RATES, "model={cluster_weight: 0, global_weight: 0},{cluster_weigh
 CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=4,10"]
 # With so few clusters average linkage leaves nearly everybody in one of them.
 PACFL_TREES = "method.clustering.init_args={num_clusters: 4, linkage: complete},{num_clusters: 10, linkage: average}"
-# At a tenth of the largest first update one run of three is never cut; at a fifth all are, often.
+# In blocks one run of three is never cut at a tenth of the largest first update, and under Dirichlet too seldom.
 CFL_THRESHOLDS = "method.clustering.init_args={eps1: 0.1, eps2: 0.4},{eps1: 0.2, eps2: 1.2}"
 # AS-CFL's and FedClust's files have their papers' ten epochs; here every method has five steps.
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
@@ -47,7 +47,7 @@ GRIDS = {
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,
-    # at 0.05 some of CGPFL's clients diverge in every round
+    # at 0.05 some of CGPFL's clients diverge in every third round
     "cgpfl": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
     "cfl": [*TWO_RATES, CFL_THRESHOLDS],
