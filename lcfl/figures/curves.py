@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,12 @@ NUM_MARKS = 10  # on a line
 MOST_LINES = 12  # in a panel with lines of several kinds of model
 
 Curve = Sequence[tuple[float, float]]
+
+
+class _Place(NamedTuple):
+    panel: str  # its title
+    style: str
+    label: str
 
 
 def accuracy_curves(
@@ -46,32 +52,42 @@ def accuracy_curves(
     }
     if not drawn:
         raise ValueError("figures: there is no curve to draw.")
-    methods, kinds = (list(dict.fromkeys(of)) for of in zip(*drawn, strict=True))
-    split = len(drawn) > MOST_LINES and len(kinds) > 1
-    styles = dict(zip(kinds, cycle(LINE_STYLES[:1] if split else LINE_STYLES), strict=False))
-    names = {key: key[0] if split else ", ".join(key) for key in drawn}
-    width, height = (5.0 * len(kinds), 5.0) if split else (8.0, 4.0)
-    num_columns = max(1, int(width * LEGEND_LETTERS) // (max(map(len, names.values())) + 6))
-    num_rows = -(-(len(set(names.values())) + 1) // num_columns)
-    figure, panels = new_panels(width, height + 0.2 * num_rows, kinds if split else [""])
+    methods = list(dict.fromkeys(method for method, _ in drawn))
+    places = _places(list(drawn), title)
+    titles = list(dict.fromkeys(place.panel for place in places.values()))
+    width, height = (8.0, 4.0) if len(titles) == 1 else (5.0 * len(titles), 5.0)
+    labels = {place.label for place in places.values()}
+    num_columns = max(1, int(width * LEGEND_LETTERS) // (max(map(len, labels)) + 6))
+    num_rows = -(-(len(labels) + 1) // num_columns)
+    figure, panels = new_panels(width, height + 0.2 * num_rows, titles)
     for (method, kind), seeds in drawn.items():
         length = min(map(len, seeds))
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
         x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
         again, number = divmod(methods.index(method), len(COLOURS))
         colour, marker, every = COLOURS[number], MARKERS[again % len(MARKERS)], -(-length // NUM_MARKS)
-        axes = panels[kind if split else ""]
-        (line,) = axes.plot(x, acc.mean(axis=0), styles[kind], color=colour, lw=1.5, label=names[method, kind])
+        place = places[method, kind]
+        axes = panels[place.panel]
+        (line,) = axes.plot(x, acc.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
         line.set(marker=marker, markevery=every, markersize=4)
         if len(seeds) > 1:
             axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=colour, alpha=0.2, lw=0)
-    for kind, axes in panels.items():
+    for panel, axes in panels.items():
         if baseline is not None:
             axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
-        axes.set_title(f"{title}, {kind}" if split else title)
+        axes.set_title(panel)
         axes.set_xlabel(x_label)
         axes.grid(alpha=0.3)
     next(iter(panels.values())).set_ylabel("accuracy (%), mean over clients")
     shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
     figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=num_columns, fontsize="small")
     return figure
+
+
+def _places(keys: Sequence[tuple[str, str]], title: str) -> dict[tuple[str, str], _Place]:
+    """A line's place: few lines share a panel, a kind of model in its style; of many, each kind has a panel."""
+    kinds = list(dict.fromkeys(kind for _, kind in keys))
+    if len(keys) > MOST_LINES and len(kinds) > 1:
+        return {(method, kind): _Place(f"{title}, {kind}", LINE_STYLES[0], method) for method, kind in keys}
+    styles = dict(zip(kinds, cycle(LINE_STYLES), strict=False))
+    return {(method, kind): _Place(title, styles[kind], f"{method}, {kind}") for method, kind in keys}
