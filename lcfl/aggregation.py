@@ -333,7 +333,7 @@ class BlendedClusterMean(ClusterMean):
         over: see `ClusterMean`.
         embedding_over: see `ClusterMean`.
         weights: see `ClusterMean`.
-        beta: 1 is `ClusterMean`; above 1 a centre goes beyond the mean, up to 2.
+        beta: 1 is `ClusterMean`; above 1 a centre's parameters go beyond the mean, up to 2.
 
     Raises:
         ValueError: for a beta outside (0, 2].
@@ -347,12 +347,14 @@ class BlendedClusterMean(ClusterMean):
             raise ValueError(f"method.aggregation: got beta={self.beta}; allowed are numbers above 0 and up to 2.")
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """The new centres; the global model is the mean itself. Counters in buffers are not blended."""
+        """The new centres; the global model is the mean itself. A counter in buffers is always the mean's."""
         before = state.centres
         super().__call__(state, uploads, layout)
         if self.beta == 1:
             return
         blended = before + self.beta * (state.centres - before)
-        for place in layout.integer_slices():
+        # Beyond the mean a running variance can be negative: buffers stop there.
+        kept = [slice(layout.num_parameters, None)] if self.beta > 1 else layout.integer_slices()
+        for place in kept:
             blended[:, place] = state.centres[:, place]
         state.centres = blended

@@ -30,6 +30,7 @@ from tests.builders import (
     blobs,
     blobs_module,
     dealt,
+    fedac,
     fedavg,
     fednova,
     fedper,
@@ -41,8 +42,10 @@ from tests.builders import (
 )
 from tests.checkpoints import full_state
 from tests.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.clustering.test_one_shot import fedclust
 from tests.fits import assert_same_run
 from tests.fits import fit as command
+from tests.test_ascfl import ascfl
 
 POLICIES = ("average", "keep_server", "local")
 P, Q = 6, 3
@@ -149,7 +152,7 @@ def test_local_by_hand(tmp_path, policy):
     assert watch.rows[0]["comm/total_bytes"] == 0
 
 
-BASELINES = {  # and how many batches a run of it trains on
+METHODS = {  # and how many batches a run of it trains on
     "fedprox": (fedprox(steps=2), 2),
     "fednova": (fednova(steps=2), 2),
     "fedper": (fedper(steps=2), 2),
@@ -164,13 +167,17 @@ BASELINES = {  # and how many batches a run of it trains on
     "pacfl": (pacfl(), 3),
     "cgpfl": (cgpfl(3), 15),  # three, five times each
     "cgpfl_prox": (cgpfl_prox(3), 3),
+    "lcfed": (lcfed(2), 3),
+    "fedac": (fedac(2), 3),
+    "ascfl": (ascfl(local=LocalTraining(steps=3)), 3),
+    "fedclust": (fedclust(), 3),
 }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", BASELINES)
-def test_every_baseline_follows_the_policy(tmp_path, name, policy):
-    method, batches = BASELINES[name]
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_follows_the_policy(tmp_path, name, policy):
+    method, batches = METHODS[name]
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), method, tmp_path, rounds=2, clients_per_round=3)
     state, times = watch.state, Counter(client for sampled in watch.sampled.values() for client in sampled)
     assert len(state.global_model) == state.centres.shape[1] == watch.server.layout.size

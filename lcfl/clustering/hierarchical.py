@@ -36,11 +36,15 @@ Merges = NDArray[np.float64]
 def distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.float64]:
     """The proximity matrix M ``[N, N]`` of vectors in float64: symmetric, with a diagonal of zeros.
 
-    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2.
+    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2, and 1 between a
+    vector of zeros and any other.
     """
     rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-12) if metric == "cosine" else vector_NP
     total_NN = squared_distances(rows_NP, 1.0 if metric == "l1" else 2.0)
     # Of unit vectors |a - b|^2 = 2 (1 - cos).
+    if metric == "cosine":
+        zero_N = (rows_NP == 0).all(dim=1).double()
+        total_NN += zero_N[:, None] + zero_N
     distance_NN = {"l2": total_NN.sqrt(), "l1": total_NN, "cosine": total_NN / 2}[metric]
     matrix: NDArray[np.float64] = distance_NN.fill_diagonal_(0.0).numpy()
     return np.maximum(matrix, matrix.T)

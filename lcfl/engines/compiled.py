@@ -45,11 +45,13 @@ def check_compiled(
     if dtype != torch.float32:
         raise Unsupported(f"the inputs are {dtype}, not torch.float32")
     for name in REPLACED:
-        if getattr(type(module), name) is not getattr(FederatedModule, name):
+        if name in vars(module) or getattr(type(module), name) is not getattr(FederatedModule, name):
             raise Unsupported(f"{type(module).__name__} has a {name} of its own")
     loss = module.loss
     if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or loss.label_smoothing > 0:
         raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
+    if loss.ignore_index >= 0:
+        raise Unsupported(f"the loss ignores label {loss.ignore_index}")
     if loss.reduction != "mean":
         raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
     if sgd_settings(module) is None:
@@ -111,6 +113,7 @@ class CompiledEngine(SequentialEngine):
         self._gradient = torch.empty(self._num_parameters)
         self._needs_two = program.needs_two
         self._num_classes = program.values[program.output].channels
+        self._shape = torch.Size(shape)
 
     def descend(
         self,
@@ -165,7 +168,7 @@ class CompiledEngine(SequentialEngine):
         model, buffers = self._opened(model)
 
         def scores(inputs: Tensor) -> Tensor:
-            inputs, found = inputs.contiguous(), torch.empty(len(inputs), self._num_classes)
+            inputs, found = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
             places = [_at(each) for each in (model, buffers, inputs)]
             self._kernels.lcfl_scores(self._program, *places, len(inputs), _at(found))
             return found
@@ -186,10 +189,22 @@ class CompiledEngine(SequentialEngine):
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
             )
         inputs, targets = self.examples.training_batch(indices, self.device)
-        inputs = inputs.contiguous()
+        inputs = self._checked(inputs)
+        if targets.dtype != torch.int64:
+            raise ValueError(f"labels: got {targets.dtype}; needed is torch.int64.")
         places = [_at(each) for each in (model, buffers, inputs, targets)]
         loss = self._kernels.lcfl_gradient(self._program, *places, len(targets), _at(self._gradient))
         return float(loss)
+
+    def _checked(self, inputs: Tensor) -> Tensor:
+        """Inputs as the kernels read them, who would read beside others."""
+        if inputs.dtype != torch.float32 or inputs.shape[1:] != self._shape:
+            raise ValueError(
+                f"trainer.engine: compiled was made for inputs of shape {tuple(self._shape)} in torch.float32, and an "
+                f"augmentation or a client's view made them {tuple(inputs.shape[1:])} in {inputs.dtype}; set "
+                "trainer.engine=sequential, or change what it makes."
+            )
+        return inputs.contiguous()
 
     def _close(self, buffers: Tensor) -> None:
         """Remembers the client's own buffers where it keeps them."""

@@ -77,10 +77,9 @@ class _Part(Generic[Result]):
         return self._waits
 
     def end(self) -> None:
-        """Unwinds it if it waits, and lets its thread end."""
-        if self._waits:
-            self._answer, self._waits = _Ended(), False
-            self._turn.release()
+        """Unwinds it where it waits, or will ask its next question, and lets its thread end."""
+        self._answer = _Ended()
+        self._turn.release()
         if self._thread.ident is not None:
             self._thread.join()
 

@@ -1,5 +1,6 @@
 """A network as a list of the operations that the kernels know, found by tracing its forward pass."""
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class _Tracer:
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     used: set[int] = field(default_factory=set)  # parameters that an operation has, by id
+    overwritten: list[int] = field(default_factory=list)  # values that a ReLU works on in place
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
@@ -87,6 +89,9 @@ class _Tracer:
         unused = [name for name, each in self.network.named_parameters() if id(each) not in self.used]
         if unused:
             raise Unsupported(f"its parameter {unused[0]} belongs to no operation")
+        readers = [number for op in self.ops for number in (op.input, op.other)] + [last.number]
+        if any(readers.count(number) > 1 for number in self.overwritten):
+            raise Unsupported("a ReLU works in place on what its forward pass reads again")
         self.share_values(last.number)
         return Program(tuple(self.ops), tuple(self.values), last.number)
 
@@ -96,7 +101,7 @@ class _Tracer:
             return self.layer(self.network.get_submodule(str(node.target)), inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
         if name == "relu":
-            return self.relu(inputs[0])
+            return self.relu(inputs[0], bool(node.args[1:] or node.kwargs.get("inplace")))
         if name == "add" and len(inputs) == 2 and not node.kwargs:
             return self.add(*inputs)
         if name == "flatten" and node.args[1:] == (1,) and not node.kwargs:
@@ -112,8 +117,10 @@ class _Tracer:
         kind, shape = type(layer), self.values[at.number]
         rule = LAYERS.get(kind)
         name = f"{kind.__name__} {self.names.get(id(layer), '')}".strip()
-        if rule is None or layer._forward_hooks or layer._forward_pre_hooks:
-            raise Unsupported(f"it has the layer {name}" + (" with hooks" if rule is not None else ""))
+        if rule is None:
+            raise Unsupported(f"it has the layer {name}")
+        if _has_hooks(layer) or "forward" in vars(layer):
+            raise Unsupported(f"it has the layer {name} with hooks or a forward of its own")
         if any(id(each) in self.used for each in layer.parameters()):
             raise Unsupported(f"it uses the layer {name} twice")
         self.used |= {id(each) for each in layer.parameters()}
@@ -131,7 +138,9 @@ class _Tracer:
         self.ops.append(op)
         return _Place(op.output, at.is_flat)
 
-    def relu(self, at: _Place) -> _Place:
+    def relu(self, at: _Place, in_place: bool) -> _Place:
+        if in_place:
+            self.overwritten.append(at.number)
         return self.emit("relu", at, _shape(self.values[at.number]), None)
 
     def add(self, at: _Place, other: _Place) -> _Place:
@@ -142,7 +151,7 @@ class _Tracer:
 
     def share_values(self, output: int) -> None:
         """Lets a ReLU write where it reads, if nobody else reads there."""
-        readers = [number for op in self.ops for number in (op.input, op.other) if number >= 0]
+        readers = [number for op in self.ops for number in (op.input, op.other)] + [output]
         renamed: dict[int, int] = {}
         for op in self.ops:
             op.input, op.other = renamed.get(op.input, op.input), renamed.get(op.other, op.other)
@@ -171,7 +180,7 @@ def _linear(tracer: _Tracer, layer: nn.Linear, at: _Place, value: Value) -> _Pla
 
 
 def _relu(tracer: _Tracer, layer: nn.ReLU, at: _Place, value: Value) -> _Place:
-    return tracer.relu(at)
+    return tracer.relu(at, layer.inplace)
 
 
 def _identity(tracer: _Tracer, layer: nn.Identity, at: _Place, value: Value) -> _Place:
@@ -209,12 +218,16 @@ def _adaptive_pool(tracer: _Tracer, layer: nn.AdaptiveAvgPool2d, at: _Place, val
     return tracer.emit("avg_pool", at, (value.channels, *wanted), layer, **_window(kernel, kernel, (0, 0)))
 
 
-def _group_norm(tracer: _Tracer, layer: nn.GroupNorm, at: _Place, value: Value) -> _Place:
+def _group_norm(tracer: _Tracer, layer: nn.GroupNorm, at: _Place, value: Value) -> _Place | None:
+    if _hides_pixels(at, value):
+        return None
     return tracer.emit("group_norm", at, _shape(value), layer, groups=layer.num_groups, eps=layer.eps)
 
 
 def _batch_norm(tracer: _Tracer, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: _Place, value: Value) -> _Place | None:
     if layer.momentum is None or not layer.track_running_stats or at.is_flat != isinstance(layer, nn.BatchNorm1d):
+        return None
+    if _hides_pixels(at, value):
         return None
     statistics = layer.running_mean, layer.running_var, layer.num_batches_tracked
     places = dict(zip(("mean", "var", "tracked"), (tracer.buffers[id(each)] for each in statistics), strict=True))
@@ -258,20 +271,44 @@ def trace(network: nn.Module, shape: Sequence[int]) -> Program:
     Parameters and buffers are found at their places in the flat vectors ``[P]`` and ``[Q]`` of a model.
 
     Raises:
-        Unsupported: if it has something that the kernels have not; says what.
+        Unsupported: if it has something that the kernels have not, or that a trace does not show; says what.
     """
     if len(shape) not in (1, 3):
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; known are images [C, H, W] and vectors [D]")
     if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
         raise Unsupported(f"its parameter {frozen[0]} is not trained")
+    if _has_hooks(network) or any(each._backward_hooks for each in network.parameters()):
+        raise Unsupported("it has hooks")
     return _Tracer(network).run(shape)
 
 
 def _graph(network: nn.Module) -> fx.Graph:
+    """What the forward pass of a copy calls, which must be the same in training and in evaluation."""
     try:
-        return fx.Tracer().trace(network)
+        copied = copy.deepcopy(network)
+        graphs = []
+        for training in (False, True):
+            copied.train(training)
+            if any(each.training != training for each in copied.modules()):
+                raise Unsupported("its train() leaves a layer in another mode")
+            graphs.append(fx.Tracer().trace(copied))
+    except Unsupported:
+        raise
     except Exception as error:  # whatever the network's own code raises when it meets a placeholder
         raise Unsupported(f"its forward pass cannot be traced ({type(error).__name__}: {error})") from None
+    if str(graphs[0]) != str(graphs[1]):
+        raise Unsupported("its forward pass is another one in training than in evaluation")
+    return graphs[0]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
+
+
+def _hides_pixels(at: _Place, value: Value) -> bool:
+    """Whether an image was flattened there: its pixels are features, and no longer of a channel."""
+    return at.is_flat and value.height * value.width > 1
 
 
 def _is_size(node: fx.Node) -> bool:

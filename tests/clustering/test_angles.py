@@ -128,6 +128,13 @@ def test_ties_thresholds_and_missing_clients():
     assert state.assignment.tolist() == [-1, 0, -1, 1]
 
 
+def test_the_linkage_decides_where_the_tree_is_cut():
+    """Directions at 0, 20, 42 and 65 degrees: 22 from the first two to the third, by complete linkage 42."""
+    at = [columns([np.cos(np.radians(x)), np.sin(np.radians(x))]) for x in (0, 20, 42, 65)]
+    for linkage, expected in (("single", [0, 0, 0, 1]), ("complete", [0, 0, 1, 1])):
+        assert clustered(PrincipalAngles(num_clusters=2, linkage=linkage), at).assignment.tolist() == expected
+
+
 def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
     one = pacfl(threshold=180.0, num_clusters=None)
     runs = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=4, clients_per_round=5) for each in (one, fedavg())]

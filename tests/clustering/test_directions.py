@@ -25,7 +25,7 @@ from tests.builders import (
     upload,
 )
 from tests.clustered import Evaluations, fedgroup, normed_module
-from tests.clustering.models import LAYOUT, axis, four_ways, opened
+from tests.clustering.models import LAYOUT, SIZE, axis, four_ways, opened
 from tests.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
@@ -95,6 +95,13 @@ def test_measures_in_plain_numpy():
         others = [z for z in range(6) if z not in (i, j)]
         assert found[i, j] == pytest.approx(np.mean([abs(cos[i, z] - cos[j, z]) for z in others]), abs=1e-9)
     assert (np.diag(found) == 0).all() and (found == found.T).all()
+
+
+def test_mean_cosine_differences_are_joined_by_complete_linkage():
+    """Average linkage would leave the sixth alone, single linkage four of them."""
+    models = list(torch.randn(8, SIZE, generator=torch.Generator().manual_seed(0)))
+    state = opened(UpdateDirections(3, measure="madc"), models)
+    assert adjusted_rand_score([0, 1, 1, 2, 1, 2, 0, 1], state.assignment) == 1
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])

@@ -32,6 +32,12 @@ def test_distances_are_scipys(metric, name, monkeypatch):
     assert found.dtype == np.float64 and (found == found.T).all() and not found.diagonal().any()
 
 
+def test_a_vector_of_zeros_is_at_a_right_angle_to_all_others():
+    x, zero = [1.0, 0.0], [0.0, 0.0]
+    found = distances(torch.tensor([zero, x, [-3.0, 0.0], zero]), "cosine")
+    assert found.tolist() == [[0, 1, 1, 1], [1, 0, 2, 1], [1, 2, 0, 1], [1, 1, 1, 0]]
+
+
 def test_small_distances_between_large_vectors_are_exact():
     vectors = torch.full((2, 4), 4096.0)
     vectors[1, 0] += 2**-10

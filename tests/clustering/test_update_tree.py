@@ -159,6 +159,19 @@ def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
     assert state.assignment.tolist() == [0, 1, 0, 1]
 
 
+def test_the_linkage_and_the_metric_decide():
+    """On a line 0, 20, 42, 65: 22 from the first two to the third, by complete linkage 42. In the plane (3, 3) and
+    (-5, 0) around 0: 4.2 and 5 by l2, 6 and 5 by l1."""
+    line = {i: axis(0, x) for i, x in enumerate([0.0, 20.0, 42.0, 65.0])}
+    for linkage, expected in (("single", [0, 0, 0, 1]), ("complete", [0, 0, 1, 1])):
+        clustering = HierarchicalUpdates(0, linkage=linkage, num_clusters=2)
+        assert clustered(clustering, line, axis(1)).assignment.tolist() == expected
+    plane = {0: axis(0, 0.0), 1: axis(0, 3.0) + axis(1, 3.0), 2: axis(0, -5.0), 3: axis(2, 90.0)}
+    for metric, expected in (("l2", [0, 0, 1, 2]), ("l1", [0, 1, 0, 2])):
+        clustering = HierarchicalUpdates(0, metric, "average", num_clusters=3)
+        assert clustered(clustering, plane, axis(1)).assignment.tolist() == expected
+
+
 def test_ties_an_update_that_is_missing_and_none_at_all():
     equal = {i: axis(0) for i in range(4)}
     assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1

@@ -13,7 +13,10 @@ from torch import nn
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
+from lcfl.data.views import SeenExamples, View
 from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make
+from lcfl.local.choice import least_loss
+from lcfl.local.update import LocalData
 from lcfl.module import FederatedModule
 from lcfl.networks import CNN, MLP, LeNet5, ResNet9
 from tests.builders import blobs, loaded
@@ -190,23 +193,95 @@ def test_hessian_products_are_those_of_autograd():
     assert torch.equal(ours.vector, theirs.vector)
 
 
+class Pooled(nn.Module):
+    """Windows that overlap, and no ReLU before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        self.pool = nn.MaxPool2d(2, 1)
+        self.decision = nn.Linear(2 * 9, 4)
+
+    def forward(self, x):
+        return self.decision(torch.flatten(self.pool(self.conv(x)), 1))
+
+
 def test_ties_within_a_window_go_to_the_first_pixel_as_in_torch():
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(1, 2, 1)
-            self.pool = nn.MaxPool2d(2, 1)
-            self.decision = nn.Linear(2 * 9, 4)
-
-        def forward(self, x):
-            return self.decision(torch.flatten(self.pool(self.conv(x)), 1))
-
     sequential, compiled = engines(Pooled, (1, 4, 4))
     for engine in (sequential, compiled):
         engine.examples.inputs.round_()  # many equal pixels
     model = sequential.module.initial_model(3)
     theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
     torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_weight_that_is_nan_spoils_the_scores_and_the_loss_and_never_wins(name):
+    network, shape = NETWORKS[name]
+    sequential, compiled = engines(network, shape)
+    model = sequential.module.initial_model(3)
+    broken = model.clone()
+    broken[0] = torch.nan
+    indices = np.arange(75)
+    inputs, _ = sequential.examples.batch(indices, torch.device("cpu"))
+    with torch.no_grad():
+        theirs, ours = (engine.scorer(broken)(inputs).isnan() for engine in (sequential, compiled))
+    assert theirs.any() and torch.equal(ours, theirs)
+    assert np.isnan(compiled.loss(broken, indices))
+    assert least_loss(torch.stack([broken, model]), LocalData(indices, 10, 0, 0), compiled)[0] == 1
+
+
+@pytest.mark.parametrize("pixel", range(16))
+def test_a_window_with_a_nan_is_nan_wherever_it_lies(pixel):
+    sequential, compiled = engines(Pooled, (1, 4, 4))
+    model = sequential.module.initial_model(3)
+    inputs = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    inputs[::3].view(-1, 16)[:, pixel] = torch.nan
+    with torch.no_grad():
+        theirs, ours = (engine.scorer(model)(inputs) for engine in (sequential, compiled))
+    assert int(theirs.isnan().all(dim=1).sum()) == 14
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **TOLERANCE)
+
+
+def test_scores_that_a_relu_reads_are_not_overwritten():
+    class Keeping(Inner):
+        def forward(self, x):
+            scores = super().forward(x)
+            self.last = torch.relu(scores)
+            return scores
+
+    sequential, compiled = engines(Keeping, (7,))
+    model = sequential.module.initial_model(3)
+    theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
+    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+
+
+class Made(View):
+    """A client's view that makes something else of inputs and labels."""
+
+    def __init__(self, inputs=None, targets=None):
+        self._inputs, self._targets = inputs, targets
+
+    def inputs(self, inputs, indices):
+        return inputs if self._inputs is None else self._inputs(inputs)
+
+    def targets(self, targets):
+        return targets if self._targets is None else self._targets(targets)
+
+
+@pytest.mark.parametrize(
+    ("view", "says"),
+    [
+        (Made(torch.Tensor.double), r"of shape \(7,\) in torch.float32, and .* made them \(7,\) in torch.float64"),
+        (Made(lambda inputs: inputs[:, 1:]), r"made them \(6,\) in torch.float32; set trainer.engine=sequential"),
+        (Made(targets=torch.Tensor.int), "labels: got torch.int32; needed is torch.int64"),
+    ],
+)
+def test_refuses_batches_that_it_was_not_made_for(view, says):
+    _, compiled = engines(Inner, (7,))
+    compiled.examples = SeenExamples(compiled.examples, (view,))
+    with pytest.raises(ValueError, match=says):
+        compiled.descend(compiled.module.initial_model(3), batches_of(9))
 
 
 def test_a_residual_network_of_forty_operations():

@@ -1,6 +1,8 @@
 """Functions in lockstep: who runs when, what they are answered, and what an exception leaves behind."""
 
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -103,3 +105,17 @@ def test_after_an_exception_nothing_is_left_running(fails):
         in_lockstep(works, answer)
     assert threading.active_count() == threads
     assert len(ended) == (1 if fails == "answer" else 2)
+
+
+def test_an_interrupt_while_one_computes_ends_it_at_its_next_question():
+    went_on = []
+
+    def work(ask):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.2)  # the main thread has left by now
+        ask(1)
+        went_on.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_lockstep([work], doubled)
+    assert not went_on

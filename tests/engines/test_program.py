@@ -89,6 +89,56 @@ class Hooked(Shared):
         return self.decision(self.one(x).flatten(1))
 
 
+class Plainly(Shared):
+    def forward(self, x):
+        return self.decision(self.one(x).flatten(1))
+
+
+class HookedItself(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda module, inputs, scores: 3 * scores)
+
+
+class HookedParameter(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.one.weight.register_hook(lambda slope: 3 * slope)
+
+
+class Patched(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.one.forward = lambda x: 2 * x
+
+
+class OtherInTraining(Plainly):
+    def forward(self, x):
+        return super().forward(x + x.relu() if self.training else x)
+
+
+class KeptInEvaluation(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+class PreActivated(Plainly):
+    """The shortcut is of what the ReLU left."""
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.decision((nn.functional.relu(x, inplace=True) + x).flatten(1))
+
+
 class Frozen(Hooked):
     def __init__(self):
         super().__init__()
@@ -107,6 +157,8 @@ class Frozen(Hooked):
         (layers(nn.AdaptiveAvgPool2d(2), features=12), "with settings other"),
         (layers(nn.BatchNorm2d(3, momentum=None)), "with settings other"),
         (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with settings other"),
+        (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with settings other"),
+        (layers(nn.Flatten(), nn.GroupNorm(3, 297)), "GroupNorm embedding.1 with settings other"),
         (layers(nn.LayerNorm(9)), "the layer LayerNorm"),
         (layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 1))), "the layer Parametrized"),
         (Shared, "uses the layer Conv2d one twice"),
@@ -114,6 +166,12 @@ class Frozen(Hooked):
         (Idle, "parameter one.weight belongs to no operation"),
         (Rooted, "calls sqrt"),
         (Hooked, "Linear decision with hooks"),
+        (HookedItself, "it has hooks"),
+        (HookedParameter, "it has hooks"),
+        (Patched, "Conv2d one with hooks or a forward of its own"),
+        (OtherInTraining, "another one in training than in evaluation"),
+        (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
+        (PreActivated, "works in place on what its forward pass reads again"),
         (Frozen, "parameter one.weight is not trained"),
         (lambda: VGG16(), "Dropout"),
     ],
@@ -126,6 +184,12 @@ def test_refuses_networks_with_anything_else(network, why):
 class OwnStep(FederatedModule):
     def training_step(self, batch, batch_idx=0):
         return super().training_step(batch, batch_idx)
+
+
+def patched():
+    made = module()
+    made.regularizer = lambda: 0.0
+    return made
 
 
 def two_rates(parameters):
@@ -142,7 +206,9 @@ def two_rates(parameters):
         (partial(module, kind=OwnStep), {}, "OwnStep has a training_step of its own"),
         (partial(module, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), {}, "not the plain cross-entropy"),
         (partial(module, loss=nn.CrossEntropyLoss(reduction="sum")), {}, "the loss is a sum"),
+        (partial(module, loss=nn.CrossEntropyLoss(ignore_index=0)), {}, "the loss ignores label 0"),
         (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
+        (patched, {}, "FederatedModule has a regularizer of its own"),
         (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
         (partial(module, optimizer=two_rates), {}, "settings other than those of torch.optim.SGD"),
         (
@@ -159,3 +225,10 @@ def test_steps_aside_for_what_it_would_replace(made, options, why):
 
 def test_takes_what_is_left():
     check(module())
+    check(module(Plainly))
+
+
+def test_leaves_the_network_as_it_is():
+    network = Plain().train()
+    trace(network, SHAPE)
+    assert all(each.training for each in network.modules())

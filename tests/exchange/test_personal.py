@@ -94,6 +94,12 @@ def test_blending_worked_by_hand():
         BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
         assert state.centres.tolist() == [expected, [1.0, 1.0]]  # nobody is in the second
         assert state.global_model.tolist() == [3.0, 2.0]
+    layout = Layout.of(nn.BatchNorm1d(1), cut=None)  # weight, bias, running mean and variance, counter
+    uploads = [upload(0, [2.0, 0.0, 8.0, 0.5, 7.0]), upload(1, [4.0, 4.0, 4.0, 0.1, 3.0])]
+    for beta, expected in ((0.5, [1.5, 3.0, 3.0, 0.65, 7.0]), (2.0, [6.0, 0.0, 6.0, 0.3, 7.0])):
+        state = state_of([[0.0] * 5] * 2, [0, 0], [[0.0, 4.0, 0.0, 1.0, 2.0]])
+        BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
+        assert state.centres[0].tolist() == pytest.approx(expected)  # no variance is below zero
     with pytest.raises(ValueError, match=r"beta=0\.0; allowed are numbers above 0"):
         BlendedClusterMean(beta=0.0)
 

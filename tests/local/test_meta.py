@@ -98,6 +98,15 @@ def test_buffers_see_every_batch_and_the_model_comes_back_to_the_cpu():
     assert not trained.model.requires_grad
 
 
+def test_the_personal_model_is_a_step_of_the_inner_rate_away():
+    update, module = MetaTraining(steps=1, inner_lr=0.3, outer_lr=0.7), linear_module()
+    w, local = module.initial_model(0), LocalData(TRAIN[0], 14, seed=0, client=0)
+    recording = Recording(module)
+    personal = update.adaptation(ClientState(), Downlink({"model": w}), local, recording).model
+    slope = recording.engine.gradient(w, recording.last).vector
+    torch.testing.assert_close(personal, w - 0.3 * slope)
+
+
 def test_what_steps_log_is_that_of_the_outer_ones():
     class Logs(FederatedModule):
         def training_step(self, batch, batch_idx=0):

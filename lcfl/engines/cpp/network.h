@@ -100,7 +100,7 @@ class Program {
                                op.bias < 0 ? nullptr : model + op.bias, in, out);
                     break;
                 case RELU:
-                    for (int64_t i = 0; i < in_size; ++i) out[i] = larger(in[i], Vec{});
+                    for (int64_t i = 0; i < in_size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // NaN stays
                     break;
                 case MAX_POOL:
                     max_pool(op, from, to, V, in, out);
@@ -158,7 +158,7 @@ class Program {
         Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
         if (op.kind == RELU) {
             Vec* back = op.input == op.output ? rise : place_for(op.input);
-            for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = out[i] > Vec{} ? rise[i] : Vec{};
+            for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
             return op.input == op.output ? void() : settle(op.input, back);
         }
         if (op.kind == ADD) {

@@ -26,8 +26,10 @@ inline void max_pool(const Op& op, const Value& shape, const Value& pooled, int 
         for (int v = 0; v < V; ++v) {
             Vec most = in[(plane + int64_t(top) * shape.width + left) * V + v];
             for (int y = top; y < bottom; ++y)
-                for (int x = left; x < right; ++x)
-                    most = larger(in[(plane + int64_t(y) * shape.width + x) * V + v], most);
+                for (int x = left; x < right; ++x) {
+                    const Vec pixel = in[(plane + int64_t(y) * shape.width + x) * V + v];
+                    most = (pixel > most) | (pixel != pixel) ? pixel : most;  // NaN is the largest, as in torch
+                }
             out[to * V + v] = most;
         }
     });

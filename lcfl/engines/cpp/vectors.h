@@ -45,8 +45,6 @@ inline float total(Vec values) {  // by halves
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
-inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-
 class Memory {  // of vectors, that only grows
   public:
     Memory() = default;
