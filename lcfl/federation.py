@@ -218,13 +218,14 @@ class Federation:
         )
         check_method(method, model, datamodule.num_participants)
         check_network(model, datamodule)
-        resumed, engine = None, self.engine
+        resumed, engine, advice = None, self.engine, "use auto or sequential"
         if ckpt_path is not None:
             resumed = checkpoint.find(str(ckpt_path), self.default_root_dir, self.name)
             identity = checkpoint.read_manifest(resumed)["identity"]
             if engine == "auto" and stage == "fit":
                 engine = identity.get("engine", "auto")
-        chosen = choose(engine, model, datamodule, self.accelerator, self.precision)
+                advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
+        chosen = choose(engine, model, datamodule, self.accelerator, self.precision, advice)
         placement = place(self.accelerator, self.devices, self.num_nodes, self.strategy, most=sampled)
         fabric = Fabric(
             accelerator=self.accelerator,

@@ -71,6 +71,11 @@ def place(accelerator: str, devices: int | list[int] | str, num_nodes: int, stra
         if strategy not in ("auto", "ddp"):
             raise ValueError(f"trainer.strategy: got {strategy}, but the ranks are already started: use auto or ddp.")
         return Placement(local, nodes, "ddp" if local * nodes > 1 else "auto")
+    if num_nodes > 1:
+        raise ValueError(
+            f"trainer.num_nodes: got {num_nodes}, but nothing has started the ranks of other machines: start the same "
+            "command on every machine with torchrun, or let SLURM do it, and leave num_nodes as it is."
+        )
     if devices == "auto":
         can_fork = sys.platform == "linux" or strategy in ("ddp", "ddp_spawn")
         found = usable_cores() if accelerator == "cpu" else torch.cuda.device_count()
@@ -82,7 +87,7 @@ def place(accelerator: str, devices: int | list[int] | str, num_nodes: int, stra
         raise ValueError(f"trainer: got devices={devices}, num_nodes={num_nodes}; at least one of each is needed.")
     if num_ranks == 1:
         return Placement(devices, 1, "auto")
-    return Placement(devices, num_nodes, "ddp_fork" if strategy == "auto" else strategy)
+    return Placement(devices, 1, "ddp_fork" if strategy == "auto" else strategy)
 
 
 def _started_ranks() -> tuple[int, int] | None:

@@ -1,9 +1,11 @@
 """The ranks of a federation: the server hands tasks out, every rank carries out its share."""
 
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -109,7 +111,26 @@ class _Farewell:
 
 
 def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:
-    """The name of the machine that each rank runs on."""
+    """Where each rank runs: ranks with the same text see each other's processes and memory.
+
+    A name alone does not tell: machines may share it, and containers on one machine do not see each other.
+    """
     machines: list[str] = [""] * num_ranks
-    dist.all_gather_object(machines, platform.node(), group)
+    dist.all_gather_object(machines, f"{platform.node()} {_boot()} {_processes()}", group)
     return machines
+
+
+def _boot() -> str:
+    """Which start of which machine this is, where the system tells."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _processes() -> str:
+    """The processes that this one can see, by the name of their namespace, where the system tells."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

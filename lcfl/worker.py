@@ -191,7 +191,7 @@ class Worker:
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
-        """The loss and the module's metrics of a model on each set; nan on an empty one. Arguments as of `train`."""
+        """The loss and the module's metrics of a model on each set, none of them empty. Arguments as of `train`."""
         engine = engine or self.engine
         engine.buffers = task.buffers
         sets: dict[Examples, dict[int, NDArray[np.int64]]] = {}

@@ -54,7 +54,7 @@ def test_auto_is_one_rank_where_forking_is_not_safe(started, monkeypatch, strate
         (1, 1, "ddp_spawn", Placement(1, 1, "auto")),
         (3, 1, "auto", Placement(3, 1, "ddp_fork")),
         (3, 1, "ddp_spawn", Placement(3, 1, "ddp_spawn")),
-        (2, 2, "ddp", Placement(2, 2, "ddp")),
+        (2, 1, "ddp", Placement(2, 1, "ddp")),
         ([5], 1, "auto", Placement([5], 1, "auto")),
         ([5, 7], 1, "auto", Placement([5, 7], 1, "ddp_fork")),
     ],
@@ -83,6 +83,11 @@ def test_under_torchrun_and_slurm_auto_is_what_was_started(started, environment,
     started(environment)
     assert place("cpu", "auto", 1, strategy, most=1) == expected
     assert place("cpu", expected.devices, expected.num_nodes, strategy, most=1) == expected
+
+
+def test_several_machines_need_something_that_starts_them(started):
+    with pytest.raises(ValueError, match=r"trainer.num_nodes: got 2, but nothing has started .* with torchrun"):
+        place("cpu", 1, 2, "auto", most=5)
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, SLURM])

@@ -1,7 +1,6 @@
 """Which rank carries out a task changes nothing: order, results, errors."""
 
 import os
-import platform
 import signal
 
 import pytest
@@ -139,10 +138,12 @@ def test_the_servers_own_signal_counts(on_ranks):
     assert on_ranks(1, work) == (0, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("apart", "kind"), [(False, MemoryLink), (True, NetworkLink)])
-def test_only_ranks_on_one_machine_share_memory(on_ranks, monkeypatch, apart, kind):
+@pytest.mark.parametrize("apart", ["", "platform.node", "lcfl.ranks._boot", "lcfl.ranks._processes"])
+def test_only_ranks_that_see_each_other_share_memory(on_ranks, monkeypatch, apart):
+    """They do not on machines of different names, or of one name, or in containers on one machine."""
+    kind = NetworkLink if apart else MemoryLink
     if apart:
-        monkeypatch.setattr(platform, "node", lambda: f"machine-{os.getpid()}")
+        monkeypatch.setattr(apart, lambda: f"{os.getpid()}")
 
     def work(fabric, flag):
         ranks = Ranks(fabric, lambda tasks: [task * 2 for task in tasks], flag)

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from lcfl import checkpoint
+from lcfl.engines import kernels
 from lcfl.run import RunDirectory
 from tests.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
@@ -112,6 +113,16 @@ def test_another_configuration_is_refused_and_named(tmp_path):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.seed=5")
     with pytest.raises(checkpoint.CheckpointError, match="drop_last: the checkpoint has False, this run True"):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
+
+
+def test_a_run_whose_engine_is_not_to_be_had_any_more_is_told_so(tmp_path, monkeypatch):
+    def gone():
+        raise kernels.Unavailable("there is no C++ compiler")
+
+    fit(tmp_path, "fedavg", 1, 1)
+    monkeypatch.setattr(kernels, "load", gone)
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler; with it .*ckpt was trained, so go on where"):
+        fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
 
 
 def test_damaged_newest_checkpoint_is_passed_over(tmp_path, reference):

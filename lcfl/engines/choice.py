@@ -21,7 +21,14 @@ EngineName = Literal["sequential", "compiled", "stacked", "fused"]
 WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
 
 
-def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, device: str, precision: str) -> EngineName:
+def choose(
+    wanted: str,
+    module: FederatedModule,
+    data: FederatedDataModule,
+    device: str,
+    precision: str,
+    advice: str = "use auto or sequential",
+) -> EngineName:
     """The engine of that name, or under ``auto`` the fastest that trains the module as it wants to be trained.
 
     That is ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` where they cannot. It depends on the
@@ -34,6 +41,7 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
         data: what is trained on; need not be set up.
         device: the type of the device.
         precision: of a step's arithmetic.
+        advice: what to do where the engine of that name cannot train the module, for the error.
 
     Raises:
         ValueError: for another name, or an engine that cannot train the module; says why.
@@ -51,7 +59,7 @@ def choose(wanted: str, module: FederatedModule, data: FederatedDataModule, devi
             check_fused(module, data.dataset.shape, data.dataset.dtype, device, precision)
     except Unsupported as reason:
         if wanted != "auto":
-            raise ValueError(f"trainer.engine: got {wanted}, but {reason}; use auto or sequential.") from None
+            raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
         LOGGER.info("Engine sequential, because %s is not for this: %s.", tried, reason)
         return "sequential"
     return cast(EngineName, tried)

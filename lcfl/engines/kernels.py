@@ -106,7 +106,10 @@ def compiler_command() -> list[str]:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lcfl"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lcfl"
+    except RuntimeError as error:  # a user without a home
+        raise Unavailable(f"there is no folder to keep its kernels in ({error}); set XDG_CACHE_HOME to one") from None
 
 
 def _fingerprint(compiler: list[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from lcfl.data.examples import Examples
 from lcfl.engines.lockstep import Ask, in_lockstep
@@ -151,7 +151,7 @@ class StackedEngine(SequentialEngine):
         seats = [each.seat for each in asked]
         parameters, buffers = self._open([each.start for each in asked], seats)
         centre, embedding = self._pulls(asked)
-        optimizer = self.module.optimizer(list(parameters.values()))
+        optimizer = self._optimizer_of(parameters)
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = group["lr"] * asked[0].rate_scale
@@ -187,6 +187,21 @@ class StackedEngine(SequentialEngine):
             Descent(model.clone(), loss["loss"], values)  # a view would keep all of them
             for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
         ]
+
+    def _optimizer_of(self, stacks: Named) -> Optimizer:
+        """The module's own with stacks in its groups: made of these it would see one dimension more."""
+        own = self.module.configure_optimizers()
+        stack_of = {id(each): stacks[name] for name, each in self.module.network.named_parameters()}
+        groups = [{**group, "params": [stack_of[id(each)] for each in group["params"]]} for group in own.param_groups]
+        make: Callable[[Any], Optimizer] = type(own)
+        made = make(groups)
+        for each, kept in own.state.items():  # Adagrad's sums do not begin at zero
+            stack = stack_of[id(each)]
+            made.state[stack] = {
+                name: value.expand_as(stack).clone() if value.shape == each.shape else value.clone()
+                for name, value in kept.items()
+            }
+        return made
 
     def _differentiate_all(self, asked: Sequence[AskedGradient]) -> list[Gradient]:
         """Gradients, or their derivatives along the directions, with what else the forward passes gave."""

@@ -64,6 +64,17 @@ def test_a_folder_that_cannot_be_written_is_named(fresh, monkeypatch):
         kernels.load()
 
 
+def test_a_user_without_a_home_is_told_where_to_keep_them(fresh, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(kernels.Path, "home", homeless)
+    assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    with pytest.raises(kernels.Unavailable, match=r"no folder to keep its kernels in .* set XDG_CACHE_HOME"):
+        kernels.load()
+
+
 def test_a_damaged_library_is_named(fresh):
     fresh.mkdir(parents=True)
     (fresh / f"kernels-{kernels._fingerprint(kernels.compiler_command())}.so").write_bytes(b"not a library")

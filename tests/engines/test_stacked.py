@@ -80,6 +80,17 @@ def test_runs_of_unequal_clients_with_every_network(name):
 
 
 SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def without_decay_of_biases(parameters):
+    """Tells them by their dimensions, as is usual."""
+    matrices, vectors = [], []
+    for each in parameters:
+        (matrices if each.ndim > 1 else vectors).append(each)
+    groups = [{"params": matrices, "weight_decay": 2.0}, {"params": vectors, "lr": 0.002, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
 OPTIMIZERS = [
     partial(SGD, weight_decay=0.01),
     partial(SGD, momentum=0.9, dampening=0.5, weight_decay=0.01),
@@ -87,6 +98,8 @@ OPTIMIZERS = [
     partial(torch.optim.Adam, lr=0.01),
     partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
     partial(torch.optim.RMSprop, lr=0.01),
+    partial(torch.optim.Adagrad, lr=0.01, initial_accumulator_value=0.5),
+    without_decay_of_biases,
 ]
 
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from lcfl.clients import ClientState
+from lcfl.data.datasets import CIFAR10, RandomLike
+from lcfl.data.partition import IID
 from lcfl.local import LocalTraining
 from lcfl.local.update import LocalData
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
-from tests.builders import Normed, dealt, engine, linear, linear_module, linear_step, two_sided
+from lcfl.networks import LeNet5
+from tests.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded, two_sided
 
 INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
 DATA = dealt(INPUTS, TARGETS, TRAIN)
@@ -150,6 +153,22 @@ def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():
         module = Watched(linear)
         model, *_ = engine(module, DATA, precision=precision).descend(start(module), [batch(0, 1)])
         assert (seen.pop(), model.dtype) == (dtype, torch.float32)
+
+
+def test_a_step_of_ones_own_gets_inputs_in_their_usual_order():
+    """A `view` refuses the order that the convolutions of a wide network read fastest."""
+
+    class Own(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("brightness", batch[0].view(len(batch[0]), -1).mean())
+            return super().training_step(batch, batch_idx)
+
+    data = loaded(blobs(2, dataset=RandomLike(CIFAR10(), 40), partition=IID()))
+    for kind, innermost in ((Own, False), (FederatedModule, True)):
+        made = engine(kind(LeNet5), data)
+        descent = made.descend(made.module.initial_model(0), [np.arange(8)])
+        assert made._channels_last is innermost
+    assert np.isfinite(descent.loss)
 
 
 def test_the_start_stays_as_it_was():
