@@ -43,11 +43,9 @@ def ours(engines: Sequence[str], devices: Sequence[int]) -> list[Entry]:
 def loops(network: str) -> list[Entry]:
     """The plain loop: with torch's default threads, with one, and in as many one-thread workers as there are cores."""
     module, cores = "peers.reference_loop", usable_cores()
-    found = [
-        Entry("reference-loop", 1, [module]),
-        Entry("reference-loop, 1 thread", 1, [module, "--threads", "1"]),
-        Entry("reference-loop", cores, [module, "--workers", str(cores)]),
-    ]
+    found = [Entry("reference-loop", 1, [module]), Entry("reference-loop, 1 thread", 1, [module, "--threads", "1"])]
+    if cores > 1:
+        found.append(Entry("reference-loop", cores, [module, "--workers", str(cores)]))
     if network == "cnn":
         found.append(
             Entry("reference-loop, channels_last", cores, [module, "--workers", str(cores), "--channels_last"])

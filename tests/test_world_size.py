@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from lcfl.ranks import Ranks
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
 from lcfl.transport import Link
 from lcfl.worker import Worker
 from tests import builders
-from tests.builders import blobs, blobs_module, fedavg, lcfed
+from tests.builders import blobs, blobs_module, dealt, fedavg, lcfed, linear_module, two_sided
 from tests.fits import assert_same_run, fit
 
 
@@ -86,3 +87,18 @@ def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Link, "send", counted)
     assert number(4) - number(2) == 2 * 2
+
+
+def test_clients_are_handed_out_with_the_samples_that_they_compute(tmp_path, monkeypatch):
+    """Seven, two and four images in two epochs each, which is what the ranks are balanced by."""
+    handed, original = [], Ranks.map
+
+    def handing(ranks, tasks, work):
+        handed.append(list(work))
+        return original(ranks, tasks, work)
+
+    monkeypatch.setattr(Ranks, "map", handing)
+    inputs, targets, (images, _), test = two_sided(2, size=14)
+    data = dealt(inputs, targets, [images[:7], images[7:9], images[9:13]], test=[test[0]] * 3)
+    builders.fit(linear_module(), data, fedavg(epochs=2), tmp_path)
+    assert handed[0] == [14, 4, 8]
