@@ -58,13 +58,20 @@ PARTS = {
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 
+CLASSES = (*PARTS, "model.optimizer", "model.loss", "model.metrics", "trainer.logger")  # options that take a class
+
 
 class Parser(LightningArgumentParser):
     """A parser that knows the items of lists, and whose errors are one message that says what was meant, perhaps."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
+            sys.path.append(os.getcwd())
+
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """As jsonargparse's; ``--list.0.argument=value`` changes one item."""
-        return super().parse_args(as_layers(sys.argv[1:] if args is None else args), *more, **options)
+        return super().parse_args(as_layers(sys.argv[1:] if args is None else args, CLASSES), *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends with status 2; of a misspelt class or option the message names the closest ones."""
@@ -157,8 +164,6 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     if not ours.hasHandlers():
         ours.addHandler(logging.StreamHandler())
         ours.setLevel(logging.INFO)
-    if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
-        sys.path.append(os.getcwd())
     cli = FederatedCLI(
         FederatedModule,
         FederatedDataModule,

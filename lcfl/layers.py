@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 
 __all__ = ["LayeredConfig", "as_layers", "forget", "whole_lists"]
 
+OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
+CLASS = re.compile(r"[A-Za-z_][\w.]*")
 ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value
 
 
@@ -35,9 +38,14 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
             forget(old, new)
 
 
-def as_layers(words: Sequence[str]) -> list[str]:
-    """The words, with an argument of one item of a list, ``--method.clustering.0.theta=1``, as a layer."""
+def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
+    """The words, with those that change a class as layers, so that they change it as a file would.
+
+    That is an argument of one item of a list, ``--method.clustering.0.theta=1``, and a class by name for one of the
+    options `classes`: ``--model.optimizer=Adam``.
+    """
     found, rest = [], iter(words)
+    named = {_short(option) for option in classes}
     for word in rest:
         if match := ITEM.fullmatch(word):
             path, number, argument, value = match.groups()
@@ -45,9 +53,35 @@ def as_layers(words: Sequence[str]) -> list[str]:
             for key in reversed([*path.split("."), int(number), *argument.split(".")]):
                 layer = {key: layer}
             found += ["-c", yaml.safe_dump(layer)]
+        elif (match := OPTION.fullmatch(word)) and _short(match[1]) in named:
+            given = [] if match[2] is not None else [*islice(rest, 1)]
+            text = match[2] if match[2] is not None else "".join(given)
+            if _names_classes(text):
+                keys = match[1].split(".")
+                found += ["-c", f"{''.join(f'{{{key}: ' for key in keys)}{text}{'}' * len(keys)}"]
+            else:
+                found += [word, *given]
         else:
             found.append(word)
     return found
+
+
+def _short(option: str) -> str:
+    """Without the ``init_args`` that may be left out."""
+    return option.replace(".init_args", "")
+
+
+def _names_classes(text: str) -> bool:
+    """Whether a value is a class by name or with its arguments, or a list of such."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    items = value if isinstance(value, list) and value else [value]
+    return all(
+        "class_path" in each if isinstance(each, dict) else isinstance(each, str) and bool(CLASS.fullmatch(each))
+        for each in items
+    )
 
 
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:

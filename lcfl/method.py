@@ -2,7 +2,9 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
+from inspect import isabstract
 
+import lcfl.exchange
 from lcfl.aggregation import Aggregation
 from lcfl.clustering.base import Clustering, Opening
 from lcfl.exchange import Exchange
@@ -40,8 +42,8 @@ class Method:
             if missing:
                 raise ValueError(
                     f"method: {_name(part)} reads {', '.join(missing)} in what clients upload, and "
-                    f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use another exchange, e.g. "
-                    "FullModel or CentreAndEmbedding."
+                    f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that "
+                    f"uploads it: {', '.join(_exchanges_that_upload(missing)) or 'one of your own'}."
                 )
         found = self.local_update.finds
         missing = [name for name in exchange.extras if name not in found]
@@ -146,3 +148,10 @@ class Method:
 
 def _name(part: object) -> str:
     return type(part).__name__
+
+
+def _exchanges_that_upload(names: list[str]) -> list[str]:
+    """Of lcfl's, the classes whose uploads have all of these."""
+    kinds = [kind for name in lcfl.exchange.__all__ if isinstance(kind := getattr(lcfl.exchange, name), type)]
+    made = [kind for kind in kinds if issubclass(kind, Exchange) and not isabstract(kind)]
+    return [kind.__name__ for kind in made if set(names) <= set(kind.returns)]

@@ -85,6 +85,31 @@ def test_words_about_an_item_become_layers_where_they_stand():
     assert layers == [{"a": {0: {"init_args": {"b": [1, "x"]}}}}, {"a": {"b": {12: {"c": "1=2"}}}}]
 
 
+def test_words_that_name_a_class_become_layers_where_they_stand():
+    words = ["fit", "--a.kind=Adam", "--a.kind.lr=1e-3", "--a.kind", "{class_path: m.B, init_args: {lr: 1e-3}}"]
+    words += ["--a.parts", "[B, {class_path: C}]", "--a.kind=null", "--a.name=B", "--a.kind=[", "--a.kind={lr: 1}"]
+    layers = ["{a: {kind: Adam}}", "{a: {kind: {class_path: m.B, init_args: {lr: 1e-3}}}}"]
+    layers += ["{a: {parts: [B, {class_path: C}]}}"]
+    expected = ["fit", "-c", layers[0], "--a.kind.lr=1e-3", "-c", layers[1], "-c", layers[2]]
+    assert as_layers(words, ["a.kind", "a.init_args.parts"]) == [*expected, *words[-4:]]
+
+
+@pytest.mark.parametrize("named", ["--model.optimizer=Adam", "--model.optimizer={class_path: torch.optim.Adam}"])
+def test_a_class_named_on_the_command_line_keeps_nothing_of_the_one_below(capsys, named):
+    arguments = printed(capsys, *SYNTHETIC, *LCFED, named)["model"]["optimizer"]["init_args"]
+    assert arguments["lr"] == 0.001 and "momentum" not in arguments
+    model = printed(capsys, *SYNTHETIC, *LCFED, named, "--model.optimizer.lr=0.2")["model"]
+    assert model["optimizer"]["init_args"]["lr"] == 0.2
+
+
+def test_clusterings_named_on_the_command_line_keep_nothing_of_those_below(capsys):
+    below = "--method.clustering.num_clusters=3"
+    for value, number in (("[RefreshedLowRankCosine]", 10), ("[{class_path: PrincipalAngles}]", 4)):
+        config = printed(capsys, *SYNTHETIC, *LCFED, below, f"--method.clustering={value}")
+        (clustering,) = config["method"]["clustering"]
+        assert clustering["init_args"]["num_clusters"] == number
+
+
 def test_the_first_of_two_clusterings_from_the_command_line(capsys):
     fedac = ("-c", CONFIGS / "methods" / "fedac.yaml")
     whole = printed(capsys, *SYNTHETIC, *fedac)["method"]["clustering"]

@@ -51,7 +51,7 @@ def test_parts_that_fit(exchange, aggregation, clustering):
 @pytest.mark.parametrize("aggregation", [GlobalMean(), PARTICIPANTS, ClusterMean()])
 def test_nothing_to_merge(aggregation):
     name = type(aggregation).__name__
-    with pytest.raises(ValueError, match=f"{name} reads model .* and NoExchange uploads nothing. Use another exchange"):
+    with pytest.raises(ValueError, match=f"{name} reads model .* NoExchange uploads nothing. Use .* it: .*FullModel"):
         method(NoExchange(), aggregation)
 
 
