@@ -10,6 +10,7 @@ import yaml
 
 import lcfl as package
 from lcfl import __main__, checkpoint
+from lcfl.cli import Parser
 from tests.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -211,3 +212,10 @@ def test_an_interrupt_outside_of_a_round_is_status_130(monkeypatch):
 def test_a_try_run_of_the_quickstart_leaves_nothing(tmp_path):
     run = lcfl("fit", "-c", QUICKSTART, "--trainer.fast_dev_run=true", "--trainer.devices=1")
     assert run.state.round == 1 and not files(tmp_path)
+
+
+def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    Parser()
+    assert sys.path[-1] == str(tmp_path)

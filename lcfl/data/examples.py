@@ -122,6 +122,7 @@ class TensorExamples(Examples):
         if len(inputs) != len(self.targets):
             raise ValueError(f"inputs and targets must be of equal length, got {len(inputs)} and {len(self.targets)}")
         self.inputs = as_input(inputs, "inputs").contiguous()
+        _warn_of_gaps(self.inputs, range(len(self.inputs)), "inputs")
         self._labels = torch.from_numpy(self.targets)  # of `inputs`
         self.augmentation = augmentation
         self._affine = _affine(self.inputs, mean, std)
@@ -278,7 +279,10 @@ class DatasetExamples(Examples):
     def _labels(self, name: str) -> NDArray[Any]:
         """A part's labels; reads a sample of its items at least."""
         part, sample = self._parts[name], sampled(len(self._parts[name]))
-        seen = [self._read(name, index)[1] for index in sample]
+        items = [self._read(name, index) for index in sample]
+        if items:
+            _warn_of_gaps(torch.stack([image for image, _ in items]), sample, f"items of {name} that were looked at")
+        seen = [label for _, label in items]
         untransformed = getattr(part, "target_transform", None) is None
         for attribute in ("targets", "labels") if untransformed else ():
             known = as_integers(getattr(part, attribute, None))
@@ -300,6 +304,19 @@ class DatasetExamples(Examples):
     def _position(self, index: int) -> tuple[str, int]:
         """Part and position in it of an index."""
         return ("train", index) if index < self.num_train else ("test", index - self.num_train)
+
+
+def _warn_of_gaps(inputs: Tensor, numbers: Sequence[int], what: str) -> None:
+    """Of NaN and infinity, which would look like a learning rate that is too large."""
+    if not inputs.is_floating_point() or inputs.numel() == 0:
+        return
+    broken = torch.nonzero(~inputs.reshape(len(inputs), -1).isfinite().all(dim=1)).flatten().tolist()
+    if broken:
+        warnings.warn(
+            f"data.dataset: {len(broken)} of {len(inputs)} {what} hold NaN or infinity (the first is number "
+            f"{numbers[broken[0]]}): models that learn from them become NaN. Fill such values in, or leave them out.",
+            stacklevel=3,
+        )
 
 
 def _checked_targets(targets: NDArray[Any] | Tensor | Sequence[int], num_classes: int) -> NDArray[np.int64]:

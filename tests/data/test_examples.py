@@ -281,3 +281,13 @@ def test_items_from_a_generator_of_their_own_are_left_out_with_a_warning():
     again = DatasetExamples(Items(lambda index: (own.normal(size=2), index % 2)), None, 2)
     with pytest.warns(UserWarning, match="differ"):
         assert again.fingerprint() == first
+
+
+def test_inputs_with_nan_or_infinity_are_counted_and_the_first_is_named():
+    inputs = torch.zeros(9, 3)
+    inputs[4, 1], inputs[7, 0] = torch.nan, torch.inf
+    with pytest.warns(UserWarning, match=r"2 of 9 inputs hold NaN or infinity \(the first is number 4\)"):
+        TensorExamples(inputs, [0] * 9, 9, 2)
+    pairs = [(row, 0) for row in inputs.repeat(10, 1)]
+    with pytest.warns(UserWarning, match=r"of 32 items of train that were looked at hold NaN"):
+        DatasetExamples(pairs, None, 2)
