@@ -115,10 +115,11 @@ def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> Non
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries the network on two blank inputs of the data set's shape and type; warns of a policy without buffers.
+    """Tries network and loss on two blank inputs of the data set's shape and type; warns of a policy without buffers.
 
     Raises:
-        ValueError: if it cannot take them, or gives fewer scores than there are classes.
+        ValueError: if it cannot take them, gives something else than scores or fewer than there are classes, or the
+            loss cannot take these.
     """
     shape, num_classes = data.dataset.shape, data.dataset.num_classes
     network = type(module.network).__name__
@@ -131,11 +132,22 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             f"{type(data.dataset).__name__} gives ({type(error).__name__}: {error}). Set the network's arguments to "
             "fit, e.g. in_channels and image_size."
         ) from error
+    if not isinstance(scores, Tensor):
+        raise ValueError(
+            f"model.network: {network} gives a {type(scores).__name__}; needed is one tensor of scores [B, classes]."
+        )
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
             f"model.network: {network} gives scores of shape {tuple(scores.shape[1:])}, but "
             f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
         )
+    try:
+        module.loss(scores, torch.zeros(2, dtype=torch.int64, device=scores.device))
+    except Exception as error:
+        raise ValueError(
+            f"model.loss: {type(module.loss).__name__} cannot take scores {list(scores.shape)} and labels [2] "
+            f"({type(error).__name__}: {error}). Use one that can, e.g. CrossEntropyLoss, or wrap it."
+        ) from error
     if module.buffer_policy != "average" and module.buffer_layout is None:
         warnings.warn(f"model.buffer_policy: {network} has no buffers, so it has no effect.", stacklevel=2)
 

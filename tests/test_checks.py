@@ -178,6 +178,28 @@ def test_scores_are_one_vector_per_input():
         check_network(module, blobs())
 
 
+class Twice(MLP):
+    """Gives its scores and what they are made of."""
+
+    def forward(self, inputs):
+        return super().forward(inputs), inputs
+
+
+def test_a_network_that_gives_something_else_than_scores():
+    with pytest.raises(ValueError, match=r"model.network: Twice gives a tuple; needed is one tensor of scores"):
+        check_network(FederatedModule(partial(Twice, 16, [4], 8)), blobs())
+
+
+def test_a_loss_that_cannot_take_scores_and_labels():
+    module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.MSELoss())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of the shapes
+        with pytest.raises(
+            ValueError, match=r"model.loss: MSELoss cannot take scores \[2, 8\] and labels \[2\] \(Runtime"
+        ):
+            check_network(module, blobs())
+
+
 def test_more_scores_than_classes_are_fine():
     check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
 
