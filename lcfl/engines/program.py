@@ -92,7 +92,7 @@ class _Tracer:
         readers = [number for op in self.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 for number in self.overwritten):
             raise Unsupported("a ReLU works in place on what its forward pass reads again")
-        self.share_values(last.number)
+        self.share_values(last.number, readers)
         return Program(tuple(self.ops), tuple(self.values), last.number)
 
     def visit(self, node: fx.Node, inputs: list[_Place]) -> _Place:
@@ -149,9 +149,8 @@ class _Tracer:
             raise Unsupported("its forward pass adds tensors of different shapes")
         return self.emit("add", at, shape, None, other=other.number)
 
-    def share_values(self, output: int) -> None:
-        """Lets a ReLU write where it reads, if nobody else reads there."""
-        readers = [number for op in self.ops for number in (op.input, op.other)] + [output]
+    def share_values(self, output: int, readers: list[int]) -> None:
+        """Lets a ReLU write where it reads, if nobody else reads there; `readers`: a value's number for each reading."""
         renamed: dict[int, int] = {}
         for op in self.ops:
             op.input, op.other = renamed.get(op.input, op.input), renamed.get(op.other, op.other)
