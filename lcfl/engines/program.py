@@ -150,7 +150,7 @@ class _Tracer:
         return self.emit("add", at, shape, None, other=other.number)
 
     def share_values(self, output: int, readers: list[int]) -> None:
-        """Lets a ReLU write where it reads, if nobody else reads there; `readers`: a value's number for each reading."""
+        """Lets a ReLU write where it reads, if nobody else reads there; `readers`: a value's number per reading."""
         renamed: dict[int, int] = {}
         for op in self.ops:
             op.input, op.other = renamed.get(op.input, op.input), renamed.get(op.other, op.other)
