@@ -40,6 +40,7 @@ __all__ = [
     "drop_after",
     "find",
     "newest",
+    "of_runs",
     "read",
     "read_manifest",
     "remove",
@@ -162,7 +163,18 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     runs = versions(root, name)
     if not runs:
         raise CheckpointError(f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>.")
-    return newest(runs) if ckpt_path == "last" else _best(runs)
+    return of_runs(runs, ckpt_path)
+
+
+def of_runs(runs: Sequence[Path], which: str | Path) -> Path:
+    """The checkpoint of these run directories that is meant: ``last``, ``best``, or the path of one.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    if which == "last":
+        return newest(runs)
+    return _best(runs) if which == "best" else Path(which)
 
 
 def newest(runs: Sequence[Path]) -> Path:
@@ -208,7 +220,10 @@ def _best(runs: Sequence[Path]) -> Path:
         choice = run / "checkpoints" / "best.json"
         if choice.is_file():
             return choice.parent / str(json.loads(choice.read_text())["checkpoint"])
-    raise CheckpointError("there is no best checkpoint: no run of that name has a Checkpoint callback with a monitor.")
+    looked = ", ".join(str(run) for run in runs)
+    raise CheckpointError(
+        f"there is no best checkpoint: no Checkpoint callback with a monitor has chosen one in {looked}."
+    )
 
 
 def _is_whole(path: Path) -> bool:

@@ -1,16 +1,13 @@
 """LightningCLI over a `Federation`: the groups trainer, method, model and data."""
 
 import functools
-import inspect
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import rich
 import yaml
@@ -19,67 +16,20 @@ from jsonargparse.typing import restricted_number_type
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-import lcfl.aggregation
-import lcfl.callbacks
-import lcfl.clustering
-import lcfl.data.augmentation
-import lcfl.data.datasets
-import lcfl.data.partition
-import lcfl.data.transforms
-import lcfl.exchange
-import lcfl.local
-import lcfl.networks
-import lcfl.upload
+import lcfl
 from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.partition import Partition
 from lcfl.federation import Federation
-from lcfl.layers import LayeredConfig, as_layers
+from lcfl.layers import LayeredConfig
 from lcfl.method import Method
 from lcfl.module import FederatedModule
+from lcfl.parser import Parser, check_given
 from lcfl.result import Run
 
 __all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
 
-# The modules whose classes can be named without their module; a misspelt name is compared with theirs.
-PARTS = {
-    "trainer.callbacks": lcfl.callbacks,
-    "method.local_update": lcfl.local,
-    "method.exchange": lcfl.exchange,
-    "method.exchange.init_args.transforms": lcfl.upload,
-    "method.aggregation": lcfl.aggregation,
-    "method.clustering": lcfl.clustering,
-    "model.network": lcfl.networks,
-    "data.dataset": lcfl.data.datasets,
-    "data.dataset.init_args.augmentation": lcfl.data.augmentation,
-    "data.partition": lcfl.data.partition,
-    "data.client_transforms": lcfl.data.transforms,
-}
-RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
-
-CLASSES = (*PARTS, "model.optimizer", "model.loss", "model.metrics", "trainer.logger")  # options that take a class
-
-
-class Parser(LightningArgumentParser):
-    """A parser that knows the items of lists, and whose errors are one message that says what was meant, perhaps."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
-            sys.path.append(os.getcwd())
-
-    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """As jsonargparse's; ``--list.0.argument=value`` changes one item."""
-        return super().parse_args(as_layers(sys.argv[1:] if args is None else args, CLASSES), *more, **options)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Ends with status 2; of a misspelt class or option the message names the closest ones."""
-        if not self.exit_on_error:
-            super().error(message, ex)
-        parser = getattr(ex, "subcommand_parser", None) or self
-        program = parser.prog.replace(" [options]", "")
-        self.exit(2, f"lcfl: error: {_explained(message, parser)}\n{program} --help shows all options.\n")
 
 
 class FederatedCLI(LightningCLI):
@@ -119,6 +69,8 @@ class FederatedCLI(LightningCLI):
         """Errors of data classes name their option; a function in the place of a network is kept to be called later."""
         for option, kind in {"data.dataset": FederatedDataset, "data.partition": Partition}.items():
             self.parser.add_instantiator(functools.partial(_made, option), kind)
+        for group in ("model", "data", "method"):
+            check_given(self._get(self.config, group), group)
         _keep_functions(self.parser, self._get(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
@@ -130,6 +82,8 @@ class FederatedCLI(LightningCLI):
     def fit(self, **arguments: Any) -> None:
         """Trains; a run that a signal stopped ends with status 128 + its number."""
         self.result = self.trainer.fit(**arguments)
+        if self.trainer.fast_dev_run:
+            _say_once("fast_dev_run: one round of everything on random data went through; nothing was kept")
         if self.result.signal:
             sys.exit(128 + self.result.signal)
 
@@ -228,6 +182,11 @@ def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -
     rich.print(evaluation_table(metrics, stage))
 
 
+@rank_zero_only
+def _say_once(text: str) -> None:
+    print(text)
+
+
 def _add_method_and_model(parser: LightningArgumentParser) -> None:
     parser.add_class_arguments(Method, "method", fail_untyped=False, sub_configs=True)
     parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=False)
@@ -264,66 +223,3 @@ def _class_paths(config: Any) -> Iterator[str]:
     if isinstance(config, list):
         for item in config:
             yield from _class_paths(item)
-
-
-def _explained(message: str, parser: LightningArgumentParser) -> str:
-    """A parser's message, in better words where it is about a misspelt name."""
-    option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
-    if found := re.search(r"Expected a dot import path string: (\w+)", message):
-        known = _classes(option)
-        return (
-            f"{option}: there is no class {found[1]!r}.{_closest(found[1], known)} Classes of lcfl: "
-            f"{', '.join(known)}; any other one needs its import path, package.module.Class."
-        )
-    if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
-        known = [name for name in dir(sys.modules[found[1]]) if not name.startswith("_")]
-        return f"{option}: there is no {found[2]!r} in {found[1]}.{_closest(found[2], known)}"
-    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
-        known = [action.dest for action in parser._actions if action.option_strings]
-        return f"{message.strip()}.{_closest(RENAMED.get(found[1], found[1]), known, cutoff=0.75)}"
-    if "does not correspond to a subclass of Callback" in message:
-        return (
-            f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
-        )
-    return _located(message.strip())
-
-
-def _located(message: str) -> str:
-    """A message that the parser nests, class within class, as one about the innermost option."""
-    option, kind = "", ""
-    nested = r"""\s*Parser key "([\w.]+)":\s+(?:Problem with given class_path '([\w.]+)':\s+)?"""
-    while found := re.match(nested, message):
-        option, kind = f"{option}.init_args.{found[1]}" if option else found[1], found[2]
-        message = message[found.end() :]
-    message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
-    message = message.replace("NoneType", "null").replace("a Sequence", "a list").replace("a typing.Literal", "one of ")
-    if not option:
-        return message
-    if kind and (found := re.match(r"Option '(\w+)' is not accepted", message)):
-        known = _arguments(kind)
-        return (
-            f"{option}: {kind} has no argument {found[1]!r}.{_closest(found[1], known)} Its arguments: "
-            f"{', '.join(known) or 'none'}."
-        )
-    if kind and (found := re.match(r"the following arguments are required: (.+)", message)):
-        return f"{option}: {kind} needs {found[1]}: set {option}.init_args.{found[1].split(', ')[0]}."
-    return f"{option}: {message}"
-
-
-def _arguments(kind: str) -> list[str]:
-    """What the class or function at an import path can be called with."""
-    module, _, name = kind.rpartition(".")
-    return list(inspect.signature(getattr(import_module(module), name)).parameters)
-
-
-def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
-    close = get_close_matches(name, known, n=2, cutoff=cutoff)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
-def _classes(key: str) -> list[str]:
-    """The classes that lcfl has for an option or one below it, all of them for an option of another kind."""
-    groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
-    modules = [PARTS[groups[-1]]] if groups else list(PARTS.values())
-    found = {name: getattr(module, name) for module in modules for name in module.__all__}
-    return [name for name, made in found.items() if isinstance(made, type) and not inspect.isabstract(made)]

@@ -26,7 +26,7 @@ from lcfl.module import FederatedModule
 from lcfl.result import Run
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
-from lcfl.wording import check_choice
+from lcfl.wording import check_choice, check_instance
 
 __all__ = ["Federation"]
 
@@ -46,7 +46,8 @@ class Federation:
     Args:
         rounds: training rounds in all; a resumed run goes on to this number.
         clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
-        evaluate_every: rounds between two evaluations; 0 evaluates at the end only.
+        evaluate_every: rounds between two evaluations; 0 evaluates at the end only. The one at the end is in
+            ``summary.json`` and no round's, so that a run that goes on has the rows of one in one go.
         evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1): drawn once at
             random, the same in every evaluation; 1.0 for all.
         final_models: kinds of model that are evaluated at the end, and by `validate` and `test`, beside those that the
@@ -157,6 +158,7 @@ class Federation:
             The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` says so.
 
         Raises:
+            TypeError: for another object in the place of module, data or method.
             ValueError: for settings that do not fit together, before any data is loaded.
             CheckpointError: if `ckpt_path` is missing, damaged, or of another configuration.
             ClientError: if a client's local work raises; names client and round.
@@ -211,6 +213,12 @@ class Federation:
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
+        for name, value, kind in (
+            ("model", model, FederatedModule),
+            ("datamodule", datamodule, FederatedDataModule),
+            ("method", method, Method),
+        ):
+            check_instance(name, value, kind)
         num_newcomers = len(datamodule.newcomer_clients)
         sampled, measured = (
             number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)

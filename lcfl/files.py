@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["sync_directory", "temporary_directory", "unnamed_memory", "write_bytes", "write_json"]
+__all__ = ["new_file", "sync_directory", "temporary_directory", "unnamed_memory", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -28,6 +28,24 @@ def write_json(path: str | Path, content: dict[str, Any], indent: int | None = N
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write_bytes(temporary, json.dumps(content, indent=indent).encode() + b"\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write; it becomes `path` by one rename when the block ends well, and is gone if not.
+
+    Raises:
+        FileExistsError: if there is one already.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; name a new file, nothing is overwritten.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -80,6 +80,10 @@ def place(accelerator: str, devices: int | list[int] | str, num_nodes: int, stra
         can_fork = sys.platform == "linux" or strategy in ("ddp", "ddp_spawn")
         found = usable_cores() if accelerator == "cpu" else torch.cuda.device_count()
         devices = max(1, min(found, most)) if can_fork else 1
+    if accelerator == "cpu" and isinstance(devices, list):
+        raise ValueError(
+            f"trainer.devices: got {devices} on a CPU; a list names GPUs. Give the number of processes, or auto."
+        )
     if isinstance(devices, str):
         raise ValueError(f"trainer.devices: got {devices!r}; allowed are a number, a list of GPUs or auto.")
     num_ranks = (devices if isinstance(devices, int) else len(devices)) * num_nodes

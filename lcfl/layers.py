@@ -85,7 +85,7 @@ def _names_classes(text: str) -> bool:
 
 
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:
-    """The layer with all of a list of which it changes items by their numbers: ``{0: {theta: 1}}``.
+    """The layer with whole lists: where it changes items by their numbers, ``{0: {theta: 1}}``, or names one class.
 
     Raises:
         ValueError: for an item that the list does not have.
@@ -93,7 +93,10 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
     whole = dict(layer)
     for key, new in layer.items():
         old, name = below.get(str(key)), f"{option}.{key}".lstrip(".")
-        if not isinstance(new, dict) or "class_path" in new:
+        if isinstance(new, str) or (isinstance(new, dict) and "class_path" in new):
+            whole[key] = [new] if isinstance(old, list) else new
+            continue
+        if not isinstance(new, dict):
             continue
         if isinstance(old, list):
             items = [item.as_dict() if isinstance(item, Namespace) else item for item in old]

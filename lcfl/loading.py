@@ -1,5 +1,6 @@
 """Opening a run that another process has left behind."""
 
+import warnings
 from pathlib import Path
 
 from lcfl.method import Method
@@ -9,8 +10,13 @@ from lcfl.result import Run
 __all__ = ["load"]
 
 
-def load(run: str | Path, model: FederatedModule | None = None, method: Method | None = None) -> Run:
-    """The run in a run directory, ready to give models that predict.
+def load(
+    run: str | Path,
+    model: FederatedModule | None = None,
+    method: Method | None = None,
+    ckpt_path: str | Path = "last",
+) -> Run:
+    """The run in a run directory, ready to give models that predict; warns of one that has not come to its end.
 
     ``lcfl.load("logs/quickstart/version_0").model("personal", client=3)`` is a plain ``nn.Module``.
 
@@ -18,6 +24,8 @@ def load(run: str | Path, model: FederatedModule | None = None, method: Method |
         run: the run directory.
         model: for a run that was started from Python: the module it was started with.
         method: likewise, its method.
+        ckpt_path: the checkpoint whose models are given: ``last``, the newest; ``best``, the one that the run's monitor
+            chose; or the path of one.
 
     Raises:
         FileNotFoundError: if there is no run.
@@ -31,4 +39,6 @@ def load(run: str | Path, model: FederatedModule | None = None, method: Method |
         from lcfl.cli import instantiate
 
         model, method = instantiate(config)
-    return Run(path, model, method)
+    if not (path / "summary.json").is_file():
+        warnings.warn(f"{path} has not come to its end; its newest checkpoint is all there is.", stacklevel=2)
+    return Run(path, model, method, ckpt_path=ckpt_path)

@@ -11,6 +11,7 @@ from lcfl.exchange import Exchange
 from lcfl.local.update import LocalUpdate
 from lcfl.upload import GaussianNoise, Guarantee, LowRankCompression, Releases
 from lcfl.upload.base import NAMES
+from lcfl.wording import check_instance
 
 __all__ = ["Method"]
 
@@ -26,6 +27,7 @@ class Method:
         clustering: callbacks that group the clients at the end of a round, in this order.
 
     Raises:
+        TypeError: for a part of another class.
         ValueError: for parts that do not fit together.
     """
 
@@ -35,6 +37,11 @@ class Method:
     clustering: list[Clustering] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        parts = {"local_update": LocalUpdate, "exchange": Exchange, "aggregation": Aggregation, "clustering": list}
+        for name, kind in parts.items():
+            check_instance(f"method.{name}", getattr(self, name), kind)
+        for clustering in self.clustering:
+            check_instance("method.clustering", clustering, Clustering, " All that it lists are.")
         exchange, aggregation = self.exchange, self.aggregation
         readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
         for part in readers:

@@ -18,7 +18,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A finished or stopped run. Its state is read from the newest checkpoint when it is first asked for.
+    """A finished or stopped run. Its state is read from a checkpoint when it is first asked for.
 
     Args:
         path: the run directory.
@@ -26,16 +26,24 @@ class Run:
         method: says what a client's personal model is.
         signal: the number of the signal that stopped it, 0 for none.
         client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
+        ckpt_path: the checkpoint: ``last``, the newest; ``best``, the one that the run's monitor chose; or a path.
     """
 
     def __init__(
-        self, path: Path, module: FederatedModule, method: Method, signal: int = 0, client_store: str = "memory"
+        self,
+        path: Path,
+        module: FederatedModule,
+        method: Method,
+        signal: int = 0,
+        client_store: str = "memory",
+        ckpt_path: str | Path = "last",
     ) -> None:
         self.path = path
         self.signal = signal
         self._module = module
         self._method = method
         self._client_store = client_store
+        self._ckpt_path = ckpt_path
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -51,13 +59,13 @@ class Run:
 
     @cached_property
     def state(self) -> FederationState:
-        """The state of the newest checkpoint.
+        """The state of its checkpoint.
 
         Raises:
-            CheckpointError: if the run has none.
+            CheckpointError: if the run has none, or it is damaged.
         """
         folder = self.path if self._client_store == "mapped" else None
-        return checkpoint.read(checkpoint.newest([self.path]), folder).state
+        return checkpoint.read(checkpoint.of_runs([self.path], self._ckpt_path), folder).state
 
     def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """A plain network that predicts, in evaluation mode.

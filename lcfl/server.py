@@ -79,6 +79,7 @@ class Server:
         self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, chosen)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
+        self._is_written = False
         self._evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and the rounds before it
 
     @property
@@ -101,7 +102,16 @@ class Server:
         return self.module.initial_model(self.seed, number)[: len(self.state.initial)]
 
     def log(self, name: str, value: float) -> None:
-        """Adds a metric to the row of the round that is running."""
+        """Adds a metric to the row of the round that is running, or before the first one to that round's.
+
+        Raises:
+            RuntimeError: from ``on_round_logged``, when the row has been written.
+        """
+        if self._is_written:
+            raise RuntimeError(
+                f"server.log({name!r}): the row of round {self.state.round - 1} is written when on_round_logged is "
+                "called; log in on_aggregated, or in on_evaluated."
+            )
         self._row[name] = float(value)
 
     def add(self, name: str, value: float) -> None:
@@ -344,7 +354,9 @@ class Server:
         if number >= 0:
             for logger in self.loggers:
                 logger.log_metrics(row, step=number)
+        self._is_written = True
         self.call("on_round_logged", row=row)
+        self._is_written = False
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

@@ -207,8 +207,10 @@ class Sweep:
                 status = child.wait()
                 children.discard(child)
             if status:
-                ending = "stopped" if abs(status) in STOPPED else f"failed with status {status}"
-                self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log")
+                is_stopped = abs(status) in STOPPED
+                ending = "stopped" if is_stopped else f"failed with status {status}"
+                reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log")
+                self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log{reason}")
                 return None
         run = FinishedRun(folder, json.loads(summary.read_text()))
         self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
@@ -244,6 +246,12 @@ def validation_accuracy(run: FinishedRun) -> float:
     names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith("/acc")]
     value = run.metrics[names[0]] if names else -inf
     return value if value == value else -inf
+
+
+def _last_error(log: Path) -> str:
+    """The last error of ``lcfl`` in a run's output, on a line of its own; empty where there is none."""
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("lcfl: error: ")]
+    return f"\n  {errors[-1]}" if errors else ""
 
 
 def _short(option: str, value: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["check_choice", "check_choices", "few"]
+__all__ = ["check_choice", "check_choices", "check_instance", "few"]
 
 
 def few(numbers: Iterable[object], most: int = 5) -> str:
@@ -35,6 +35,23 @@ def check_choice(got: str, value: object, allowed: Iterable[object], more: str =
     if value not in allowed:
         *words, last = ["null" if each is None else str(each) for each in allowed]
         raise ValueError(f"{got}{value!r}; allowed are {', '.join(words)} and {last}.{more}")
+
+
+def check_instance(name: str, value: object, kind: type, more: str = "") -> None:
+    """Refuses an object of another class, as Python passes it on: the parser of the command line has its own check.
+
+    Args:
+        name: of the argument.
+        value: what was given for it.
+        kind: what is needed.
+        more: further words of the message, after a blank.
+
+    Raises:
+        TypeError: names the argument, what it got and what is needed.
+    """
+    if not isinstance(value, kind):
+        got = f"the class {value.__name__}, not one made of it" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name}: got {got}; needed is a {kind.__name__}.{more}")
 
 
 def _choices(annotation: Any) -> list[object]:

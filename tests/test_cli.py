@@ -10,7 +10,7 @@ import yaml
 
 import lcfl as package
 from lcfl import __main__, checkpoint
-from lcfl.cli import Parser
+from lcfl.parser import Parser
 from tests.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -209,9 +209,11 @@ def test_an_interrupt_outside_of_a_round_is_status_130(monkeypatch):
     assert ended.value.code == 130
 
 
-def test_a_try_run_of_the_quickstart_leaves_nothing(tmp_path):
+def test_a_try_run_of_the_quickstart_leaves_nothing_but_a_line(tmp_path, capsys):
     run = lcfl("fit", "-c", QUICKSTART, "--trainer.fast_dev_run=true", "--trainer.devices=1")
     assert run.state.round == 1 and not files(tmp_path)
+    said = "fast_dev_run: one round of everything on random data went through; nothing was kept\n"
+    assert capsys.readouterr().out == said
 
 
 def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):

@@ -166,6 +166,37 @@ def test_a_class_that_is_like_none_is_answered_with_all_of_that_kind(capsys):
     assert "CIFAR10" not in said and "Partition," not in said
 
 
+@pytest.mark.parametrize("sign", ["=", "+="])
+def test_what_a_callback_is_not_given_is_named(capsys, sign):
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping")
+    assert "trainer.callbacks: lcfl.callbacks.EarlyStopping needs monitor: set trainer.callbacks.init_args.mon" in said
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.monitr=x")
+    assert "lcfl.callbacks.EarlyStopping has no argument 'monitr'. Did you mean monitor?" in said
+    assert len(said.splitlines()) == 2
+
+
+def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
+    """The parser would pass None for it."""
+    (tmp_path / "own_parts.py").write_text(
+        "from torch import nn\n"
+        "from lcfl.clustering import Clustering\n"
+        "class Grouping(Clustering):\n"
+        "    def __init__(self, size):\n"
+        "        self.size = size\n"
+        "class Bare(nn.Sequential):\n"
+        "    def __init__(self, width, depth=None, bias: bool | None = None):\n"
+        "        super().__init__(nn.Linear(16, width), nn.Linear(width, 8))\n"
+    )
+    network = ("--model.network=own_parts.Bare", "--model.cut=1")
+    with pytest.raises(ValueError, match=r"model.network: own_parts.Bare needs width: set model.network.init_args.wid"):
+        built(*network)
+    assert built(*network, "--model.network.width=3")["model"].layout.num_parameters == 17 * 3 + 4 * 8
+    with pytest.raises(
+        ValueError, match=r"method.clustering.1: own_parts.Grouping needs size: set method.clustering.1."
+    ):
+        built("--method.clustering=[LowRankCosine, own_parts.Grouping]")
+
+
 def test_a_callback_of_lightnings_trainer_is_refused(capsys):
     words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
     assert "lcfl.Callback" in failure(capsys, *FIT, *words)

@@ -1,9 +1,13 @@
-"""Settings that a federation refuses as soon as it is made, and what it says."""
+"""Settings and objects that a federation refuses, and what it says."""
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
-from lcfl import Federation
+from lcfl import Federation, Method
+from lcfl.aggregation import GlobalMean
+from lcfl.clustering import LowRankCosine
+from tests.builders import blobs, blobs_module, fedavg
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,28 @@ from lcfl import Federation
 def test_a_setting_that_is_not_allowed_is_named_with_what_is(settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Federation(**settings)
+
+
+def test_other_objects_than_those_needed_are_named(tmp_path):
+    data, module, method = blobs(), blobs_module(), fedavg()
+    federation = Federation(default_root_dir=tmp_path)
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; needed is a FederatedModule\.$"):
+        federation.fit(data, module, method)
+    with pytest.raises(TypeError, match=r"^method: got LocalTraining; needed is a Method\.$"):
+        federation.fit(module, data, method.local_update)
+    with pytest.raises(
+        TypeError, match=r"^method.aggregation: got the class GlobalMean, not one made of it; needed is"
+    ):
+        Method(method.local_update, method.exchange, GlobalMean)
+    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; needed is a list\.$"):
+        Method(method.local_update, method.exchange, method.aggregation, LowRankCosine(2))
+    with pytest.raises(TypeError, match=r"^method.clustering: got GlobalMean; needed is a Clustering\. All that it"):
+        Method(method.local_update, method.exchange, method.aggregation, [GlobalMean()])
+    with pytest.raises(
+        TypeError, match=r"^data.dataset: got TensorDataset; .* Datasets makes one of your own data sets"
+    ):
+        blobs(dataset=TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -8,6 +8,7 @@ import pytest
 
 import lcfl
 from lcfl.hooks import HOOKS, Callback, check_hooks
+from tests.builders import blobs, blobs_module, fedavg, fit
 
 
 def documented():
@@ -40,6 +41,20 @@ def test_every_hook_is_called_with_the_arguments_documented():
     for name, arguments in documented().items():
         for given in calls[name]:
             assert {"server", "state"} | given == arguments, name
+
+
+class LogsTooLate(Callback):
+    def on_aggregated(self, server):
+        server.log("mine", 1.0)
+
+    def on_round_logged(self, server):
+        server.log("mine", 2.0)
+
+
+def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): the row of round 0 is written .* in on_aggregated"):
+        fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[LogsTooLate()])
+    assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
 
 def test_a_misspelt_hook_is_an_error_with_a_suggestion():

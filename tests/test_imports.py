@@ -62,6 +62,7 @@ LAYERS = [
     "federation",
     # the command line, and what reads its files
     "layers",
+    "parser",
     "cli",
     "loading",
     "onboarding",
@@ -131,7 +132,7 @@ def test_imports_go_down_only():
 def test_the_check_sees_imports_of_every_kind():
     assert "lcfl.cli" in GRAPH["lcfl.loading"], "inside a function"
     assert "lcfl.rng" in GRAPH["lcfl.module"], "from lcfl import rng"
-    assert "lcfl.clustering" in GRAPH["lcfl.cli"], "import lcfl.clustering"
+    assert "lcfl.clustering" in GRAPH["lcfl.parser"], "import lcfl.clustering"
     assert {"lcfl.server", "lcfl.state"} <= GRAPH["lcfl.callbacks.checkpoint"]
 
 

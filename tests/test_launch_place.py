@@ -63,10 +63,17 @@ def test_numbers_and_lists_are_taken_as_they_are(started, devices, num_nodes, st
     assert place("cuda", devices, num_nodes, strategy, most=2) == expected
 
 
-@pytest.mark.parametrize(("devices", "num_nodes"), [("two", 1), ("2", 1), (0, 1), (-1, 1), ([], 1), (2, 0)])
+@pytest.mark.parametrize(("devices", "num_nodes"), [("two", 1), ("2", 1), (0, 1), (-1, 1), (2, 0)])
 def test_a_number_of_ranks_that_is_none_is_an_error(started, devices, num_nodes):
     with pytest.raises(ValueError, match=f"got .*{devices!r}".replace("[", r"\[")):
         place("cpu", devices, num_nodes, "auto", most=5)
+    with pytest.raises(ValueError, match=r"got devices=\[\]"):
+        place("cuda", [], 1, "auto", most=5)
+
+
+def test_a_list_of_gpus_is_none_of_processes(started):
+    with pytest.raises(ValueError, match=r"trainer.devices: got \[0, 1\] on a CPU; a list names GPUs"):
+        place("cpu", [0, 1], 1, "auto", most=5)
 
 
 @pytest.mark.parametrize(

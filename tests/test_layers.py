@@ -70,6 +70,13 @@ def test_an_item_that_is_named_anew_and_one_inside_a_class():
     assert whole_lists(inner, layer)["part"]["method"]["clustering"][0]["init_args"] == {"k": 9, "size": 1}
 
 
+@pytest.mark.parametrize("named", ["E", {"class_path": "a.E"}])
+def test_one_class_in_the_place_of_a_list_is_a_list(named):
+    assert whole_lists(two(), {"method": {"clustering": named}}) == {"method": {"clustering": [named]}}
+    below = Namespace(part=Namespace(class_path="a.P"))
+    assert whole_lists(below, {"part": named}) == {"part": named}
+
+
 @pytest.mark.parametrize("number", [2, -1, "first"])
 def test_an_item_that_is_not_there(number):
     with pytest.raises(ValueError, match=r"method.clustering: there is no item .*; the list has 2, counted from 0"):
@@ -104,7 +111,8 @@ def test_a_class_named_on_the_command_line_keeps_nothing_of_the_one_below(capsys
 
 def test_clusterings_named_on_the_command_line_keep_nothing_of_those_below(capsys):
     below = "--method.clustering.num_clusters=3"
-    for value, number in (("[RefreshedLowRankCosine]", 10), ("[{class_path: PrincipalAngles}]", 4)):
+    values = {"[RefreshedLowRankCosine]": 10, "RefreshedLowRankCosine": 10, "[{class_path: PrincipalAngles}]": 4}
+    for value, number in values.items():
         config = printed(capsys, *SYNTHETIC, *LCFED, below, f"--method.clustering={value}")
         (clustering,) = config["method"]["clustering"]
         assert clustering["init_args"]["num_clusters"] == number

@@ -120,7 +120,8 @@ def test_a_run_that_failed_is_said_so_and_resumed(sweep):
     runs = sweep("--fail=fedavg-seed0").run(trials)
     assert runs[0] is None and runs[1].seed == 1
     assert any("fedavg-seed0: failed with status 1; see " in line for line in sweep.said)
-    log = next(line.rpartition(" ")[2] for line in sweep.said if "failed" in line)
+    log, reason = next(line.partition("see ")[2] for line in sweep.said if "failed" in line).split("\n")
+    assert reason == "  lcfl: error: by hand"
     assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
     assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
     assert sweep.calls()[-1] == "fedavg-seed0 last"

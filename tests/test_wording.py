@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from lcfl.wording import check_choice, check_choices, few
+from lcfl.wording import check_choice, check_choices, check_instance, few
 
 Colour = Literal["red", "green", "blue"]
 
@@ -40,6 +40,16 @@ def test_what_the_annotation_does_not_list_is_refused(given, message):
 def test_a_reason_stands_at_the_end():
     with pytest.raises(ValueError, match=r"^one: got 3; allowed are 1 and 2\. Because\.$"):
         check_choice("one: got ", 3, (1, 2), " Because.")
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [("red", "str"), (Part, "the class Part, not one made of it"), (None, "NoneType")]
+)
+def test_an_object_of_another_class(given, got):
+    check_instance("x.part", Part(), Part)
+    with pytest.raises(TypeError) as caught:
+        check_instance("x.part", given, Part, " Make one.")
+    assert str(caught.value) == f"x.part: got {got}; needed is a Part. Make one."
 
 
 def test_few():

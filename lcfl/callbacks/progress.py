@@ -53,7 +53,7 @@ class Progress(Callback):
         console = make_console()
         say(console, describe(server))
         if state.round > -len(server.method.openings(server.data.num_participants)):
-            say(console, f"resumed: {max(state.round, 0)} of {server.schedule.rounds} rounds are done")
+            say(console, resumed(server))
         if console.is_interactive:
             self._live = start_live(console)
 
@@ -192,6 +192,15 @@ def describe(server: Server) -> str:
         f"{server.data.num_clients} clients, {server.schedule.clients_per_round} a round, "
         f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} of them embedding)"
     )
+
+
+def resumed(server: Server) -> str:
+    """From where a resumed run goes on, or that it has nothing left to do."""
+    done, wanted = max(server.state.round, 0), server.schedule.rounds
+    if not server.is_done:
+        return f"resumed: {done} of {wanted} rounds are done"
+    reason = f"trainer.rounds is {wanted}" if done >= wanted else "it was stopped early"
+    return f"resumed after {done} rounds: {reason}, so it is evaluated and not trained any further"
 
 
 def stopped(server: Server) -> str:

@@ -15,7 +15,7 @@ from lcfl.comparison import MAJORITY, Entry, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main", "parser"]
+__all__ = ["main", "parser", "share"]
 
 Lines = list[list[str]]
 
@@ -28,11 +28,19 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = argparse.ArgumentParser(prog="lcfl compare", description="Finished runs side by side.")
     made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
-    made.add_argument("--target", type=float, help="accuracy whose first round is looked for (0.9 x the best)")
+    made.add_argument("--target", type=share, help="accuracy, 0 to 1, whose first round is looked for (0.9 x the best)")
     made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
     made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
     made.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md and the pictures")
     return made
+
+
+def share(text: str) -> float:
+    """An accuracy on the command line; argparse says what is wrong with another text."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}; an accuracy is a part of 1, such as 0.6 for 60 %")
+    return value
 
 
 def main(args: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from lcfl.cli import instantiate_data
+from lcfl.files import new_file
 from lcfl.loading import load
 
 __all__ = ["main", "parser"]
@@ -19,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
     made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint's path")
     made.add_argument("--client", type=int, help="whose personal model, or whose cluster's")
     made.add_argument("--cluster", type=int, help="which cluster's model")
     made.add_argument("--out", type=Path, required=True, help="the file; it must not be there yet")
@@ -36,26 +38,21 @@ def main(args: Sequence[str]) -> None:
     """Writes the model.
 
     Raises:
+        CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file is there already.
         FileNotFoundError: if there is no run.
         ValueError: if the run's method has no such model, or its numbers do not fit.
     """
     options = parser().parse_args(args)
-    if options.out.exists():
-        raise FileExistsError(f"{options.out} exists already; name a new file, nothing is overwritten.")
-    network = load(options.run).model(options.model, client=options.client, cluster=options.cluster)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.out.with_name(f".{options.out.name}.tmp")
-    try:
+    with new_file(options.out) as path:
+        run = load(options.run, ckpt_path=options.ckpt_path)
+        network = run.model(options.model, client=options.client, cluster=options.cluster)
         if options.format == "state_dict":
-            torch.save(network.state_dict(), temporary)
+            torch.save(network.state_dict(), path)
         else:
             dataset = instantiate_data(options.run / "config.yaml").dataset
             example = torch.zeros(2, *dataset.shape, dtype=dataset.dtype)
             program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-            with temporary.open("wb") as file:
+            with path.open("wb") as file:
                 torch.export.save(program, file)
-        temporary.replace(options.out)
-    finally:
-        temporary.unlink(missing_ok=True)
     print(f"written to {options.out}")

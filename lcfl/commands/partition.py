@@ -9,9 +9,9 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lcfl import figures
-from lcfl.cli import Parser
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.layers import LayeredConfig
+from lcfl.parser import Parser
 
 __all__ = ["main", "parser"]
 

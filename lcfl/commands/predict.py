@@ -4,12 +4,13 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
+from typing import IO
 
 import torch
 
 from lcfl.cli import instantiate_data
+from lcfl.files import new_file
 from lcfl.loading import load
 from lcfl.result import Run
 
@@ -24,9 +25,10 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="lcfl predict", description="Predicts the labels of the clients' test images.")
     made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint's path")
     made.add_argument("--client", type=int, help="only this client; all of the federation if not given")
     made.add_argument("--protocol", help="whose test images; the run's first protocol if not given")
-    made.add_argument("--out", type=Path, help="a CSV file; the terminal if not given")
+    made.add_argument("--out", type=Path, help="a CSV file that is not there yet; the terminal if not given")
     return made
 
 
@@ -34,20 +36,28 @@ def main(args: Sequence[str]) -> None:
     """Writes a line per client and test image: its index in the data set, label, prediction and softmax score.
 
     Raises:
+        CheckpointError: if there is no such checkpoint.
+        FileExistsError: if the file is there already.
         FileNotFoundError: if there is no run, or its data are not there.
         ValueError: if the run's method has no such model, or client or protocol do not exist.
     """
     options = parser().parse_args(args)
-    run = load(options.run)
+    if options.out is None:
+        _predict(options, sys.stdout)
+        return
+    with new_file(options.out) as path, path.open("w", newline="") as file:
+        _predict(options, file)
+    print(f"written to {options.out}")
+
+
+def _predict(options: argparse.Namespace, file: IO[str]) -> None:
+    run = load(options.run, ckpt_path=options.ckpt_path)
     rows = _rows(run, options.run, options.model, options.client, options.protocol)
-    first = next(rows)  # what is wrong shows before a file is made
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext(sys.stdout) if options.out is None else options.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerow(first)
-        writer.writerows(rows)
+    first = next(rows)  # what is wrong shows before anything is written
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerow(first)
+    writer.writerows(rows)
 
 
 @torch.no_grad()

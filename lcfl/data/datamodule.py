@@ -24,7 +24,7 @@ from lcfl.data.split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
 from lcfl.data.views import SeenExamples, View, seen_labels
 from lcfl.files import write_json
-from lcfl.wording import check_choice, few
+from lcfl.wording import check_choice, check_instance, few
 
 __all__ = ["FederatedDataModule", "errors_of"]
 
@@ -65,6 +65,7 @@ class FederatedDataModule(LightningDataModule):
         seed: of partition, split and client transforms.
 
     Raises:
+        TypeError: data set or partition are of another class.
         ValueError: an argument is outside its range.
     """
 
@@ -223,6 +224,8 @@ class FederatedDataModule(LightningDataModule):
         write_json(path, {"data_fingerprint": self.examples.fingerprint(), **self.population.to_dict()})
 
     def _check_arguments(self) -> None:
+        check_instance("data.dataset", self.dataset, FederatedDataset, " Datasets makes one of your own data sets.")
+        check_instance("data.partition", self.partition, Partition)
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}")

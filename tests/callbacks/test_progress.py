@@ -147,6 +147,22 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     assert "4 rounds, 0.0 MB sent and received" in out and "tensorboard" not in out
 
 
+@pytest.mark.parametrize(
+    ("done", "should_stop", "said"),
+    [
+        (7, False, "resumed: 7 of 9 rounds are done"),
+        (9, False, "resumed after 9 rounds: trainer.rounds is 9, so it is evaluated and not trained any further"),
+        (146, False, "resumed after 146 rounds: trainer.rounds is 9, so it is evaluated and not trained any further"),
+        (7, True, "resumed after 7 rounds: it was stopped early, so it is evaluated and not trained any further"),
+    ],
+)
+def test_a_resumed_run_says_what_is_left(capsys, done, should_stop, said):
+    state = SimpleNamespace(round=done, total_bytes=0)
+    server = fake(rounds=9, state=state, is_done=should_stop or done >= 9)
+    Progress().on_fit_start(server, state)
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
 def test_plain_lines(capsys):
     play(fake(evaluate_every=50), until=40, every=20)
     lines = capsys.readouterr().out.splitlines()

@@ -114,6 +114,13 @@ def test_mixing_needs_to_be_said(tmp_path, capsys):
     assert "setting 1, own_split" in said and "setting 2, own_split" in said
 
 
+@pytest.mark.parametrize("target", ["60", "0", "-0.5", "nan", "many"])
+def test_a_target_is_a_part_of_one(capsys, target):
+    with pytest.raises(SystemExit):
+        compare.main(["logs", f"--target={target}"])
+    assert f"argument --target: {'invalid share' if target == 'many' else 'got'}" in capsys.readouterr().err
+
+
 def test_nothing_finished(tmp_path):
     (made(tmp_path, "a", 0) / "summary.json").unlink()
     with pytest.warns(UserWarning, match="not finished"), pytest.raises(ValueError, match="none of these runs"):

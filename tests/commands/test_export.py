@@ -1,11 +1,14 @@
 """``lcfl export`` and ``lcfl predict``: files that give what the run's models give."""
 
 import csv
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import lcfl
+from lcfl.checkpoint import CheckpointError
 from lcfl.commands import export, predict
 from lcfl.networks import MLP
 from tests.commandline import LCFED, SMALL, SYNTHETIC
@@ -48,6 +51,48 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(run, tmp_path):
     with pytest.raises(ValueError, match="got client=99"):
         exported(run, "--model=personal", "--client=99", "--out=two.pt")
     assert sorted(path.name for path in tmp_path.glob("*.pt*")) == ["one.pt"]
+
+
+def test_predictions_do_not_overwrite_others(run, capsys):
+    predict.main([str(run.path), "--model=global", "--client=1", "--out=folder/one.csv"])
+    assert capsys.readouterr().out == "written to folder/one.csv\n"
+    before = Path("folder/one.csv").read_bytes()
+    for words, error in ((("--client=2", "--out=folder/one.csv"), FileExistsError), (("--out=two.csv",), ValueError)):
+        with pytest.raises(error):
+            predict.main([str(run.path), "--model=global", "--client=99", *words])
+    assert Path("folder/one.csv").read_bytes() == before
+    assert not Path("two.csv").exists() and [path.name for path in Path("folder").iterdir()] == ["one.csv"]
+
+
+def test_the_best_checkpoint_and_any_other_can_be_taken():
+    monitor = ("--trainer.callbacks=Checkpoint", "--trainer.callbacks.monitor=val/own_split/personal/acc")
+    run = command("fit", *SYNTHETIC, *LCFED, *SMALL, "--trainer.rounds=3", *monitor, "--trainer.callbacks.mode=min")
+    first, last = (run.path / "checkpoints" / f"round-00000{number}.ckpt" for number in (1, 3))
+    (run.path / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": first.name}))
+    assert first.is_dir() and last.is_dir()
+    found = {}
+    for which in ("last", "best", str(first)):
+        name = which.replace("/", "_")
+        exported(run, "--model=global", f"--ckpt_path={which}", f"--out={name}.pt")
+        predict.main([str(run.path), "--model=global", f"--ckpt_path={which}", f"--out={name}.csv"])
+        loaded = lcfl.load(run.path, ckpt_path=which)
+        assert loaded.state.round == (3 if which == "last" else 1)
+        weights = torch.load(f"{name}.pt", weights_only=True)
+        assert all(torch.equal(weights[key], value) for key, value in loaded.model("global").state_dict().items())
+        found[which] = Path(f"{name}.csv").read_text()
+    assert found["best"] == found[str(first)] != found["last"]
+
+
+def test_there_is_no_best_checkpoint_without_a_monitor(run):
+    with pytest.raises(CheckpointError, match=r"there is no best checkpoint: no Checkpoint .* in .*version_0"):
+        exported(run, "--model=global", "--ckpt_path=best", "--out=one.pt")
+    assert not list(Path().glob("*one.pt*"))
+
+
+def test_a_run_that_has_not_come_to_its_end_is_said_so(run):
+    (run.path / "summary.json").unlink()
+    with pytest.warns(UserWarning, match="has not come to its end; its newest checkpoint is all there is"):
+        exported(run, "--model=global", "--out=one.pt")
 
 
 def test_no_run(tmp_path):

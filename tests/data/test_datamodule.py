@@ -240,7 +240,7 @@ def test_all_but_own_split_need_official_test_images(protocol):
 )
 def test_bad_arguments_are_refused_before_data_is_read(options, words):
     with pytest.raises(ValueError, match=words):
-        module(dataset=None, **options)
+        module(**options)
 
 
 def test_setup_is_done_once():
