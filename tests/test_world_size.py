@@ -6,11 +6,11 @@ import torch
 from lcfl.ranks import Ranks
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
-from lcfl.transport import Link
+from lcfl.transport import Link, NetworkLink
 from lcfl.worker import Worker
 from tests import builders
 from tests.builders import blobs, blobs_module, dealt, fedavg, lcfed, linear_module, two_sided
-from tests.fits import assert_same_run, fit
+from tests.fits import ROUNDS, assert_same_run, fit
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"])
@@ -69,6 +69,23 @@ def test_ranks_that_have_chosen_another_engine_take_the_servers(tmp_path, on_ran
     monkeypatch.setattr("lcfl.session.Worker", Told)
     on_ranks(2, work)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["StackedEngine"] * 2
+
+
+@pytest.mark.parametrize("method", ["lcfed", "fednova"])
+def test_ranks_that_share_no_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
+    """As on machines of their own: every message goes over gloo."""
+    links, send = tmp_path / "links", NetworkLink.send
+
+    def noted(link, message):
+        with links.open("a") as file:
+            file.write(".")
+        send(link, message)
+
+    monkeypatch.setattr("lcfl.ranks.can_share_memory", lambda: False)
+    monkeypatch.setattr(NetworkLink, "send", noted)
+    one, _ = reference(method)
+    assert_same_run(one, fit(tmp_path, method, 2).path)
+    assert len(links.read_text()) > ROUNDS
 
 
 def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lcfl.engines import StackedEngine
+from lcfl.engines import CompiledEngine, StackedEngine
 from lcfl.module import FederatedModule
 from lcfl.networks import LeNet5
 from tests.builders import dealt, engine
@@ -21,6 +21,7 @@ STEP = -8  # no optimizer; but it gathers inputs and targets, and keeps the loss
 # the weights that have their channels innermost. Older versions need one more for each parameter.
 RUN = 55 if torch.__version__ >= (2, 15) else 65
 PULLS = 66  # the two regularisers and their gradients, of 10 parameters, one of which has its channels innermost
+COMPILED_STEP = 3  # positions as a tensor, inputs and targets by them
 STACKED_STEP = 123  # the views by which torch.vmap makes one operation of those of all clients
 
 
@@ -34,6 +35,17 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+class CountedCalls:
+    """The library of kernels, noting the name of every function that is taken from it."""
+
+    def __init__(self, library):
+        self.library, self.names = library, []
+
+    def __getattr__(self, name):
+        self.names.append(name)
+        return getattr(self.library, name)
 
 
 def make_network():
@@ -99,6 +111,27 @@ def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
 
     steps = {clients: counted(clients, 3) - counted(clients, 2) for clients in (2, 7)}
     assert 0 < steps[2] == steps[7] <= loop + STACKED_STEP
+
+
+def test_a_compiled_step_asks_torch_for_its_batch_only_and_the_kernels_twice():
+    """Gathering inputs and targets, and a gradient and an update of all parameters: each pulled or not."""
+    module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
+    data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
+    compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.examples, (1, 28, 28))
+    compiled._kernels = calls = CountedCalls(compiled._kernels)
+    pulls = {"centre": start, "embedding": start[: module.layout.num_embedding]}
+
+    def counted(steps, pulled):
+        calls.names.clear()
+        with Operators() as operators:
+            compiled.descend(start, [torch.arange(32).numpy()] * steps, **(pulls if pulled else {}))
+        return operators.counts, Counter(calls.names)
+
+    counted(1, False)
+    for pulled in (False, True):
+        (fewer, few_calls), (more, more_calls) = counted(2, pulled), counted(3, pulled)
+        assert 0 < (more - fewer).total() <= COMPILED_STEP, more - fewer
+        assert more_calls - few_calls == {"lcfl_gradient": 1, "lcfl_update": 1}
 
 
 def test_nothing_is_counted_that_grows_with_the_steps_before(count):
