@@ -32,7 +32,6 @@ def followed(here):
 
     def follow(page, block):
         write_files(page, here)
-        sys.path.insert(0, str(here))  # as `python -m` does
         result = None
         text = marked(PAGES[page], f"block: {block}").replace("$LCFL", str(ROOT))
         for line in text.splitlines():

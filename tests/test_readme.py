@@ -47,7 +47,6 @@ def commands(text):
 def lcfl_commands(text):
     """The arguments of every ``lcfl ...`` among them."""
     words = [shlex.split(command) for command in commands(text)]
-    words = [each[2:] if each[:2] == ["python", "-m"] else each for each in words]
     return [each[1:] for each in words if each and each[0].rpartition("/")[2] == "lcfl"]
 
 
