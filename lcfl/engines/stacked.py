@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.examples import Examples
 from lcfl.engines.lockstep import Ask, in_lockstep
@@ -19,10 +19,11 @@ from lcfl.engines.mapped import Found, MappedModule, Named, Trial
 from lcfl.engines.program import Unsupported
 from lcfl.engines.seats import AskedDescent, AskedGradient, AskedScores, Batch, Question, Seat, length_of
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
+from lcfl.engines.stacks import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
 from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.module import FederatedModule
 
-__all__ = ["Pulls", "Rows", "StackedEngine", "at", "check_stacked"]
+__all__ = ["Pulls", "StackedEngine", "check_stacked"]
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
 MOST_CLIENTS = 256  # at once: more keep no GPU busier
@@ -32,7 +33,6 @@ COPIES = 10  # of a model in training: weights, gradient, optimizer, what it is 
 ACTIVATIONS = 3  # what autograd keeps, its gradient, and a kernel's other layout of it
 
 Result = TypeVar("Result")
-Rows = slice | Tensor  # of a stack: all, or their numbers
 Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], None where nothing pulls
 
 
@@ -151,12 +151,12 @@ class StackedEngine(SequentialEngine):
         seats = [each.seat for each in asked]
         parameters, buffers = self._open([each.start for each in asked], seats)
         centre, embedding = self._pulls(asked)
-        optimizer = self._optimizer_of(parameters)
+        optimizer = optimizer_of(self.module, parameters)
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = group["lr"] * asked[0].rate_scale
         ends = torch.empty(len(asked), self.layout.num_parameters, device=self.device)
-        losses, logged = _Means(len(asked), self.device), _Means(len(asked), self.device)
+        losses, logged = RowMeans(len(asked), self.device), RowMeans(len(asked), self.device)
         for number in range(max(len(each.batches) for each in asked)):
             optimizer.zero_grad()
             for members in self._groups(asked, number):
@@ -167,7 +167,7 @@ class StackedEngine(SequentialEngine):
                 pulls = _row(centre, rows), _row(embedding, rows)
                 slopes, found = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
                 for name, slope in slopes.items():
-                    _give_gradient(parameters[name], rows, slope)
+                    give_gradient(parameters[name], rows, slope)
                 for name, kept in found.buffers.items():
                     buffers[name][rows] = kept
                 losses.add(rows, {"loss": found.losses[:, None]})
@@ -176,9 +176,9 @@ class StackedEngine(SequentialEngine):
             finished = [row for row, each in enumerate(asked) if len(each.batches) == number + 1]
             if finished:
                 rows = self._rows(finished, len(asked))
-                ends[rows] = _joined(at(parameters, rows))
+                ends[rows] = joined(at(parameters, rows))
         if buffers:
-            kept = _joined(buffers)
+            kept = joined(buffers)
             for seat, own in zip(seats, kept, strict=True):
                 seat.keep(own)
             ends = torch.cat([ends, kept], dim=1)
@@ -188,21 +188,6 @@ class StackedEngine(SequentialEngine):
             for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
         ]
 
-    def _optimizer_of(self, stacks: Named) -> Optimizer:
-        """The module's own with stacks in its groups: made of these it would see one dimension more."""
-        own = self.module.configure_optimizers()
-        stack_of = {id(each): stacks[name] for name, each in self.module.network.named_parameters()}
-        groups = [{**group, "params": [stack_of[id(each)] for each in group["params"]]} for group in own.param_groups]
-        make: Callable[[Any], Optimizer] = type(own)
-        made = make(groups)
-        for each, kept in own.state.items():  # Adagrad's sums do not begin at zero
-            stack = stack_of[id(each)]
-            made.state[stack] = {
-                name: value.expand_as(stack).clone() if value.shape == each.shape else value.clone()
-                for name, value in kept.items()
-            }
-        return made
-
     def _differentiate_all(self, asked: Sequence[AskedGradient]) -> list[Gradient]:
         """Gradients, or their derivatives along the directions, with what else the forward passes gave."""
         seats = [each.seat for each in asked]
@@ -211,8 +196,8 @@ class StackedEngine(SequentialEngine):
         along = [each.direction for each in asked if each.direction is not None]
         directions = self._stack(along) if along else None
         slopes, found = self._step(parameters, buffers, batch, asked[0].number, self._pulls(asked), directions)
-        vectors = _joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
-        kept = _joined(found.buffers) if found.buffers else vectors[:, :0]
+        vectors = joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
+        kept = joined(found.buffers) if found.buffers else vectors[:, :0]
         if found.buffers and directions is None:
             for seat, own in zip(seats, kept, strict=True):
                 seat.keep(own)
@@ -271,8 +256,8 @@ class StackedEngine(SequentialEngine):
                 scores = self._mapped.scores(at(parameters, rows), at(buffers, rows), inputs, shared)
             for each, part, of_each, labels in zip(members, parts, scores, targets, strict=True):
                 found[each].append((of_each[: len(part)], labels[: len(part)]))
-        joined = (zip(*parts, strict=True) for parts in found)
-        return [(torch.cat(scores), torch.cat(targets)) for scores, targets in joined]
+        columns = (zip(*parts, strict=True) for parts in found)
+        return [(torch.cat(scores), torch.cat(targets)) for scores, targets in columns]
 
     def _groups(self, asked: Sequence[AskedDescent], number: int) -> list[list[int]]:
         """Who takes step `number`, in groups that are computed at once."""
@@ -314,8 +299,8 @@ class StackedEngine(SequentialEngine):
         longest = max(sizes)
         drawn = [batch for batch in batches if isinstance(batch, tuple)]
         if drawn:
-            inputs = torch.stack([_filled_up(images, longest) for images, _ in drawn])
-            targets = torch.stack([_filled_up(labels, longest) for _, labels in drawn])
+            inputs = torch.stack([filled_up(images, longest) for images, _ in drawn])
+            targets = torch.stack([filled_up(labels, longest) for _, labels in drawn])
         else:
             positions = [batch for batch in batches if not isinstance(batch, tuple)]
             inputs, targets = self._look_up([seat.examples for seat in seats], positions, training=True)
@@ -340,36 +325,6 @@ class StackedEngine(SequentialEngine):
         return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
 
 
-class _Means:
-    """Means of values per client, of which some come up in some steps only."""
-
-    def __init__(self, num_clients: int, device: torch.device) -> None:
-        self._zeros = torch.zeros(2, num_clients, device=device)
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, rows: Rows, values: Named) -> None:
-        """Values ``[C, times]`` by name of the clients in these rows."""
-        for name, each in values.items():
-            sums = self._sums.setdefault(name, self._zeros.clone())
-            sums[0, rows] += each.sum(1)
-            sums[1, rows] += each.shape[1]
-
-    def by_row(self) -> list[dict[str, float]]:
-        """The means of every client, by name."""
-        numbers = {name: sums.tolist() for name, sums in self._sums.items()}
-        return [
-            {name: sums[row] / times[row] for name, (sums, times) in numbers.items() if times[row]}
-            for row in range(self._zeros.shape[1])
-        ]
-
-
-def at(stacked: Named, rows: Rows) -> Named:
-    """Some rows of a stack: itself for all of them, else copies."""
-    if isinstance(rows, slice):
-        return stacked
-    return {name: each.detach()[rows].requires_grad_(each.requires_grad) for name, each in stacked.items()}
-
-
 def _row(stacked: Tensor | None, rows: Rows) -> Tensor | None:
     return None if stacked is None else stacked[rows]
 
@@ -379,26 +334,6 @@ def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Name
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
     found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
     return {name: slope for name, slope in zip(trained, found, strict=True) if slope is not None}
-
-
-def _give_gradient(parameter: Tensor, rows: Rows, slope: Tensor) -> None:
-    """Puts a gradient of some rows where an optimizer finds it."""
-    if isinstance(rows, slice):
-        parameter.grad = slope
-        return
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    parameter.grad[rows] = slope
-
-
-def _joined(stacked: Named) -> Tensor:
-    """Tensors of a stack side by side in one matrix ``[C, ...]``."""
-    return torch.cat([each.detach()[:, None].flatten(1).float() for each in stacked.values()], dim=1)
-
-
-def _filled_up(values: Tensor, length: int) -> Tensor:
-    """Followed by its first row up to a length."""
-    return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 
 def _bytes_for_clients(device: torch.device) -> int:
