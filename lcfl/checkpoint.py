@@ -99,9 +99,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if there is none, it is damaged, or its schema is not this version's.
     """
-    if not path.is_dir():
+    is_one = NAME.fullmatch(path.name) or (path / "manifest.json").is_file()
+    if not path.is_dir() or not is_one:
         raise CheckpointError(
-            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
+            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, one of a run, last or best."
         )
     try:
         manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
@@ -155,11 +156,14 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
         name: ``trainer.name``.
 
     Raises:
-        CheckpointError: if there is none; says where it looked.
+        CheckpointError: if there is none; says where it looked. Of a path only the manifest is read.
     """
     if ckpt_path not in ("last", "best"):
         path = Path(ckpt_path)
-        return newest([path]) if (path / "checkpoints").is_dir() else path
+        if (path / "checkpoints").is_dir():
+            return newest([path])
+        read_manifest(path)
+        return path
     runs = versions(root, name)
     if not runs:
         raise CheckpointError(f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>.")

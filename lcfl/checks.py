@@ -16,8 +16,9 @@ from lcfl.local.order import pass_length
 from lcfl.local.update import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
+from lcfl.wording import check_instance
 
-__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "number_of_clients"]
+__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "check_parts", "number_of_clients"]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -59,6 +60,17 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 "lcfl.Callback."
             )
     check_hooks(callbacks)
+
+
+def check_parts(model: object, datamodule: object, method: object) -> None:
+    """Refuses other objects than those that a run is made of, as Python passes them on.
+
+    Raises:
+        TypeError: for the first one of another class.
+    """
+    check_instance("model", model, FederatedModule)
+    check_instance("datamodule", datamodule, FederatedDataModule)
+    check_instance("method", method, Method)
 
 
 def check_method(method: Method, module: FederatedModule, num_clients: int) -> None:

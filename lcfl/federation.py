@@ -15,9 +15,16 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl import checkpoint
 from lcfl.callbacks import Checkpoint, Monitor, Progress
-from lcfl.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
+from lcfl.checks import (
+    check_batches,
+    check_callbacks,
+    check_method,
+    check_network,
+    check_parts,
+    number_of_clients,
+)
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.engines import choose
+from lcfl.engines import EngineName, choose
 from lcfl.exchange import ModelKind
 from lcfl.hooks import Callback
 from lcfl.launch import STRATEGIES, launch, one_thread, place
@@ -26,7 +33,7 @@ from lcfl.module import FederatedModule
 from lcfl.result import Run
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
-from lcfl.wording import check_choice, check_instance
+from lcfl.wording import check_choice
 
 __all__ = ["Federation"]
 
@@ -213,28 +220,15 @@ class Federation:
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
         """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
-        for name, value, kind in (
-            ("model", model, FederatedModule),
-            ("datamodule", datamodule, FederatedDataModule),
-            ("method", method, Method),
-        ):
-            check_instance(name, value, kind)
-        num_newcomers = len(datamodule.newcomer_clients)
-        sampled, measured = (
-            number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
-            for option in ("clients_per_round", "evaluate_clients")
-        )
+        check_parts(model, datamodule, method)
+        schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_participants)
         check_network(model, datamodule)
-        resumed, engine, advice = None, self.engine, "use auto or sequential"
-        if ckpt_path is not None:
-            resumed = checkpoint.find(str(ckpt_path), self.default_root_dir, self.name)
-            identity = checkpoint.read_manifest(resumed)["identity"]
-            if engine == "auto" and stage == "fit":
-                engine = identity.get("engine", "auto")
-                advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
-        chosen = choose(engine, model, datamodule, self.accelerator, self.precision, advice)
-        placement = place(self.accelerator, self.devices, self.num_nodes, self.strategy, most=sampled)
+        resumed = None if ckpt_path is None else checkpoint.find(str(ckpt_path), self.default_root_dir, self.name)
+        engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
+        placement = place(
+            self.accelerator, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
+        )
         fabric = Fabric(
             accelerator=self.accelerator,
             devices=placement.devices,
@@ -247,27 +241,41 @@ class Federation:
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule)  # other ranks do it when they have set up
-        trial = 2 if self.fast_dev_run else None
-        schedule = Schedule(
-            self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models, measured
-        )
-        max_steps = 1 if self.fast_dev_run else None
         settings = Settings(
             schedule,
             self.seed,
-            chosen,
+            engine,
             self.precision,
             self.default_root_dir,
             self.name,
             self.logger,
-            max_steps,
+            1 if self.fast_dev_run else None,
             self._save_config,
             self.callbacks,
             self.client_store,
         )
         method = method.calibrated(schedule.releases(datamodule.num_staying(self.rounds)))
-        session = Session(settings, stage, model, datamodule, method, resumed)
-        result: dict[str, Any] | None = launch(fabric, session)
+        result: dict[str, Any] | None = launch(fabric, Session(settings, stage, model, datamodule, method, resumed))
         if result is None:  # only where every rank is a process of its own, as under torchrun
             raise RuntimeError("rank 0 ended with an error; its message says which.")
         return result
+
+    def _schedule(self, datamodule: FederatedDataModule) -> Schedule:
+        """How long and how often, with the counts of clients that fractions stand for."""
+        num_newcomers = len(datamodule.newcomer_clients)
+        sampled, measured = (
+            number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
+            for option in ("clients_per_round", "evaluate_clients")
+        )
+        trial = 2 if self.fast_dev_run else None
+        return Schedule(
+            self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models, measured
+        )
+
+    def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:
+        """What carries out local runs; of a run that is resumed, and given none by name, what it had."""
+        engine, advice = self.engine, "use auto or sequential"
+        if resumed is not None and engine == "auto":
+            engine = checkpoint.read_manifest(resumed)["identity"].get("engine", "auto")
+            advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
+        return choose(engine, model, datamodule, self.accelerator, self.precision, advice)

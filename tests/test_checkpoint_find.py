@@ -89,7 +89,9 @@ def test_a_path_is_itself_and_a_runs_is_its_newest_checkpoint(tmp_path, clock):
     older, newer = (write(run / "checkpoints", full_state(number), {}) for number in (1, 2))
     assert find(str(older), tmp_path, "another") == older
     assert find(str(run), tmp_path, "another") == newer
-    assert find("some/where", tmp_path, "name") == Path("some/where")
+    for other in (tmp_path, Path("some/where")):
+        with pytest.raises(CheckpointError, match=f"{other}: there is no checkpoint. Give a directory round-<n>.ckpt"):
+            find(str(other), tmp_path, "name")
 
 
 # going on from an older one
