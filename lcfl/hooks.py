@@ -39,7 +39,7 @@ class Callback:
     on_round_end          server, state, uploads: clustering happens here, before aggregation
     on_aggregated         server, state, uploads: the new models stand; cluster tuning happens here
     on_evaluated          server, state, evaluation: the `Evaluation` of this round
-    on_round_logged       server, state, row: the round's metrics by name, written; `server.log` comes too late here
+    on_round_logged       server, state, row: the round's metrics by name, written; `server.log` is too late from here
     on_checkpoint         server, state, path: of the checkpoint just written
     on_fit_end            server, state, metrics: the final metrics by name
     ====================  =============================================================================

@@ -105,12 +105,12 @@ class Server:
         """Adds a metric to the row of the round that is running, or before the first one to that round's.
 
         Raises:
-            RuntimeError: from ``on_round_logged``, when the row has been written.
+            RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has been written.
         """
         if self._is_written:
             raise RuntimeError(
-                f"server.log({name!r}): the row of round {self.state.round - 1} is written when on_round_logged is "
-                "called; log in on_aggregated, or in on_evaluated."
+                f"server.log({name!r}): the row of round {self.state.round - 1} is written when on_round_logged and "
+                "on_fit_end are called; log in on_aggregated, or in on_evaluated."
             )
         self._row[name] = float(value)
 
@@ -131,7 +131,8 @@ class Server:
         while not self.is_done and not self.stop_signal:
             self.round()
         metrics = {} if self.stop_signal and not self.is_done else self.final_metrics()
-        self.call("on_fit_end", metrics=metrics)
+        with self.row_written():
+            self.call("on_fit_end", metrics=metrics)
         return metrics
 
     def opening_round(self, opening: Opening) -> None:
@@ -354,8 +355,14 @@ class Server:
         if number >= 0:
             for logger in self.loggers:
                 logger.log_metrics(row, step=number)
+        with self.row_written():
+            self.call("on_round_logged", row=row)
+
+    @contextmanager
+    def row_written(self) -> Iterator[None]:
+        """Inside, a metric that is logged comes too late for its row."""
         self._is_written = True
-        self.call("on_round_logged", row=row)
+        yield
         self._is_written = False
 
     @contextmanager

@@ -43,17 +43,27 @@ def test_every_hook_is_called_with_the_arguments_documented():
             assert {"server", "state"} | given == arguments, name
 
 
-class LogsTooLate(Callback):
+class Logs(Callback):
     def on_aggregated(self, server):
         server.log("mine", 1.0)
 
+    on_evaluated = on_aggregated
+
+
+class LogsAfterTheRow(Logs):
     def on_round_logged(self, server):
         server.log("mine", 2.0)
 
 
-def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path):
+class LogsAtTheEnd(Logs):
+    def on_fit_end(self, server):
+        server.log("mine", 2.0)
+
+
+@pytest.mark.parametrize("kind", [LogsAfterTheRow, LogsAtTheEnd])
+def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path, kind):
     with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): the row of round 0 is written .* in on_aggregated"):
-        fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[LogsTooLate()])
+        fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[kind()])
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
 
