@@ -3,7 +3,7 @@
 import argparse
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields
 from math import isnan
 from pathlib import Path
@@ -19,6 +19,10 @@ __all__ = ["main", "parser", "share"]
 
 Lines = list[list[str]]
 
+Curves = dict[str, dict[str, dict[int, list[tuple[int, float, float]]]]]  # by kind of model, label and seed
+
+CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes", "acc")
+AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of pictures: name, label and unit
 KINDS = ("personal", "cluster", "global", "after_local")  # of models, in the order of their columns
 PEAK = "rounds to 90 % of peak"
 PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
@@ -31,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", type=share, help="accuracy, 0 to 1, whose first round is looked for (0.9 x the best)")
     made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
     made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
-    made.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md and the pictures")
+    made.add_argument("--out", type=Path, help="folder for comparison.csv and .md, curves.csv and the pictures")
     return made
 
 
@@ -159,13 +163,8 @@ def _markdown(lines: Lines) -> list[str]:
 
 
 def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], float], entries: Sequence[Entry]) -> None:
-    from lcfl import figures
-
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "comparison.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([field.name for field in fields(Row)])
-        writer.writerows(astuple(row) for row in rows)
+    _write_csv(folder / "comparison.csv", [field.name for field in fields(Row)], map(astuple, rows))
     many = len({row.setting for row in rows}) > 1
     text = []
     for (setting, protocol), target in targets.items():
@@ -174,26 +173,55 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
         text += [_caption(setting, protocol, target, many), "", *_markdown(_accuracies(lines)), ""]
         text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
     (folder / "comparison.md").write_text("\n".join(text))
+    points: list[tuple[object, ...]] = []
     for setting, protocol in targets:
         labels = {row.label for row in rows if row.setting == setting}
         members = [entry for entry in entries if entry.label in labels]
-        kinds = {kind for entry in members for of, kind in entry.runs[0].test_sets if of == protocol}
+        curves = _curves(members, protocol)
+        points += [
+            (setting, protocol, label, seed, kind, *point)
+            for kind, methods in curves.items()
+            for label, seeds in methods.items()
+            for seed, curve in seeds.items()
+            for point in curve
+        ]
         baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
-        for axis, x_label, scale in ((0, "round", 1.0), (1, "MB sent and received", 1e6)):
-            curves = {
-                kind: {
-                    entry.label: [
-                        [(point[axis] / scale, point[2]) for point in run.curve(f"test/{protocol}/{kind}/acc")]
-                        for run in entry.runs
-                    ]
-                    for entry in members
-                }
-                for kind in KINDS
-                if kind in kinds
+        _draw(folder, f"{protocol}_{setting}" if many else protocol, curves, f"Test accuracy, {protocol}", baseline)
+    _write_csv(folder / "curves.csv", CURVE_COLUMNS, points)
+
+
+def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) -> None:
+    """Pictures of accuracies over rounds and over bytes; none where nothing was evaluated during the runs."""
+    from lcfl import figures
+
+    if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds.values()):
+        return
+    for axis, (over, x_label, scale) in enumerate(AXES):
+        drawn = {
+            kind: {
+                label: [[(point[axis] / scale, point[2]) for point in curve] for curve in seeds.values()]
+                for label, seeds in methods.items()
             }
-            if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds):
-                continue  # nothing was evaluated during these runs
-            picture = figures.accuracy_curves(curves, x_label, f"Test accuracy, {protocol}", baseline)
-            section = f"_{setting}" if many else ""
-            name = f"accuracy_over_{'rounds' if axis == 0 else 'bytes'}_{protocol}{section}.png"
-            figures.save(picture, folder / name)
+            for kind, methods in curves.items()
+        }
+        picture = figures.accuracy_curves(drawn, x_label, title, baseline)
+        figures.save(picture, folder / f"accuracy_over_{over}_{name}.png")
+
+
+def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
+    """Accuracies during the runs."""
+    kinds = {kind for entry in entries for of, kind in entry.runs[0].test_sets if of == protocol}
+    return {
+        kind: {
+            entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/acc") for run in entry.runs} for entry in entries
+        }
+        for kind in KINDS
+        if kind in kinds
+    }
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)

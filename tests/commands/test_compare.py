@@ -9,7 +9,7 @@ import pytest
 
 from lcfl import __main__
 from lcfl.commands import compare
-from lcfl.comparison import Row
+from lcfl.comparison import Row, find_runs
 from tests.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
 from tests.runs import made
 
@@ -92,6 +92,7 @@ def test_what_is_written(tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == {
         "comparison.csv",
         "comparison.md",
+        "curves.csv",
         "accuracy_over_rounds_own_split.png",
         "accuracy_over_bytes_own_split.png",
     }
@@ -99,6 +100,16 @@ def test_what_is_written(tmp_path, capsys):
         rows = list(csv.DictReader(file))
     assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", "2"), ("lcfed", "2"), ("majority class", "0")]
     assert float(rows[1]["acc"]) == 0.8 and rows[0]["rounds_to_target"] == "nan"
+    with (out / "curves.csv").open() as file:
+        points = list(csv.DictReader(file))
+    assert {(point["label"], point["seed"]) for point in points} == {
+        (label, seed) for label in ("fedavg", "lcfed") for seed in "01"
+    }
+    (run,) = find_runs([tmp_path / "logs" / "lcfed-seed1"])
+    of_lcfed = [point for point in points if (point["label"], point["seed"]) == ("lcfed", "1")]
+    expected = run.curve("test/own_split/global/acc")
+    assert [(int(p["rounds"]), float(p["bytes"]), float(p["acc"])) for p in of_lcfed] == expected
+    assert {(point["setting"], point["protocol"], point["model"]) for point in points} == {("1", "own_split", "global")}
     text = (out / "comparison.md").read_text()
     assert "| lcfed | global | 80.00 ± 0.00 | 40.00 | 2 | 20 |" in text
     assert str(out) in capsys.readouterr().out
