@@ -40,7 +40,7 @@ __all__ = [
     "drop_after",
     "find",
     "newest",
-    "of_runs",
+    "of_run",
     "read",
     "read_manifest",
     "remove",
@@ -102,7 +102,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     is_one = NAME.fullmatch(path.name) or (path / "manifest.json").is_file()
     if not path.is_dir() or not is_one:
         raise CheckpointError(
-            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, one of a run, last or best."
+            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
         )
     try:
         manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
@@ -160,25 +160,34 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     """
     if ckpt_path not in ("last", "best"):
         path = Path(ckpt_path)
-        if (path / "checkpoints").is_dir():
-            return newest([path])
-        read_manifest(path)
-        return path
-    runs = versions(root, name)
-    if not runs:
-        raise CheckpointError(f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>.")
-    return of_runs(runs, ckpt_path)
+        found = newest([path]) if (path / "checkpoints").is_dir() else path
+    else:
+        runs = versions(root, name)
+        if not runs:
+            raise CheckpointError(
+                f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>."
+            )
+        found = newest(runs) if ckpt_path == "last" else _best(runs)
+    read_manifest(found)
+    return found
 
 
-def of_runs(runs: Sequence[Path], which: str | Path) -> Path:
-    """The checkpoint of these run directories that is meant: ``last``, ``best``, or the path of one.
+def of_run(run: Path, ckpt_path: str | Path) -> Path:
+    """The checkpoint of a run directory that is meant: ``last``, the newest; ``best``; its name; or its path.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is none, or it is another run's.
     """
-    if which == "last":
-        return newest(runs)
-    return _best(runs) if which == "best" else Path(which)
+    if ckpt_path == "last":
+        return newest([run])
+    if ckpt_path == "best":
+        return _best([run])
+    folder, path = run / "checkpoints", Path(ckpt_path)
+    if path.name == str(path):
+        path = folder / path
+    if path.resolve().parent != folder.resolve():
+        raise CheckpointError(f"{path} is no checkpoint of {run}: give the name of one in {folder}, last or best.")
+    return path
 
 
 def newest(runs: Sequence[Path]) -> Path:

@@ -69,7 +69,7 @@ class FederatedCLI(LightningCLI):
         """Errors of data classes name their option; a function in the place of a network is kept to be called later."""
         for option, kind in {"data.dataset": FederatedDataset, "data.partition": Partition}.items():
             self.parser.add_instantiator(functools.partial(_made, option), kind)
-        for group in ("model", "data", "method"):
+        for group in ("trainer", "model", "data", "method"):
             check_given(self._get(self.config, group), group)
         _keep_functions(self.parser, self._get(self.config, "model"))
 
@@ -82,10 +82,10 @@ class FederatedCLI(LightningCLI):
     def fit(self, **arguments: Any) -> None:
         """Trains; a run that a signal stopped ends with status 128 + its number."""
         self.result = self.trainer.fit(**arguments)
-        if self.trainer.fast_dev_run:
-            _say_once("fast_dev_run: one round of everything on random data went through; nothing was kept")
         if self.result.signal:
             sys.exit(128 + self.result.signal)
+        if self.trainer.fast_dev_run:
+            _say_once("fast_dev_run: one round of everything on random data went through; nothing was kept")
 
     def validate(self, **arguments: Any) -> None:
         """Evaluates on validation data and prints the table."""

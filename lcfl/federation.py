@@ -195,6 +195,7 @@ class Federation:
 
     def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:
         """One round of everything on random data in a folder that is gone afterwards."""
+        check_parts(model, datamodule, method)
         trial = copy.copy(self)
         trial.rounds, trial.evaluate_every, trial.client_dropout, trial.logger = 1, 1, 0.0, False
         trial.callbacks = [callback for callback in self.callbacks if not isinstance(callback, Progress)]

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["new_file", "sync_directory", "temporary_directory", "unnamed_memory", "write_bytes", "write_json"]
+__all__ = [
+    "check_new",
+    "new_file",
+    "sync_directory",
+    "temporary_directory",
+    "unnamed_memory",
+    "write_bytes",
+    "write_json",
+]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -33,6 +41,12 @@ def write_json(path: str | Path, content: dict[str, Any], indent: int | None = N
         temporary.unlink(missing_ok=True)
 
 
+def check_new(path: Path) -> None:
+    """Raises a FileExistsError if there is something of that name."""
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; name a new file, nothing is overwritten.")
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A file to write; it becomes `path` by one rename when the block ends well, and is gone if not.
@@ -40,8 +54,7 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: if there is one already.
     """
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; name a new file, nothing is overwritten.")
+    check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

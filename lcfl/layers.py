@@ -1,5 +1,6 @@
 """Configuration files in layers: a layer that names a class starts from that class's own defaults."""
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -77,11 +78,7 @@ def _names_classes(text: str) -> bool:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return False
-    items = value if isinstance(value, list) and value else [value]
-    return all(
-        "class_path" in each if isinstance(each, dict) else isinstance(each, str) and bool(CLASS.fullmatch(each))
-        for each in items
-    )
+    return all(map(_is_class, value if isinstance(value, list) and value else [value]))
 
 
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:
@@ -93,8 +90,9 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
     whole = dict(layer)
     for key, new in layer.items():
         old, name = below.get(str(key)), f"{option}.{key}".lstrip(".")
-        if isinstance(new, str) or (isinstance(new, dict) and "class_path" in new):
-            whole[key] = [new] if isinstance(old, list) else new
+        if _is_class(new):
+            of_classes = isinstance(old, list) and all(isinstance(item, Namespace) for item in old)
+            whole[key] = [new] if of_classes else new
             continue
         if not isinstance(new, dict):
             continue
@@ -111,6 +109,13 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
     return whole
 
 
+def _is_class(value: Any) -> bool:
+    """Whether a value is a class with its arguments or by name, and no file of configuration."""
+    if isinstance(value, str):
+        return bool(CLASS.fullmatch(value)) and not value.endswith((".yaml", ".yml", ".json"))
+    return isinstance(value, dict) and "class_path" in value
+
+
 def _changed(item: Any, arguments: Any) -> Any:
     if not isinstance(item, dict) or not isinstance(arguments, dict) or "class_path" in arguments:
         return arguments
@@ -122,16 +127,24 @@ def _changed(item: Any, arguments: Any) -> Any:
 class LayeredConfig(ActionConfigFile):
     """The action of ``-c``: makes room for the layer, then reads it as jsonargparse does."""
 
+    def taken(self, layer: dict[str, Any]) -> dict[str, Any]:
+        """What of a layer concerns the command: all."""
+        return layer
+
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file, or one YAML text."""
+        is_file = os.path.isfile(values)  # not Path's: a text may be too long for a name, where that raises
+        folder = os.path.dirname(values) if is_file else ""
         try:
-            # os.path: a text may be too long for a name, where Path.is_file raises
-            layer = yaml.safe_load(Path(values).read_text() if os.path.isfile(values) else values)
+            layer = yaml.safe_load(Path(values).read_text() if is_file else values)
         except (yaml.YAMLError, OSError, ValueError, TypeError):
             layer = None  # unreadable: jsonargparse says so itself
         if isinstance(layer, dict):
-            whole = whole_lists(cfg, layer)
-            if whole != layer:
+            whole = whole_lists(cfg, self.taken(layer))
+            if whole == layer:
+                folder = ""  # the parser itself looks for what a file names beside that file
+            else:
                 layer, values = whole, yaml.safe_dump(whole)
             forget(cfg, layer)
-        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+        with contextlib.chdir(folder or "."):
+            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ def load(
         model: for a run that was started from Python: the module it was started with.
         method: likewise, its method.
         ckpt_path: the checkpoint whose models are given: ``last``, the newest; ``best``, the one that the run's monitor
-            chose; or the path of one.
+            chose; or its name or path.
 
     Raises:
         FileNotFoundError: if there is no run.
@@ -40,5 +40,5 @@ def load(
 
         model, method = instantiate(config)
     if not (path / "summary.json").is_file():
-        warnings.warn(f"{path} has not come to its end; its newest checkpoint is all there is.", stacklevel=2)
+        warnings.warn(f"{path} has not come to its end: its models are of a round on the way.", stacklevel=2)
     return Run(path, model, method, ckpt_path=ckpt_path)

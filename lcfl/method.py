@@ -40,8 +40,8 @@ class Method:
         parts = {"local_update": LocalUpdate, "exchange": Exchange, "aggregation": Aggregation, "clustering": list}
         for name, kind in parts.items():
             check_instance(f"method.{name}", getattr(self, name), kind)
-        for clustering in self.clustering:
-            check_instance("method.clustering", clustering, Clustering, " All that it lists are.")
+        for number, clustering in enumerate(self.clustering):
+            check_instance(f"method.clustering.{number}", clustering, Clustering)
         exchange, aggregation = self.exchange, self.aggregation
         readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
         for part in readers:

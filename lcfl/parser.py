@@ -84,8 +84,8 @@ def check_given(config: Any, option: str) -> None:
             is_bare = parameter.default is parameter.annotation is Parameter.empty
             if is_bare and name in given and given[name] is None:
                 raise ValueError(
-                    f"{option}: {config['class_path']} needs {name}: set {option}.init_args.{name}, or give it a type "
-                    "or a default in the code."
+                    f"{option}: {config['class_path']} needs {name}: set {option}.init_args.{name}. It has neither "
+                    "type nor default in the code, so null counts as nothing."
                 )
     for name, value in vars(config).items():
         check_given(value, f"{option}.{name}")
@@ -115,13 +115,11 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
 
 def _located(message: str) -> str:
     """A message that the parser nests, class within class, as one about the innermost option."""
-    option, kind = "", ""
-    nested = r"""\s*Parser key "([\w.]+)":\s+(?:Problem with given class_path '([\w.]+)':\s+)?"""
-    while found := re.match(nested, message):
-        option, kind = f"{option}.init_args.{found[1]}" if option else found[1], found[2]
-        message = message[found.end() :]
+    options, kind, message = _peeled(message)
     if found := re.search(r"Problem with given class_path '([\w.]+)':\s+", message):  # of a union that has other types
-        kind, message = found[1], message[found.end() :].partition("\n")[0]
+        inner, inner_kind, message = _peeled(message[found.end() :])
+        options, kind, message = options + inner, inner_kind or found[1], message.partition("\n")[0]
+    option = ".init_args.".join(options)
     message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
     message = message.replace("NoneType", "null").replace("a Sequence", "a list").replace("a typing.Literal", "one of ")
     if not option:
@@ -137,10 +135,23 @@ def _located(message: str) -> str:
     return f"{option}: {message}"
 
 
+def _peeled(message: str) -> tuple[list[str], str, str]:
+    """The options that a message is nested in, the class that the innermost one names, and what is said of it."""
+    options: list[str] = []
+    kind = ""
+    nested = r"""\s*Parser key "([\w.]+)":\s+(?:Problem with given class_path '([\w.]+)':\s+)?"""
+    while found := re.match(nested, message):
+        options, kind, message = [*options, found[1]], found[2], message[found.end() :]
+    return options, kind, message
+
+
 def _parameters(kind: str) -> Mapping[str, Parameter]:
-    """What the class or function at an import path can be called with."""
+    """What the class or function at an import path can be called with; nothing where that cannot be read."""
     module, _, name = kind.rpartition(".")
-    return inspect.signature(getattr(import_module(module), name)).parameters
+    try:
+        return inspect.signature(getattr(import_module(module), name)).parameters
+    except (ImportError, TypeError, ValueError):  # a method of a class, or a builtin
+        return {}
 
 
 def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:

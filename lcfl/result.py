@@ -26,7 +26,8 @@ class Run:
         method: says what a client's personal model is.
         signal: the number of the signal that stopped it, 0 for none.
         client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
-        ckpt_path: the checkpoint: ``last``, the newest; ``best``, the one that the run's monitor chose; or a path.
+        ckpt_path: which checkpoint: ``last``, the newest; ``best``, the one that the run's monitor chose; its name; or
+            its path.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Run:
             CheckpointError: if the run has none, or it is damaged.
         """
         folder = self.path if self._client_store == "mapped" else None
-        return checkpoint.read(checkpoint.of_runs([self.path], self._ckpt_path), folder).state
+        return checkpoint.read(checkpoint.of_run(self.path, self._ckpt_path), folder).state
 
     def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """A plain network that predicts, in evaluation mode.

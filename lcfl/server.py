@@ -102,21 +102,21 @@ class Server:
         return self.module.initial_model(self.seed, number)[: len(self.state.initial)]
 
     def log(self, name: str, value: float) -> None:
-        """Adds a metric to the row of the round that is running, or before the first one to that round's.
+        """Adds a metric to the row of the round that is running, at the last evaluation to the final metrics.
 
         Raises:
             RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has been written.
         """
         if self._is_written:
             raise RuntimeError(
-                f"server.log({name!r}): the row of round {self.state.round - 1} is written when on_round_logged and "
-                "on_fit_end are called; log in on_aggregated, or in on_evaluated."
+                f"server.log({name!r}): too late, the round's row is written when on_round_logged and on_fit_end are "
+                "called; log in on_aggregated, or in on_evaluated."
             )
         self._row[name] = float(value)
 
     def add(self, name: str, value: float) -> None:
         """Adds to a metric of the row, which training and extra rounds share."""
-        self._row[name] = self._row.get(name, 0.0) + value
+        self.log(name, self._row.get(name, 0.0) + value)
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Calls a hook on the clusterings, then on the callbacks."""
@@ -305,7 +305,8 @@ class Server:
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
-        return evaluation.summary() | self.majority_baseline() | mean_stability
+        logged, self._row = self._row, {}  # by on_evaluated
+        return evaluation.summary() | self.majority_baseline() | mean_stability | logged
 
     def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
         """The accuracy of models ``[P + Q]`` on the proxy set D_test, whose images are seen as they are.

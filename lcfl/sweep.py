@@ -198,6 +198,7 @@ class Sweep:
             if not resumes:  # begun, but killed before its first checkpoint: what is there is of no use
                 shutil.rmtree(folder, ignore_errors=True)
             with (self.root / f"{trial.name}.log").open("a") as log:
+                begin = log.tell()
                 log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
                 log.flush()
                 fit = [*self.program, *words, *more]
@@ -209,7 +210,7 @@ class Sweep:
             if status:
                 is_stopped = abs(status) in STOPPED
                 ending = "stopped" if is_stopped else f"failed with status {status}"
-                reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log")
+                reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log", begin)
                 self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log{reason}")
                 return None
         run = FinishedRun(folder, json.loads(summary.read_text()))
@@ -248,9 +249,10 @@ def validation_accuracy(run: FinishedRun) -> float:
     return value if value == value else -inf
 
 
-def _last_error(log: Path) -> str:
-    """The last error of ``lcfl`` in a run's output, on a line of its own; empty where there is none."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("lcfl: error: ")]
+def _last_error(log: Path, begin: int) -> str:
+    """The last error of ``lcfl`` in a run's output from byte `begin` on, on a line of its own; empty without one."""
+    output = log.read_bytes()[begin:].decode(errors="replace")
+    errors = [line for line in output.splitlines() if line.startswith("lcfl: error: ")]
     return f"\n  {errors[-1]}" if errors else ""
 
 

@@ -51,7 +51,7 @@ def check_instance(name: str, value: object, kind: type, more: str = "") -> None
     """
     if not isinstance(value, kind):
         got = f"the class {value.__name__}, not one made of it" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name}: got {got}; needed is a {kind.__name__}.{more}")
+        raise TypeError(f"{name}: got {got}; it must be of the class {kind.__name__}.{more}")
 
 
 def _choices(annotation: Any) -> list[object]:

@@ -76,12 +76,14 @@ def test_none_at_all_says_where_it_looked(tmp_path):
 
 
 def test_best_is_what_the_newest_monitor_chose(tmp_path):
-    for number, chosen in ((0, "round-000002.ckpt"), (1, "round-000005.ckpt")):
-        folder = tmp_path / "name" / f"version_{number}" / "checkpoints"
-        folder.mkdir(parents=True)
-        (folder / "best.json").write_text(json.dumps({"checkpoint": chosen}))
+    for number, chosen in ((0, 2), (1, 5)):
+        best = write(tmp_path / "name" / f"version_{number}" / "checkpoints", full_state(chosen), {})
+        (best.parent / "best.json").write_text(json.dumps({"checkpoint": best.name}))
     (tmp_path / "name" / "version_2").mkdir()
-    assert find("best", tmp_path, "name") == folder / "round-000005.ckpt"
+    assert find("best", tmp_path, "name") == best
+    checkpoint.remove(best)
+    with pytest.raises(CheckpointError, match=f"{best}: there is no checkpoint"):
+        find("best", tmp_path, "name")
 
 
 def test_a_path_is_itself_and_a_runs_is_its_newest_checkpoint(tmp_path, clock):

@@ -8,6 +8,8 @@ import yaml
 
 import lcfl as package
 from lcfl import checkpoint
+from lcfl.commands import partition
+from lcfl.data.partition import IID
 from tests.commandline import FIT, LCFED, SMALL, SYNTHETIC, failure, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -173,6 +175,8 @@ def test_what_a_callback_is_not_given_is_named(capsys, sign):
     said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.monitr=x")
     assert "lcfl.callbacks.EarlyStopping has no argument 'monitr'. Did you mean monitor?" in said
     assert len(said.splitlines()) == 2
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.patience=abc")
+    assert said.startswith("lcfl: error: trainer.callbacks.init_args.patience: Expected a int. Got value: abc\n")
 
 
 def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
@@ -183,6 +187,13 @@ def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
         "class Grouping(Clustering):\n"
         "    def __init__(self, size):\n"
         "        self.size = size\n"
+        "from lcfl.data.partition import IID\n"
+        "class Dealing(IID):\n"
+        "    def __init__(self, seed):\n"
+        "        super().__init__()\n"
+        "    @classmethod\n"
+        "    def of(cls) -> 'Dealing':\n"
+        "        return cls(0)\n"
         "class Bare(nn.Sequential):\n"
         "    def __init__(self, width, depth=None, bias: bool | None = None):\n"
         "        super().__init__(nn.Linear(16, width), nn.Linear(width, 8))\n"
@@ -191,10 +202,11 @@ def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
     with pytest.raises(ValueError, match=r"model.network: own_parts.Bare needs width: set model.network.init_args.wid"):
         built(*network)
     assert built(*network, "--model.network.width=3")["model"].layout.num_parameters == 17 * 3 + 4 * 8
-    with pytest.raises(
-        ValueError, match=r"method.clustering.1: own_parts.Grouping needs size: set method.clustering.1."
-    ):
+    with pytest.raises(ValueError, match=r"method.clustering.1: own_parts.Grouping needs size: set method.clust"):
         built("--method.clustering=[LowRankCosine, own_parts.Grouping]")
+    with pytest.raises(ValueError, match=r"data.partition: own_parts.Dealing needs seed: set data.partition"):
+        partition.main(["-c", str(SYNTHETIC[1]), "--data.partition=own_parts.Dealing"])
+    assert isinstance(built("--data.partition=own_parts.Dealing.of")["datamodule"].partition, IID)
 
 
 def test_a_callback_of_lightnings_trainer_is_refused(capsys):

@@ -31,17 +31,17 @@ def test_a_setting_that_is_not_allowed_is_named_with_what_is(settings, message):
 def test_other_objects_than_those_needed_are_named(tmp_path):
     data, module, method = blobs(), blobs_module(), fedavg()
     federation = Federation(default_root_dir=tmp_path)
-    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; needed is a FederatedModule\.$"):
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must be of the class FederatedModule\.$"):
         federation.fit(data, module, method)
-    with pytest.raises(TypeError, match=r"^method: got LocalTraining; needed is a Method\.$"):
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must"):
+        Federation(fast_dev_run=True).fit(data, module, method)
+    with pytest.raises(TypeError, match=r"^method: got LocalTraining; it must be of the class Method\.$"):
         federation.fit(module, data, method.local_update)
-    with pytest.raises(
-        TypeError, match=r"^method.aggregation: got the class GlobalMean, not one made of it; needed is"
-    ):
+    with pytest.raises(TypeError, match=r"^method.aggregation: got the class GlobalMean, not one made of it; it must"):
         Method(method.local_update, method.exchange, GlobalMean)
-    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; needed is a list\.$"):
+    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; it must be of the class list\.$"):
         Method(method.local_update, method.exchange, method.aggregation, LowRankCosine(2))
-    with pytest.raises(TypeError, match=r"^method.clustering: got GlobalMean; needed is a Clustering\. All that it"):
+    with pytest.raises(TypeError, match=r"^method.clustering.0: got GlobalMean; it must be of the class Clustering\.$"):
         Method(method.local_update, method.exchange, method.aggregation, [GlobalMean()])
     with pytest.raises(
         TypeError, match=r"^data.dataset: got TensorDataset; .* Datasets makes one of your own data sets"

@@ -60,9 +60,19 @@ class LogsAtTheEnd(Logs):
         server.log("mine", 2.0)
 
 
+def test_what_is_logged_at_an_evaluation_is_in_the_row_or_in_the_final_metrics(tmp_path):
+    class Counts(Callback):
+        def on_evaluated(self, server, state):
+            server.log("evaluated_after", state.round)
+
+    watch = fit(blobs_module(), blobs(), fedavg(), tmp_path, rounds=3, evaluate_every=2, callbacks=[Counts()])
+    assert [row.get("evaluated_after", "") for row in watch.server.table.rows] == ["", "2.0", ""]
+    assert watch.metrics["evaluated_after"] == 3.0
+
+
 @pytest.mark.parametrize("kind", [LogsAfterTheRow, LogsAtTheEnd])
 def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path, kind):
-    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): the row of round 0 is written .* in on_aggregated"):
+    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): too late, the round's row is written .* log in on"):
         fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[kind()])
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 

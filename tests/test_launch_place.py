@@ -67,6 +67,9 @@ def test_numbers_and_lists_are_taken_as_they_are(started, devices, num_nodes, st
 def test_a_number_of_ranks_that_is_none_is_an_error(started, devices, num_nodes):
     with pytest.raises(ValueError, match=f"got .*{devices!r}".replace("[", r"\[")):
         place("cpu", devices, num_nodes, "auto", most=5)
+
+
+def test_an_empty_list_of_gpus_is_an_error(started):
     with pytest.raises(ValueError, match=r"got devices=\[\]"):
         place("cuda", [], 1, "auto", most=5)
 

@@ -73,8 +73,26 @@ def test_an_item_that_is_named_anew_and_one_inside_a_class():
 @pytest.mark.parametrize("named", ["E", {"class_path": "a.E"}])
 def test_one_class_in_the_place_of_a_list_is_a_list(named):
     assert whole_lists(two(), {"method": {"clustering": named}}) == {"method": {"clustering": [named]}}
-    below = Namespace(part=Namespace(class_path="a.P"))
-    assert whole_lists(below, {"part": named}) == {"part": named}
+    below = Namespace(part=Namespace(class_path="a.P"), empty=[], devices=[0, 1])
+    assert whole_lists(below, {"part": named, "empty": named}) == {"part": named, "empty": [named]}
+    for other in ("auto", 2):  # of devices, which are no classes
+        assert whole_lists(below, {"devices": other}) == {"devices": other}
+
+
+def test_a_file_in_the_place_of_a_list_is_read_from_beside_the_one_that_names_it(capsys, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "clusterings.yaml").write_text("[{class_path: PrincipalAngles, init_args: {num_clusters: 3}}]")
+    (folder / "mean.yaml").write_text("{class_path: ClusterMean, init_args: {over: stored}}")
+    for text, number in (("clusterings.yaml", 3), ("PrincipalAngles", 4)):
+        (folder / "method.yaml").write_text(f"method: {{clustering: {text}, aggregation: mean.yaml}}")
+        config = printed(capsys, *SYNTHETIC, *LCFED, "-c", folder / "method.yaml")["method"]
+        (clustering,) = config["clustering"]
+        assert clustering["class_path"] == "lcfl.clustering.PrincipalAngles"
+        assert clustering["init_args"]["num_clusters"] == number
+        assert config["aggregation"]["init_args"]["over"] == "stored"
+    words = (*SYNTHETIC, *LCFED, f"--method.clustering={folder}/clusterings.yaml")
+    assert printed(capsys, *words)["method"]["clustering"][0]["init_args"]["num_clusters"] == 3
 
 
 @pytest.mark.parametrize("number", [2, -1, "first"])

@@ -127,6 +127,12 @@ def test_a_run_that_failed_is_said_so_and_resumed(sweep):
     assert sweep.calls()[-1] == "fedavg-seed0 last"
 
 
+def test_an_error_of_an_earlier_attempt_is_not_given_as_the_reason(sweep, tmp_path):
+    log = tmp_path / "out" / "fedavg-seed0.log"
+    log.write_text("lcfl fit ...\nlcfl: error: long ago\n")
+    assert sweep("--fail=nobody", "--seed_everything=none").run([Trial("fedavg", (), "none")]) == [None]
+
+
 def test_other_options_are_refused(sweep, tmp_path):
     layer = tmp_path / "layer.yaml"
     layer.write_text("a: 1")

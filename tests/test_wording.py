@@ -49,7 +49,7 @@ def test_an_object_of_another_class(given, got):
     check_instance("x.part", Part(), Part)
     with pytest.raises(TypeError) as caught:
         check_instance("x.part", given, Part, " Make one.")
-    assert str(caught.value) == f"x.part: got {got}; needed is a Part. Make one."
+    assert str(caught.value) == f"x.part: got {got}; it must be of the class Part. Make one."
 
 
 def test_few():

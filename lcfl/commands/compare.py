@@ -15,7 +15,7 @@ from lcfl.comparison import MAJORITY, Entry, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main", "parser", "share"]
+__all__ = ["main", "parser", "accuracy"]
 
 Lines = list[list[str]]
 
@@ -32,14 +32,14 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = argparse.ArgumentParser(prog="lcfl compare", description="Finished runs side by side.")
     made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
-    made.add_argument("--target", type=share, help="accuracy, 0 to 1, whose first round is looked for (0.9 x the best)")
+    made.add_argument("--target", type=accuracy, help="up to 1: the first round with it is looked for (0.9 x the best)")
     made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
     made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
     made.add_argument("--out", type=Path, help="folder for comparison.csv and .md, curves.csv and the pictures")
     return made
 
 
-def share(text: str) -> float:
+def accuracy(text: str) -> float:
     """An accuracy on the command line; argparse says what is wrong with another text."""
     value = float(text)
     if not 0 < value <= 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lcfl.cli import instantiate_data
-from lcfl.files import new_file
+from lcfl.files import check_new, new_file
 from lcfl.loading import load
 
 __all__ = ["main", "parser"]
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
     made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
-    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint's path")
+    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint")
     made.add_argument("--client", type=int, help="whose personal model, or whose cluster's")
     made.add_argument("--cluster", type=int, help="which cluster's model")
     made.add_argument("--out", type=Path, required=True, help="the file; it must not be there yet")
@@ -44,9 +44,10 @@ def main(args: Sequence[str]) -> None:
         ValueError: if the run's method has no such model, or its numbers do not fit.
     """
     options = parser().parse_args(args)
+    check_new(options.out)
+    run = load(options.run, ckpt_path=options.ckpt_path)
+    network = run.model(options.model, client=options.client, cluster=options.cluster)
     with new_file(options.out) as path:
-        run = load(options.run, ckpt_path=options.ckpt_path)
-        network = run.model(options.model, client=options.client, cluster=options.cluster)
         if options.format == "state_dict":
             torch.save(network.state_dict(), path)
         else:

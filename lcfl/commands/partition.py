@@ -5,29 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lcfl import figures
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.layers import LayeredConfig
-from lcfl.parser import Parser
+from lcfl.parser import Parser, check_given
 
 __all__ = ["main", "parser"]
 
 
 class DataOnly(LayeredConfig):
-    """Of every file the group ``data``: files that set a method or a network are welcome."""
+    """The action of ``-c`` for files that have other groups, too."""
 
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Applies that part of one file, or of one YAML text."""
-        try:
-            layer = yaml.safe_load(Path(values).read_text() if Path(values).is_file() else values)
-        except (yaml.YAMLError, OSError, ValueError):
-            layer = None  # unreadable: the parser says so itself
-        if isinstance(layer, dict):
-            values = yaml.safe_dump({"data": layer.get("data", {})})
-        super().__call__(parser, cfg, values, option_string)
+    def taken(self, layer: dict[str, Any]) -> dict[str, Any]:
+        """The group ``data``."""
+        return {"data": layer.get("data", {})}
 
 
 def parser() -> LightningArgumentParser:
@@ -48,6 +41,7 @@ def main(args: Sequence[str]) -> None:
     """
     options = parser()
     config = options.parse_args(list(args))
+    check_given(config.data, "data")
     data: FederatedDataModule = options.instantiate(config).data
     data.prepare_data()
     data.setup()

@@ -3,14 +3,15 @@
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from lcfl.cli import instantiate_data
-from lcfl.files import new_file
+from lcfl.files import check_new, new_file
 from lcfl.loading import load
 from lcfl.result import Run
 
@@ -25,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="lcfl predict", description="Predicts the labels of the clients' test images.")
     made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
-    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint's path")
+    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint")
     made.add_argument("--client", type=int, help="only this client; all of the federation if not given")
     made.add_argument("--protocol", help="whose test images; the run's first protocol if not given")
     made.add_argument("--out", type=Path, help="a CSV file that is not there yet; the terminal if not given")
@@ -42,22 +43,21 @@ def main(args: Sequence[str]) -> None:
         ValueError: if the run's method has no such model, or client or protocol do not exist.
     """
     options = parser().parse_args(args)
+    if options.out is not None:
+        check_new(options.out)
+    run = load(options.run, ckpt_path=options.ckpt_path)
+    found = _rows(run, options.run, options.model, options.client, options.protocol)
+    rows = chain([HEADER, next(found)], found)  # what is wrong shows before a file is made
     if options.out is None:
-        _predict(options, sys.stdout)
+        _write(sys.stdout, rows)
         return
     with new_file(options.out) as path, path.open("w", newline="") as file:
-        _predict(options, file)
+        _write(file, rows)
     print(f"written to {options.out}")
 
 
-def _predict(options: argparse.Namespace, file: IO[str]) -> None:
-    run = load(options.run, ckpt_path=options.ckpt_path)
-    rows = _rows(run, options.run, options.model, options.client, options.protocol)
-    first = next(rows)  # what is wrong shows before anything is written
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerow(first)
-    writer.writerows(rows)
+def _write(file: IO[str], rows: Iterable[Sequence[object]]) -> None:
+    csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 @torch.no_grad()

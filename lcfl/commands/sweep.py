@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=1, help="runs at the same time; with 2 or more give --trainer.devices"
     )
     made.add_argument("--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (logs/sweep)")
-    made.add_argument("--target", type=compare.share, help="as for lcfl compare")
+    made.add_argument("--target", type=compare.accuracy, help="as for lcfl compare")
     return made
 
 

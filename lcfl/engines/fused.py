@@ -17,8 +17,8 @@ from torch.nn import functional
 from lcfl.engines import kernels
 from lcfl.engines.mapped import Found, Named
 from lcfl.engines.program import Unsupported
+from lcfl.engines.rows import Rows, at
 from lcfl.engines.stacked import Pulls, StackedEngine, check_stacked
-from lcfl.engines.stacks import Rows, at
 from lcfl.module import FederatedModule
 
 __all__ = ["FusedEngine", "check_fused"]

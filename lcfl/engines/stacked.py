@@ -17,9 +17,9 @@ from lcfl.data.examples import Examples
 from lcfl.engines.lockstep import Ask, in_lockstep
 from lcfl.engines.mapped import Found, MappedModule, Named, Trial
 from lcfl.engines.program import Unsupported
+from lcfl.engines.rows import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
 from lcfl.engines.seats import AskedDescent, AskedGradient, AskedScores, Batch, Question, Seat, length_of
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
-from lcfl.engines.stacks import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
 from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.module import FederatedModule
 

@@ -129,7 +129,7 @@ def test_mixing_needs_to_be_said(tmp_path, capsys):
 def test_a_target_is_a_part_of_one(capsys, target):
     with pytest.raises(SystemExit):
         compare.main(["logs", f"--target={target}"])
-    assert f"argument --target: {'invalid share' if target == 'many' else 'got'}" in capsys.readouterr().err
+    assert f"argument --target: {'invalid accuracy' if target == 'many' else 'got'}" in capsys.readouterr().err
 
 
 def test_nothing_finished(tmp_path):

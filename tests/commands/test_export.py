@@ -71,7 +71,7 @@ def test_the_best_checkpoint_and_any_other_can_be_taken():
     (run.path / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": first.name}))
     assert first.is_dir() and last.is_dir()
     found = {}
-    for which in ("last", "best", str(first)):
+    for which in ("last", "best", first.name, str(first)):
         name = which.replace("/", "_")
         exported(run, "--model=global", f"--ckpt_path={which}", f"--out={name}.pt")
         predict.main([str(run.path), "--model=global", f"--ckpt_path={which}", f"--out={name}.csv"])
@@ -80,7 +80,23 @@ def test_the_best_checkpoint_and_any_other_can_be_taken():
         weights = torch.load(f"{name}.pt", weights_only=True)
         assert all(torch.equal(weights[key], value) for key, value in loaded.model("global").state_dict().items())
         found[which] = Path(f"{name}.csv").read_text()
-    assert found["best"] == found[str(first)] != found["last"]
+    assert found["best"] == found[first.name] == found[str(first)] != found["last"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(run):
+    other = command("fit", *SYNTHETIC, *LCFED, *SMALL, "--seed_everything=1").path / "checkpoints" / "round-000002.ckpt"
+    for path in (other, run.path):
+        with pytest.raises(CheckpointError, match=r"is no checkpoint of .*version_0: give the name of one in"):
+            predict.main([str(run.path), "--model=global", f"--ckpt_path={path}"])
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        predict.main([str(run.path), "--model=global", "--ckpt_path=round-000077.ckpt"])
+
+
+def test_nothing_is_left_of_what_could_not_be_done(run):
+    for main in (predict.main, export.main):
+        with pytest.raises(ValueError, match="client=99"):
+            main([str(run.path), "--model=personal", "--client=99", "--out=new/folder/file"])
+    assert not Path("new").exists()
 
 
 def test_there_is_no_best_checkpoint_without_a_monitor(run):
@@ -91,7 +107,7 @@ def test_there_is_no_best_checkpoint_without_a_monitor(run):
 
 def test_a_run_that_has_not_come_to_its_end_is_said_so(run):
     (run.path / "summary.json").unlink()
-    with pytest.warns(UserWarning, match="has not come to its end; its newest checkpoint is all there is"):
+    with pytest.warns(UserWarning, match="has not come to its end: its models are of a round on the way"):
         exported(run, "--model=global", "--out=one.pt")
 
 
