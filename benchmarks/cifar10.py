@@ -53,6 +53,23 @@ GRIDS = {
     "cfl": [*TWO_RATES, CFL_THRESHOLDS],
     "pacfl": [*TWO_RATES, PACFL_TREES],
 }
+# Without groups in the data more clusters than the papers' ten are better, by three points on validation data for FeSEM
+# and by six for PACFL. IFCA, which sends every client all of them, is left with ten.
+MORE_CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=20,40"]
+DIRICHLET_GRIDS = GRIDS | {
+    "fesem": MORE_CLUSTERS,
+    "fedgroup": MORE_CLUSTERS,
+    "fl_hc": MORE_CLUSTERS,
+    "pacfl": [
+        *TWO_RATES,
+        "method.clustering.init_args={linkage: average, num_clusters: 20},{linkage: average, num_clusters: 40}",
+    ],
+}
+
+
+def grids_of(partition: str) -> dict[str, list[str]]:
+    """What is tuned for each method on one of the partitions."""
+    return DIRICHLET_GRIDS if partition == "dirichlet" else GRIDS
 
 
 def words_of(partition: str, methods: Sequence[str], root: str, rounds: int) -> list[str]:
@@ -61,7 +78,8 @@ def words_of(partition: str, methods: Sequence[str], root: str, rounds: int) -> 
     words += [f"--data.dataset.init_args.root={root}", "--data.protocols=[own_split,label_view]", "--data.proxy=1000"]
     words += ["--trainer.clients_per_round=25", "--trainer.evaluate_every=100", "--trainer.enable_progress_bar=false"]
     words += [f"--trainer.rounds={rounds}", f"--methods={','.join(methods)}"]
-    return [*words, *(f"--grid={method}:{grid}" for method in methods for grid in GRIDS[method])]
+    grids = grids_of(partition)
+    return [*words, *(f"--grid={method}:{grid}" for method in methods for grid in grids[method])]
 
 
 def main() -> None:

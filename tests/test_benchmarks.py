@@ -136,19 +136,27 @@ def test_gpu_tries_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
 ABLATIONS = {"ascfl_no_adjustment", "ascfl_no_incentive", "ascfl_no_lowrank", "cgpfl_prox"}
 
 
-def test_cifar10_gives_every_method_as_many_trials(module):
+@pytest.mark.parametrize(
+    ("partition", "option"),
+    [("pathological", "--data.partition.classes_per_client=3"), ("dirichlet", "--data.partition.alpha=0.1")],
+)
+def test_cifar10_gives_every_method_as_many_trials(module, partition, option):
     cifar10 = module("cifar10")
-    assert set(cifar10.GRIDS) == {path.stem for path in METHODS} - ABLATIONS
-    words = cifar10.words_of("dirichlet", list(cifar10.GRIDS), "data", 1000)
+    methods = list(cifar10.grids_of(partition))
+    assert set(methods) == {path.stem for path in METHODS} - ABLATIONS
+    words = cifar10.words_of(partition, methods, "data", 1000)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
-    assert {len(points_of(method, grids)) for method in cifar10.GRIDS} == {4}
-    assert "--data.partition.alpha=0.1" in words and "--trainer.rounds=1000" in words
+    assert {len(points_of(method, grids)) for method in methods} == {4}
+    assert option in words and "--trainer.rounds=1000" in words
 
 
-@pytest.mark.parametrize("method", ["ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg"])
-def test_every_point_of_cifar10_is_a_configuration(module, capsys, method):
+BLOCKS = [("pathological", name) for name in ("ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg")]
+
+
+@pytest.mark.parametrize(("partition", "method"), [*BLOCKS, ("dirichlet", "pacfl"), ("dirichlet", "ifca")])
+def test_every_point_of_cifar10_is_a_configuration(module, capsys, partition, method):
     """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
-    words = module("cifar10").words_of("pathological", [method], "data", 1000)
+    words = module("cifar10").words_of(partition, [method], "data", 1000)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
     kept = [word for word in words if not word.startswith(("--grid", "--methods"))]
     point = points_of(method, grids)[-1]
