@@ -10,7 +10,6 @@ import yaml
 
 import lcfl as package
 from lcfl import __main__, checkpoint
-from lcfl.parser import Parser
 from tests.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -214,10 +213,3 @@ def test_a_try_run_of_the_quickstart_leaves_nothing_but_a_line(tmp_path, capsys)
     assert run.state.round == 1 and not files(tmp_path)
     said = "fast_dev_run: one round of everything on random data went through; nothing was kept\n"
     assert capsys.readouterr().out == said
-
-
-def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
-    Parser()
-    assert sys.path[-1] == str(tmp_path)
