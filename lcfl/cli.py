@@ -12,7 +12,6 @@ from typing import Any, Literal
 import rich
 import yaml
 from jsonargparse import ArgumentError, Namespace
-from jsonargparse.typing import restricted_number_type
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -24,12 +23,10 @@ from lcfl.federation import Federation
 from lcfl.layers import LayeredConfig
 from lcfl.method import Method
 from lcfl.module import FederatedModule
-from lcfl.parser import Parser, check_given
+from lcfl.parser import Parser, Seed, check_given
 from lcfl.result import Run
 
 __all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
-
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 
 
 class FederatedCLI(LightningCLI):

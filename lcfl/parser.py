@@ -11,6 +11,7 @@ from inspect import Parameter
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
+from jsonargparse.typing import restricted_number_type
 from lightning.pytorch.cli import LightningArgumentParser
 
 import lcfl.aggregation
@@ -26,7 +27,7 @@ import lcfl.networks
 import lcfl.upload
 from lcfl.layers import as_layers
 
-__all__ = ["Parser", "check_given"]
+__all__ = ["Parser", "Seed", "check_given"]
 
 # The modules whose classes can be named without their module; a misspelt name is compared with theirs.
 PARTS = {
@@ -42,6 +43,8 @@ PARTS = {
     "data.partition": lcfl.data.partition,
     "data.client_transforms": lcfl.data.transforms,
 }
+# Here and not where it is used: a spawned rank gets the parser pickled, and must find the type that its options have.
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 CLASSES = (*PARTS, "model.optimizer", "model.loss", "model.metrics", "trainer.logger")  # options that take a class
 

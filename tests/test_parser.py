@@ -1,15 +1,27 @@
 """What the parser says of names that are none and of arguments that are missing; where it finds classes."""
 
+import pickle
+import subprocess
 import sys
 
 import pytest
 
+from lcfl.cli import Seed
 from lcfl.commands import partition
 from lcfl.data.partition import IID
 from lcfl.parser import Parser
 from tests.commandline import FIT, SYNTHETIC, failure
 
 pytestmark = pytest.mark.usefixtures("here")
+
+
+def test_a_parser_travels_to_a_process_that_has_imported_nothing():
+    """As to a spawned rank, with LightningCLI's callback that saves the configuration."""
+    made = Parser()
+    made.add_argument("--seed", type=Seed)
+    load = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
+    done = subprocess.run(load, input=pickle.dumps(made), capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):
