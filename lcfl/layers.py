@@ -133,9 +133,10 @@ class LayeredConfig(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file, or one YAML text."""
-        is_file = os.path.isfile(values)  # not Path's: a text may be too long for a name, where that raises
-        folder = os.path.dirname(values) if is_file else ""
+        folder = ""
         try:
+            is_file = os.path.isfile(values)  # not Path's: a text may be too long for a name, where that raises
+            folder = os.path.dirname(values) if is_file else ""
             layer = yaml.safe_load(Path(values).read_text() if is_file else values)
         except (yaml.YAMLError, OSError, ValueError, TypeError):
             layer = None  # unreadable: jsonargparse says so itself

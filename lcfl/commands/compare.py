@@ -15,7 +15,7 @@ from lcfl.comparison import MAJORITY, Entry, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main", "parser", "accuracy"]
+__all__ = ["accuracy", "main", "parser"]
 
 Lines = list[list[str]]
 
