@@ -64,6 +64,8 @@ DIRICHLET_GRIDS = GRIDS | {
     "fesem": MORE_CLUSTERS,
     "fedgroup": MORE_CLUSTERS,
     "fl_hc": MORE_CLUSTERS,
+    # in both a smaller rate and fewer clusters are better than what is tried in blocks
+    "cgpfl": ["method.local_update.init_args.inner_lr=0.005,0.01", "method.clustering.init_args.num_clusters=1,4"],
     "pacfl": [
         *TWO_RATES,
         "method.clustering.init_args={linkage: average, num_clusters: 20},{linkage: average, num_clusters: 40}",
