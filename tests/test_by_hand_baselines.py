@@ -66,6 +66,11 @@ def run(method, tmp_path, module=None, rounds=2, engine="auto", **options):
     return fit(module or linear_module(LR), data, method, tmp_path, rounds=rounds, engine=engine)
 
 
+def loss_on_test(models):
+    """The mean over clients of their models' loss on their test samples."""
+    return np.mean([linear_step(w, INPUTS[rows], TARGETS[rows])[0] for w, rows in zip(models, TEST, strict=True)])
+
+
 def close(model, expected):
     np.testing.assert_allclose(model, expected, atol=2e-6)
 
@@ -117,7 +122,10 @@ def test_fednova_with_a_proximal_term(tmp_path):
 
 @pytest.mark.parametrize(("method", "shared"), [(fedper, slice(0, 9)), (lg_fedavg, slice(9, 17))])
 def test_a_part_is_shared_and_the_rest_stays(tmp_path, method, shared):
-    """FedPer: the embedding [0, 9); LG-FedAvg with one global layer: the decision [9, 17)."""
+    """FedPer: the embedding [0, 9); LG-FedAvg with one global layer: the decision [9, 17).
+
+    Measured is the client's own part with what is shared now, not what the client had when it trained.
+    """
     watch = run(method(steps=2), tmp_path, rounds=3)
     w0 = started(linear_module(LR))
     own, part = [w0.copy(), w0.copy()], w0[shared]
@@ -128,10 +136,13 @@ def test_a_part_is_shared_and_the_rest_stays(tmp_path, method, shared):
         part = SHARE @ [model[shared] for model in own]
         close(each.global_model[shared], part)
     state, exchange, layout = watch.state, watch.server.method.exchange, watch.server.layout
+    stale = [model.copy() for model in own]
     for client in (0, 1):
         close(state.clients[client].model, own[client])
         own[client][shared] = part
         close(exchange.personal(state, client, layout), own[client])
+    assert watch.metrics["test/own_split/personal/loss"] == pytest.approx(loss_on_test(own), rel=1e-5)
+    assert abs(loss_on_test(stale) / loss_on_test(own) - 1) > 1e-3
     rest = np.delete(np.arange(17), np.arange(17)[shared])
     np.testing.assert_array_equal(state.global_model[rest], w0[rest].astype(np.float32))
     assert np.abs(own[0] - own[1])[rest].max() > 0.1

@@ -34,9 +34,10 @@ if options.get("late_wins") == options.get("late", "") and "trainer.rounds" not 
 number = len(list((root / name).glob("version_*")))
 if options.get("ckpt_path") == "last":
     os.rename(root / name / "version_0", root / name / "old")
-path = made(root, name, seed, accuracies=[accuracy])
+path = made(root, name, seed, accuracies=[1 - accuracy])  # whoever looks at test data chooses the worst
 summary = json.loads((path / "summary.json").read_text())
 summary["metrics"]["val/own_split/global/acc"] = accuracy
+summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so does who looks at another kind of model
 (path / "summary.json").write_text(json.dumps(summary))
 """
 

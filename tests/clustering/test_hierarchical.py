@@ -63,6 +63,12 @@ def test_complete_and_single_linkage_by_hand():
     assert merges(LINE, "single")[:, 2].tolist() == [1.0, 3.0, 9.0, 17.0]
 
 
+def test_ward_by_hand():
+    """sqrt(2 a b / (a + b)) times the distance of the means: {0, 1} and {10, 13}, then those four and {30}."""
+    expected = [1.0, 3.0, 2**0.5 * 11, 1.6**0.5 * 24]
+    assert merges(LINE, "ward")[:, 2].tolist() == pytest.approx(expected)
+
+
 def test_weighted_is_wpgma():
     """Joining {0, 1} and then 4: UPGMA averages three clients, WPGMA the two sides."""
     points = np.array([0.0, 1.0, 4.0, 20.0])

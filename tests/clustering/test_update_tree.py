@@ -45,32 +45,50 @@ def mean(models, clients):
     return sum(len(TRAIN[i]) * models[i] for i in clients) / sum(len(TRAIN[i]) for i in clients)
 
 
-def farthest_first(points):
-    """Complete linkage to two clusters, literally: join the two groups whose farthest members are closest."""
-    groups = [{i} for i in range(len(points))]
-    while len(groups) > 2:
+def farthest(one, other):
+    """Complete linkage of l1 distances."""
+    return max(np.abs(a - b).sum() for a in one for b in other)
 
-        def apart(pair):
-            return max(np.abs(points[i] - points[j]).sum() for i in pair[0] for j in pair[1])
 
-        one, other = min(combinations(groups, 2), key=apart)
+def ward(one, other):
+    """The root of twice what the sum of squared distances to the means grows by."""
+    share = len(one) * len(other) / (len(one) + len(other))
+    return np.sqrt(2 * share * ((one.mean(axis=0) - other.mean(axis=0)) ** 2).sum())
+
+
+def joined(points, apart, number):
+    """So many groups, literally: joins the two that are closest; and the middle between the last two and the next."""
+    groups, heights = [{i} for i in range(len(points))], []
+    while True:
+        pairs = {apart(*(points[sorted(each)] for each in pair)): pair for pair in combinations(groups, 2)}
+        heights.append(min(pairs))
+        if len(groups) == number:
+            return [sorted(group) for group in groups], np.mean(heights[-2:])
+        one, other = pairs[heights[-1]]
         groups = [group for group in groups if group not in (one, other)] + [one | other]
-    return [sorted(group) for group in groups]
 
 
-def test_pre_training_the_clustering_and_a_round_after_it_in_numpy(tmp_path):
-    method = fl_hc(1, LocalTraining(steps=2), metric="l1", linkage="complete", num_clusters=2)
+@pytest.mark.parametrize(
+    ("options", "apart", "expected"),
+    [
+        ({"metric": "l1", "linkage": "complete", "num_clusters": 2}, farthest, [[0, 2, 4], [1, 3]]),
+        ({"metric": "l2", "linkage": "ward", "num_clusters": 3}, ward, [[0, 2, 4], [1], [3]]),
+    ],
+)
+def test_pre_training_the_clustering_and_a_round_after_it_in_numpy(tmp_path, options, apart, expected):
+    method = fl_hc(1, LocalTraining(steps=2), **options)
     watch = fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
     w0 = linear_module().initial_model(0).double().numpy()
     w1 = mean([trained(w0, i) for i in range(5)], range(5))
     np.testing.assert_allclose(watch.history[0].centres, w1[None], atol=2e-6)
     # the clustering round and training round 1 are the same local runs here: full batches from w1
     w = [trained(w1, i) for i in range(5)]
-    groups = farthest_first(np.stack(w) - w1)
+    groups, threshold = joined(np.stack(w) - w1, apart, options["num_clusters"])
     for group in groups:
         (number,) = set(watch.state.assignment[group].tolist())
         np.testing.assert_allclose(watch.state.centres[number], mean(w, group), atol=3e-6)
-    assert sorted(groups) == [[0, 2, 4], [1, 3]]
+    assert sorted(groups) == expected
+    assert watch.rows[1]["cluster/threshold"] == pytest.approx(threshold, rel=1e-4)
 
 
 def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
