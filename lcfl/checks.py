@@ -86,19 +86,9 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
         clustering.check_layout(module.layout)
     method.exchange.check(module.layout)
     method.local_update.check(module)
+    _check_start(method)
     sends = method.exchange.sends
     name = type(method.exchange).__name__
-    start = method.local_update.start if isinstance(method.local_update, LocalTraining) else "own"
-    if start != "own" and start not in sends and "model" not in sends:
-        raise ValueError(
-            f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
-            "sends it, e.g. CentreAndEmbedding."
-        )
-    if start != "own" and "model" in sends:
-        warnings.warn(
-            f"method.local_update: start={start} has no effect: {name} sends a model, and local runs start from that.",
-            stacklevel=2,
-        )
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
         if getattr(module, weight) > 0 and needed not in sends:
             warnings.warn(
@@ -106,6 +96,33 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
                 stacklevel=2,
             )
     _warn_of_large_steps(module, sends)
+
+
+def _check_start(method: Method) -> None:
+    """Refuses a local update that would find no model to start from; warns of a start that another one replaces."""
+    exchange, name = method.exchange, type(method.exchange).__name__
+    start = getattr(method.local_update, "start", None)  # a local update of one's own may know better
+    if start is None or method.local_update.reads:
+        return
+    if "model" in exchange.sends:
+        if start != "own":
+            warnings.warn(
+                f"method.local_update: start={start} has no effect: {name} sends a model, and local runs start from "
+                "that.",
+                stacklevel=3,
+            )
+    elif start != "own" and start not in exchange.sends:
+        raise ValueError(
+            f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
+            "sends it, e.g. CentreAndEmbedding."
+        )
+    elif start != "centre" and not exchange.keeps_model:
+        has_choice = "centre" in exchange.sends and isinstance(method.local_update, LocalTraining)
+        raise ValueError(
+            f"method.local_update: {type(method.local_update).__name__} starts from the client's own model, but with "
+            f"{name} clients keep none and are sent no other to start from; use "
+            f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
+        )
 
 
 def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> None:

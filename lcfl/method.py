@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, field, replace
 from inspect import isabstract
+from typing import Literal
 
 import lcfl.exchange
 from lcfl.aggregation import Aggregation
@@ -50,8 +51,15 @@ class Method:
                 raise ValueError(
                     f"method: {_name(part)} reads {', '.join(missing)} in what clients upload, and "
                     f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that "
-                    f"uploads it: {', '.join(_exchanges_that_upload(missing)) or 'one of your own'}."
+                    f"uploads it: {', '.join(_exchanges_that('returns', missing)) or 'one of your own'}."
                 )
+        unsent = [name for name in self.local_update.reads if name not in exchange.sends]
+        if unsent:
+            raise ValueError(
+                f"method: {_name(self.local_update)} reads {', '.join(unsent)} in what clients are sent, and "
+                f"{_name(exchange)} sends {', '.join(exchange.sends) or 'nothing'}. Use an exchange that sends it: "
+                f"{', '.join(_exchanges_that('sends', unsent)) or 'one of your own'}."
+            )
         found = self.local_update.finds
         missing = [name for name in exchange.extras if name not in found]
         if missing:
@@ -157,8 +165,8 @@ def _name(part: object) -> str:
     return type(part).__name__
 
 
-def _exchanges_that_upload(names: list[str]) -> list[str]:
-    """Of lcfl's, the classes whose uploads have all of these."""
+def _exchanges_that(attribute: Literal["sends", "returns"], names: list[str]) -> list[str]:
+    """Of lcfl's, the classes whose downlinks or uploads have all of these."""
     kinds = [kind for name in lcfl.exchange.__all__ if isinstance(kind := getattr(lcfl.exchange, name), type)]
     made = [kind for kind in kinds if issubclass(kind, Exchange) and not isabstract(kind)]
-    return [kind.__name__ for kind in made if set(names) <= set(kind.returns)]
+    return [kind.__name__ for kind in made if set(names) <= set(getattr(kind, attribute))]

@@ -13,10 +13,10 @@ from lcfl.checks import check_batches, check_callbacks, check_method, check_netw
 from lcfl.clustering import LowRankCosine
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
-from lcfl.exchange import CentreAndEmbedding, FullModel, NoExchange
+from lcfl.exchange import AllCentres, CentreAndEmbedding, FullModel, NoExchange, NormalisedModel, Reference
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
-from lcfl.local import LocalTraining
+from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP, LeNet5
@@ -110,6 +110,22 @@ def test_more_clusters_than_clients():
 def test_a_start_that_is_not_sent(start):
     method = Method(LocalTraining(steps=1, start=start), NoExchange(), NoAggregation())
     with pytest.raises(ValueError, match=rf"method.local_update: got start={start}, but NoExchange sends no {start}"):
+        check_method(method, linear_module(), 5)
+
+
+@pytest.mark.parametrize(
+    ("local_update", "exchange", "cure"),
+    [
+        (LocalTraining(steps=1), Reference(), "use start=centre or an exchange that sends a model or keeps it"),
+        (NormalisedTraining(steps=1), NormalisedModel(), "use start=centre or an exchange"),
+        (LocalTraining(steps=1), AllCentres(), "use an exchange that sends a model or keeps it, e.g. FullModel"),
+        (MetaTraining(steps=1), Reference(), "use an exchange that sends a model or keeps it"),
+    ],
+)
+def test_nothing_to_start_from(local_update, exchange, cure):
+    method = Method(local_update, exchange, NoAggregation())
+    name = type(exchange).__name__
+    with pytest.raises(ValueError, match=rf"starts from the client's own model, but with {name} clients keep .*{cure}"):
         check_method(method, linear_module(), 5)
 
 

@@ -5,6 +5,8 @@ import torch
 
 from lcfl import rng
 from lcfl.clustering import LowRankCosine
+from lcfl.local import envelope, meta, update
+from lcfl.local.update import starting_model
 from tests.builders import (
     alone,
     blobs,
@@ -140,9 +142,38 @@ def test_a_client_that_was_never_sampled_has_the_shared_part_and_the_initial_res
     assert torch.equal(state.global_model[rest], state.initial[rest])
 
 
-def test_every_method_begins_at_the_same_initial_model(tmp_path):
-    methods = [fedavg(), alone(), lcfed(4), *BASELINES]
-    states = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=0).state for each in methods]
-    assert all(torch.equal(state.initial, states[0].initial) for state in states)
-    other = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=0, seed=1).state
-    assert not torch.equal(other.initial, states[0].initial)
+@pytest.fixture
+def starts(monkeypatch):
+    """The models that local runs start from, in the order of the runs."""
+    seen = []
+
+    def watched(*arguments):
+        seen.append(starting_model(*arguments))
+        return seen[-1]
+
+    for module in (update, meta, envelope):
+        monkeypatch.setattr(module, "starting_model", watched)
+    return seen
+
+
+OTHERS = [fedavg(), alone(), lcfed(4), fedac(4), fedclust(num_clusters=4), ascfl(incentive=False)]
+
+
+@pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
+@pytest.mark.parametrize("method", [*OTHERS, *BASELINES], ids=lambda method: type(method.exchange).__name__)
+def test_every_method_begins_at_the_same_initial_model(tmp_path, starts, method):
+    """All five clients do; those of IFCA at one of the models that are drawn as it is, each with a number."""
+    module = blobs_module()
+    watch = fit(module, blobs(12), method, tmp_path, rounds=1, clients_per_round=5)
+    number_of = {module.initial_model(0, number).numpy().tobytes(): number for number in range(20)}
+    first = [number_of[start.numpy().tobytes()] for start in starts[:5]]
+    assert watch.state.initial.numpy().tobytes() in number_of
+    if method.exchange.chooser is None:
+        assert first == [0] * 5
+    else:
+        assert len(set(first)) > 1
+
+
+def test_the_initial_model_is_the_seeds(tmp_path):
+    initial = [fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=0, seed=seed).state.initial for seed in (0, 1)]
+    assert not torch.equal(*initial)

@@ -8,6 +8,7 @@ from lcfl.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedM
 from lcfl.clustering import LowRankCosine
 from lcfl.exchange import (
     AdaptedModel,
+    AllCentres,
     CentreAndEmbedding,
     FullModel,
     NoExchange,
@@ -16,7 +17,7 @@ from lcfl.exchange import (
     SharedEmbedding,
     SharedLayers,
 )
-from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.local import LeastLossTraining, LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.method import Method
 from lcfl.upload import GaussianNoise
 from tests.builders import fednova, fedper, lg_fedavg
@@ -85,6 +86,14 @@ def test_a_normaliser_comes_from_a_local_update_that_finds_it():
         method(NormalisedModel(), NormalisedMean())
     with pytest.raises(ValueError, match=r"NormalisedMean reads normaliser .* FullModel uploads model"):
         method(FullModel(), NormalisedMean())
+
+
+def test_what_a_local_update_reads_is_sent():
+    Method(LeastLossTraining(steps=1), AllCentres(), PARTICIPANTS)
+    with pytest.raises(
+        ValueError, match=r"LeastLossTraining reads centres .* FullModel sends model\. .* it: AllCentres"
+    ):
+        Method(LeastLossTraining(steps=1), FullModel(), GlobalMean())
 
 
 def test_an_adapted_model_needs_an_adaptation():

@@ -5,6 +5,7 @@ Legend: K clusters, P + Q length of a model's flat vector.
 
 from dataclasses import dataclass, replace
 from math import inf, isnan
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ def least_loss(centre_KP: Tensor, data: LocalData, engine: Engine) -> tuple[int,
 class LeastLoss(LocalUpdate):
     """Chooses the model with the least training loss and trains nothing."""
 
+    reads: ClassVar[tuple[str, ...]] = ("centres",)
+
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """Omega_j as it is; j in ``extras["cluster"]``."""
         centres = downlink.payload["centres"]
@@ -46,6 +49,8 @@ class LeastLoss(LocalUpdate):
 @dataclass(frozen=True)
 class LeastLossTraining(LocalTraining):
     """Chooses the model with the least training loss, then trains it: IFCA Algorithm 1 with model averaging."""
+
+    reads: ClassVar[tuple[str, ...]] = ("centres",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """j = arg min_k F_i(Omega_k); w <- Omega_j; then as `LocalTraining`; j in ``extras["cluster"]``."""

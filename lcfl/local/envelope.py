@@ -43,6 +43,7 @@ class EnvelopeTraining(LocalUpdate):
             and the penalty are positive, and a lambda and eta lambda are below 2, where the pull alone diverges.
     """
 
+    start: ClassVar[str] = "own"
     finds: ClassVar[tuple[str, ...]] = ("model",)
 
     steps: int | None = None
@@ -74,7 +75,7 @@ class EnvelopeTraining(LocalUpdate):
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """theta as the client's model, w in ``extras["model"]``; the loss is f_i(theta)."""
         end, a, pull = engine.layout.num_parameters, self.inner_lr, self.penalty
-        w = theta = starting_model("own", state, downlink, engine.layout).to(engine.device)
+        w = theta = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, batches = draw_batches(state.consumed, data, self.steps, self.epochs)
         losses: list[Tensor] = []
         logged: dict[str, list[Tensor]] = {}

@@ -5,6 +5,7 @@ Legend: P parameters and Q buffer entries in a model's flat vector, B batch size
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 import torch
 
@@ -25,11 +26,13 @@ class GradientStep(LocalUpdate):
         rate: alpha.
     """
 
+    start: ClassVar[str] = "own"
+
     rate: float
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """One step from what the server sends."""
-        model = starting_model("own", state, downlink, engine.layout).to(engine.device)
+        model = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, (batch,) = draw_batches(state.consumed, data, steps=1)
         slope = engine.gradient(model, batch)
         return Trained(slope.step_from(model, self.rate).cpu(), consumed, float(slope.loss), num_steps=1)
@@ -63,6 +66,8 @@ class MetaTraining(LocalUpdate):
             outside [0, 1).
     """
 
+    start: ClassVar[str] = "own"
+
     steps: int | None = None
     epochs: int | None = None
     inner_lr: float = 0.01
@@ -94,7 +99,7 @@ class MetaTraining(LocalUpdate):
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> Trained:
         """The steps from what the server sends; the loss is that of w', which is what they lower."""
-        w = starting_model("own", state, downlink, engine.layout).to(engine.device)
+        w = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, groups = self._groups(state.consumed, data)
         alpha, beta = self.inner_lr, self._beta(engine.module)
         velocity = torch.zeros(engine.layout.num_parameters, device=engine.device)

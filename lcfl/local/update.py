@@ -87,9 +87,11 @@ class LocalUpdate(ABC):
     """``(ClientState, Downlink) -> trained model``: one client's part of a round.
 
     Class attributes:
+        reads: what it cannot do without in the downlink.
         finds: the names of the `Trained.extras` that its runs give.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ()
     finds: ClassVar[tuple[str, ...]] = ()
 
     @property
