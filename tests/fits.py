@@ -16,6 +16,7 @@ from tests.bits import assert_same_state
 from tests.commandline import CONFIGS
 
 ROUNDS = 8
+OWN = {"lg_fedavg": ("--method.exchange.global_layers=1",)}  # these networks have two, and to share both is FedAvg
 
 
 def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
@@ -23,7 +24,7 @@ def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
     words += [f"--trainer.default_root_dir={root}", "--trainer.name=run", f"--trainer.rounds={rounds}"]
     words += ["--trainer.clients_per_round=8", "--trainer.evaluate_every=2", f"--trainer.devices={devices}"]
     words += ["--trainer.callbacks=Checkpoint", "--trainer.callbacks.every_n_rounds=1"]
-    return [*words, "--trainer.enable_progress_bar=false", *more]
+    return [*words, "--trainer.enable_progress_bar=false", *OWN.get(method, ()), *more]
 
 
 def main(words):

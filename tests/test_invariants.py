@@ -12,7 +12,7 @@ from lcfl.exchange import FullModel, SharedLayers
 from lcfl.local import LocalTraining
 from lcfl.method import Method
 from lcfl.module import FederatedModule
-from lcfl.networks import SplitNetwork
+from lcfl.networks import MLP, SplitNetwork
 from tests.bits import assert_same_clients, assert_same_state
 from tests.builders import (
     alone,
@@ -101,6 +101,24 @@ def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, momentum):
     torch.testing.assert_close(other.global_model, plain.global_model, rtol=0, atol=1e-6)
     unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=momentum)
     assert not torch.allclose(unequal.global_model, plain.global_model, atol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("engine", ["compiled", "stacked", pytest.param("fused", marks=pytest.mark.slow)])
+def test_the_other_engines_keep_these(tmp_path, engine, momentum):
+    """Above a dropout or a batch normalisation has everything run in the sequential one."""
+
+    def run(method):
+        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
+        module = FederatedModule(partial(MLP, 16, [16], 8), optimizer)
+        return fit(module, blobs(12), method, tmp_path, rounds=3, clients_per_round=5, engine=engine).state
+
+    plain, local = run(fedavg()), run(alone())
+    assert torch.equal(run(fedprox()).global_model, plain.global_model)
+    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
+    assert_same_clients(run(lcfed()), local)
+    assert_same_clients(run(fedac(3, refresh_every=2)), local)
+    torch.testing.assert_close(run(fednova()).global_model, plain.global_model, rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings(NO_LAYER, "ignore:model.cut. NoisyNormed registers")

@@ -88,7 +88,6 @@ def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, loc
     [
         ("fednova", ["--method.aggregation.momentum=0.5", "--model.cluster_weight=0.1"]),
         ("fednova", ["-c", "method: {local_update: {init_args: {steps: null, epochs: 3, stragglers: 0.5}}}"]),
-        ("lg_fedavg", ["--method.exchange.global_layers=1"]),
         ("per_fedavg", ["--method.local_update.hessian=true", "--method.local_update.outer_momentum=0.5"]),
         ("local", ["--method.exchange.full_budget=true"]),
     ],
