@@ -79,16 +79,18 @@ def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -
     same, whatever their numbers; 1 where nobody shares a cluster before or after.
 
     Args:
-        before: the cluster of each client ``[N]``.
+        before: the cluster of each client ``[N]``; one below 0 is none, whose client is with nobody.
         after: the same, one round later.
     """
-    from sklearn.metrics.cluster import contingency_matrix  # not at every start: only clustered runs need it
-
-    both = contingency_matrix(before, after)
-    joint, earlier, later = (_pairs(counts) for counts in (both, both.sum(axis=1), both.sum(axis=0)))
+    alone = -1 - np.arange(len(before))
+    before, after = (np.where(each < 0, alone, each) for each in (before, after))
+    numbers = [np.unique(each, return_inverse=True)[1] for each in (before, after)]
+    joint, earlier, later = map(_pairs, (numbers[0] * len(before) + numbers[1], *numbers))
     union = earlier + later - joint
     return joint / union if union else 1.0
 
 
-def _pairs(counts: NDArray[np.int64]) -> int:
+def _pairs(labels: NDArray[np.int64]) -> int:
+    """How many pairs have the same label."""
+    counts = np.unique(labels, return_counts=True)[1]
     return int((counts * (counts - 1)).sum()) // 2

@@ -167,6 +167,7 @@ class Server:
         state, begin = self.state, time.perf_counter()
         gone = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
         state.leave(gone)
+        before = state.assignment.clone()
         self.call("on_round_start")
         exchange = self.method.exchange
         sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.everyone)
@@ -184,7 +185,6 @@ class Server:
         uploads = [result.uplink for result in results.values()]
         self.call("on_uploads", uploads=uploads)
 
-        before = state.assignment
         with self.timed("cluster"):
             self.call("on_round_end", uploads=uploads)
         with self.timed("aggregate"):
@@ -281,7 +281,8 @@ class Server:
         self.log("cluster/moved", int(moved.sum()))
         self.log("cluster/moved_untrained", int(moved.sum() - moved[list(trained)].sum()))
         if state.round > 0:  # what stood before the first round is no round's outcome
-            self.log("cluster/stability", co_membership_jaccard(before[grouped].numpy(), now.numpy()))
+            both = [each[state.active].numpy() for each in (before, state.assignment)]
+            self.log("cluster/stability", co_membership_jaccard(*both))
         if groups is not None:
             from sklearn.metrics import adjusted_rand_score  # not at every start: only clustered runs need it
 

@@ -60,3 +60,7 @@ def test_stability_by_hand():
     assert co_membership_jaccard(before, 7 - before) == 1.0
     assert co_membership_jaccard(np.arange(4), np.arange(4)) == 1.0
     assert co_membership_jaccard(np.arange(4), np.zeros(4, dtype=int)) == 0.0
+    # Without a cluster (-1) nobody is together: before 01; after: 01 02 12. Both: 01.
+    before, after = np.array([0, 0, -1, -1, -1]), np.array([0, 0, 0, 1, -1])
+    assert co_membership_jaccard(before, after) == pytest.approx(1 / 3)
+    assert co_membership_jaccard(after, before) == pytest.approx(1 / 3)

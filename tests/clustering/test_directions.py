@@ -82,6 +82,7 @@ def test_pre_training_a_cold_start_and_a_round_in_numpy(tmp_path):
     size = len(w0)
     assert opening.row["comm/down_bytes"] == opening.row["comm/up_bytes"] == 4 * 4 * size
     assert watch.rows[0]["comm/down_bytes"] == watch.rows[0]["comm/up_bytes"] == (1 + 5) * 4 * size
+    assert watch.rows[0]["cluster/moved"] == 1  # who joins moves, also before the round's training
 
 
 def test_measures_in_plain_numpy():
