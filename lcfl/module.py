@@ -107,6 +107,8 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self._whole.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self._whole.halves()
+        kept = {name for name, _, _ in self._whole.buffers}
+        self._unkept = {name: each.clone() for name, each in self.network.named_buffers() if name not in kept}
         if init_from is not None:
             load_weights(self.network, init_from)
         self._initial = None if init_from is None else self._whole.pack(self.network)
@@ -185,8 +187,14 @@ class FederatedModule(pl.LightningModule):
         return None if self.buffer_layout is None else self._first(seed, 0)[self.layout.size :].clone()
 
     def fill(self, network: nn.Module, model: Tensor, buffers: Tensor | None = None) -> nn.Module:
-        """Copies a flat model, and buffers ``[Q]`` that are not exchanged, into a network like this one; returns it."""
+        """Copies a flat model, and buffers ``[Q]`` that are not exchanged, into a network like this one; returns it.
+
+        Buffers that are not persistent are as in a new network: what the last run left there is another client's.
+        """
         self.layout.unpack(model, network)
+        for name, first in self._unkept.items():
+            owner, _, own_name = name.rpartition(".")
+            setattr(network.get_submodule(owner), own_name, first.to(network.get_buffer(name).device, copy=True))
         if buffers is not None:
             assert self.buffer_layout is not None, "these buffers are part of the model"
             self.buffer_layout.unpack(buffers, network)

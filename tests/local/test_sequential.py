@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lcfl.clients import ClientState
 from lcfl.data.datasets import CIFAR10, RandomLike
@@ -13,7 +14,7 @@ from lcfl.local import LocalTraining
 from lcfl.local.update import LocalData
 from lcfl.messages import Downlink
 from lcfl.module import FederatedModule
-from lcfl.networks import LeNet5
+from lcfl.networks import LeNet5, SplitNetwork
 from tests.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded, two_sided
 
 INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
@@ -100,6 +101,28 @@ def test_nothing_passes_from_one_client_to_the_next():
     module.eval()
     again, *_ = busy.descend(w, [batch(0, 1, 2), batch(3, 4)])
     assert torch.equal(fresh, again)
+
+
+class Remembering(SplitNetwork):
+    """Subtracts the mean of all inputs that it has seen, which is in a buffer that no state has."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
+        self.embedding.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def forward(self, inputs):
+        self.embedding.seen = (self.embedding.seen + inputs.mean(dim=0)) / 2
+        return super().forward(inputs - self.embedding.seen)
+
+
+def test_a_buffer_that_is_not_persistent_begins_anew_with_every_model():
+    module = FederatedModule(Remembering, cut="decision")
+    runs, evaluated = [], []
+    for _ in range(2):
+        busy = engine(module, DATA)
+        runs += [busy.descend(start(module), [batch(0, 1), batch(2, 3)]).model for _ in range(2)]
+        evaluated.append(busy.loss(start(module), batch(4, 5)))
+    assert all(torch.equal(each, runs[0]) for each in runs) and evaluated[0] == evaluated[1]
 
 
 def test_two_participations_of_five_steps_are_one_of_ten():
