@@ -41,6 +41,7 @@ __all__ = [
     "find",
     "newest",
     "of_run",
+    "path_of",
     "read",
     "read_manifest",
     "remove",
@@ -74,7 +75,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         identity: plain values by name: what must be equal when the checkpoint is resumed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"round-{state.round:06d}.ckpt"
+    final = path_of(folder, state.round)
     earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
     with temporary_directory(final) as temporary:
         shards = _write_shards(temporary, state.clients, earlier)
@@ -91,6 +92,11 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         }
         write_json(temporary / "manifest.json", manifest | {"digest": _digest(manifest)}, indent=2)
     return final
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Where the checkpoint after `number` rounds lies."""
+    return folder / f"round-{number:06d}.ckpt"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -51,23 +51,45 @@ def describe(value: Any) -> Any:
 def describe_module(module: FederatedModule) -> dict[str, Any]:
     """Class, network, cut, loss, regulariser weights and optimizer settings of a module, and what a subclass adds.
 
+    A network is its layers' text and the settings that it keeps as attributes, whoever made it.
+
     Of the attributes that a subclass of `FederatedModule` adds, the public ones are described (buffers, layers and
     hyper-parameters saved by Lightning among them): by their values where those are plain data, otherwise by class.
     """
     optimizer = module.configure_optimizers()
-    settings = optimizer.param_groups[0] if isinstance(optimizer, Optimizer) else {}
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
+    first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
+    network_settings = _settings(module.network)
     has_buffers = bool(module.layout.buffers or module.buffer_layout)
     return {key: _describe_plain(value) for key, value in _added(module).items()} | {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "network": repr(module.network),
+        **({"network_settings": network_settings} if network_settings else {}),
         "num_embedding": module.layout.num_embedding,
         "loss": _describe_loss(module.loss),
         "cluster_weight": module.cluster_weight,
         "global_weight": module.global_weight,
-        "optimizer": {"class": type(optimizer).__qualname__}
-        | {key: describe(value) for key, value in settings.items() if key != "params"},
+        "optimizer": {"class": type(optimizer).__qualname__} | first | ({"other_groups": others} if others else {}),
         **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
     }
+
+
+def _settings(network: nn.Module) -> dict[str, Any]:
+    """Numbers and text among the public attributes of the layers whose own text need not show them, by place."""
+    found = {}
+    for place, layer in network.named_modules():
+        if type(layer).__module__.startswith("torch.nn.") and not any(layer.children()):
+            continue  # its text has them
+        for key, value in vars(layer).items():
+            if not key.startswith("_") and key != "training" and _is_setting(value):
+                found[f"{place}.{key}" if place else key] = describe(value)
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_setting(each) for each in value)
+    return value is None or isinstance(value, bool | int | float | str | Enum | np.generic)
 
 
 def _added(module: FederatedModule) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lcfl.data.datasets import Datasets
 from lcfl.federation import Federation
 from lcfl.identity import describe, describe_module, differences
 from lcfl.module import FederatedModule
-from lcfl.networks import MLP
+from lcfl.networks import MLP, SplitNetwork
 from tests.builders import blobs, blobs_module, fedavg
 
 
@@ -109,6 +109,42 @@ def test_objects_are_described_by_class_and_public_fields():
     name = f"{__name__}.Plain"
     assert describe(Plain(3)) == {"class": name, "weight": 3}
     assert describe(Part(0.5)) == {"class": f"{__name__}.Part", "rate": 0.5, "steps": None}
+
+
+class Leaky(SplitNetwork):
+    """Whose slope no layer shows."""
+
+    def __init__(self, slope):
+        super().__init__(nn.Linear(4, 5), nn.Linear(5, 3))
+        self.slope = slope
+
+
+class Split(FederatedModule):
+    """Another learning rate for the decision."""
+
+    def __init__(self, rate):
+        super().__init__(lambda: MLP(4, hidden=(5,), num_classes=3))
+        self._rate = rate
+
+    def configure_optimizers(self):
+        halves = self.network.embedding, self.network.decision
+        groups = [
+            {"params": half.parameters(), "lr": rate} for half, rate in zip(halves, (0.1, self._rate), strict=True)
+        ]
+        return torch.optim.SGD(groups)
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda slope: FederatedModule(lambda: Leaky(slope)), "model.network_settings.slope"),
+        (Split, "model.optimizer.other_groups.0.lr"),
+    ],
+)
+def test_what_no_layers_text_shows_is_compared(make, place):
+    one, other = ({"model": describe_module(make(value))} for value in (0.0, 9.0))
+    assert differences(one, {"model": describe_module(make(0.0))}) == []
+    assert differences(one, other) == [f"{place}: the checkpoint has 0.0, this run 9.0"]
 
 
 def module(width=5, rate=0.1, momentum=0.0, cut="decision", **kwargs):

@@ -50,10 +50,12 @@ class Checkpoint(Callback):
             self._monitored.check(names)
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets an earlier run of this object; in a resumed one ``best.json`` names the best of its checkpoint."""
         self._written = None
         if not state.callbacks:
             self.best = None
+        else:  # a run that was killed may have written one and not the other
+            self._name_best(server.run_dir / "checkpoints")
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Writes a checkpoint if one is due; the metric of a round decides only about rounds that are saved."""
@@ -61,7 +63,8 @@ class Checkpoint(Callback):
         is_better = self._is_better(row, server)
         if is_better:
             assert self.monitor is not None
-            self.best = {"round": state.round, "monitor": self.monitor, "score": row[self.monitor]}
+            score = row[self.monitor]
+            self.best = {"round": state.round, "monitor": self.monitor, "mode": self.mode, "score": score}
         if is_last or is_better or state.round % self.every_n_rounds == 0:
             self._write(server, state, is_better)
 
@@ -74,7 +77,7 @@ class Checkpoint(Callback):
         server.collect_callback_states()
         path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
         if is_better:
-            write_json(path.parent / "best.json", {"checkpoint": path.name} | (self.best or {}))
+            self._name_best(path.parent)
         self._prune(path.parent)
         self._written = state.round
         server.call("on_checkpoint", path=path)
@@ -84,8 +87,12 @@ class Checkpoint(Callback):
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the best round so far."""
+        """Puts back the best round so far, unless it was the best by another monitor or mode."""
         self.best = state["best"]
+        if self.best is not None and self.monitor is not None:
+            self.best = {"mode": self.mode} | self.best  # in earlier versions it had none
+            if (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode):
+                self.best = None
 
     def _is_better(self, row: dict[str, float], server: Server) -> bool:
         score = None if self._monitored is None else self._monitored.score(row, server)
@@ -95,6 +102,13 @@ class Checkpoint(Callback):
             return True
         best = float(self.best["score"])
         return score > (best if self.mode == "max" else -best)
+
+    def _name_best(self, folder: Path) -> None:
+        path = None if self.best is None else checkpoint.path_of(folder, self.best["round"])
+        if self.best is not None and path is not None and path.is_dir():
+            write_json(folder / "best.json", {"checkpoint": path.name} | self.best)
+        elif self.monitor is not None:
+            (folder / "best.json").unlink(missing_ok=True)
 
     def _prune(self, folder: Path) -> None:
         """Removes all but the newest and the best; what they share by hard link stays."""
