@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView, check_num_clusters
 from lcfl.clustering.hierarchical import Linkage, check_options, cut
 from lcfl.exchange import Signature
 from lcfl.local.signature import FLOOR, PixelSignature
@@ -105,11 +105,7 @@ class PrincipalAngles(Clustering):
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""
-        if self.num_clusters is not None and self.num_clusters > num_clients:
-            raise ValueError(
-                f"method.clustering: PrincipalAngles got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
-            )
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def openings(self, num_clients: int) -> list[Opening]:
         """Everybody's signature."""

@@ -17,7 +17,7 @@ from lcfl.state import FederationState
 if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
     from matplotlib.figure import Figure
 
-__all__ = ["Clustering", "NewcomerView", "Opening", "ServerView"]
+__all__ = ["Clustering", "NewcomerView", "Opening", "ServerView", "check_num_clusters"]
 
 
 class ServerView(Protocol):
@@ -133,3 +133,16 @@ class Clustering(Callback):
         """
         losses = [inf if isnan(loss) else loss for loss in newcomer.losses(state.centres)]
         return losses.index(min(losses))
+
+
+def check_num_clusters(clustering: Clustering, num_clusters: int | None, num_clients: int) -> None:
+    """K is at most N, where it is given.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if num_clusters is not None and num_clusters > num_clients:
+        raise ValueError(
+            f"method.clustering: {type(clustering).__name__} got num_clusters={num_clusters} for data.num_clients="
+            f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lcfl.aggregation import mean_model
-from lcfl.clustering.base import Clustering, ServerView
+from lcfl.clustering.base import Clustering, ServerView, check_num_clusters
 from lcfl.clustering.first import kmeans
 from lcfl.messages import Uplink
 from lcfl.similarity import assign, leading_coordinates, squared_to_centres
@@ -62,11 +62,7 @@ class ModelKMeans(Clustering):
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""
-        if self.num_clusters > num_clients:
-            raise ValueError(
-                f"method.clustering: ModelKMeans got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
-            )
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def on_fit_start(self, state: FederationState) -> None:
         """Forgets an earlier run of this object."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lcfl.aggregation import mean_model
 from lcfl.clients import ClientState
-from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView, check_num_clusters
 from lcfl.clustering.first import balanced, spherical_kmeans
 from lcfl.exchange import FullModel
 from lcfl.local.update import LocalTraining, LocalUpdate
@@ -84,11 +84,7 @@ class LowRankCosine(Clustering):
                 f"method.clustering: LowRankCosine got data.num_clients={num_clients}; principal components need the "
                 "models of at least 2 clients: raise data.num_clients or use a method without this clustering."
             )
-        if self.num_clusters > num_clients:
-            raise ValueError(
-                f"method.clustering: LowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
-            )
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def openings(self, num_clients: int) -> list[Opening]:
         """The offline phase: S_d is spread evenly over the client numbers."""

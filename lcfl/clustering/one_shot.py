@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lcfl import figures
-from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView
+from lcfl.clustering.base import Clustering, NewcomerView, Opening, ServerView, check_num_clusters
 from lcfl.clustering.hierarchical import Choose, Linkage, check_options, cut, distances
 from lcfl.exchange import NamedLayers
 from lcfl.local.update import LocalTraining
@@ -89,11 +89,7 @@ class OneShotHierarchical(Clustering):
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""
-        if self.num_clusters is not None and self.num_clusters > num_clients:
-            raise ValueError(
-                f"method.clustering: {type(self).__name__} got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
-            )
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def check_layout(self, layout: Layout) -> None:
         """The layers exist."""

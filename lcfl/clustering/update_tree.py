@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lcfl.clustering.base import Clustering, Opening, ServerView
+from lcfl.clustering.base import Clustering, Opening, ServerView, check_num_clusters
 from lcfl.clustering.hierarchical import Linkage, Metric, check_options, cut, distances
 from lcfl.messages import Uplink
 from lcfl.state import FederationState
@@ -57,11 +57,7 @@ class HierarchicalUpdates(Clustering):
 
     def check(self, num_clients: int) -> None:
         """K is at most N."""
-        if self.num_clusters is not None and self.num_clusters > num_clients:
-            raise ValueError(
-                f"method.clustering: HierarchicalUpdates got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
-            )
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def on_fit_start(self, state: FederationState) -> None:
         """Forgets an earlier run of this object."""
