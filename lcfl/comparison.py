@@ -90,13 +90,16 @@ class Entry:
     """Runs that differ in nothing but the seed.
 
     Attributes:
-        label: tells it from the others: its runs' name, without the options in it where they are not needed for that.
+        label: tells it from the others of its setting: its runs' name, without the options in it where they are not
+            needed for that.
         runs: in order of their seeds.
+        setting: which data and clients, counted from 1.
         options: what the label leaves out, as ``lr=0.05 cluster_weight=1``.
     """
 
     label: str
     runs: Sequence[FinishedRun]
+    setting: int
     options: str = ""
 
 
@@ -169,12 +172,17 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 
 
 def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
-    """Groups runs that differ in the seed only; labels are the shortest names that tell them apart."""
+    """Groups runs that differ in the seed only; labels are the shortest names that tell them apart.
+
+    Where neither names nor short options do, labels are numbered and a warning says which runs are meant.
+    """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     names = [_common_name([run.name for run in group]) for group in groups.values()]
     methods = Counter(OPTION.split(name)[0] for name in names)
+    settings = list(dict.fromkeys(_setting(group[0]) for group in groups.values()))
+    used: Counter[tuple[int, str]] = Counter()
     entries = []
     for name, group in zip(names, groups.values(), strict=True):
         namesakes = [other[0].settings for key, other in zip(names, groups.values(), strict=True) if key == name]
@@ -183,7 +191,16 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
         short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= 24]
         method, *options = OPTION.split(name)
         label, left_out = (method, options) if methods[method] == 1 else (" ".join([name, *short]), [])
-        entries.append(Entry(label, sorted(group, key=lambda run: run.seed), " ".join(left_out)))
+        setting = settings.index(_setting(group[0])) + 1
+        used[setting, label] += 1
+        if used[setting, label] > 1:
+            label = f"{label} #{used[setting, label]}"
+            warnings.warn(
+                f"{label} is {group[0].path}: what it differs in is too long for a label. Give such runs names of "
+                "their own (trainer.name).",
+                stacklevel=2,
+            )
+        entries.append(Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out)))
     return entries
 
 
@@ -192,9 +209,9 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
 
     The message names a run of each setting.
     """
-    settings: dict[str, FinishedRun] = {}
+    settings: dict[int, FinishedRun] = {}
     for entry in entries:
-        settings.setdefault(_setting(entry), entry.runs[0])
+        settings.setdefault(entry.setting, entry.runs[0])
     if len(settings) > 1:
         one, other = list(settings.values())[:2]
         what = [name for name in ("data", "partition") if one.settings[name] != other.settings[name]]
@@ -217,9 +234,8 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
         target: accuracy whose first round is looked for; None: nine tenths of the best final one.
     """
     rows, targets = [], {}
-    settings = list(dict.fromkeys(_setting(entry) for entry in entries))
-    for number, setting in enumerate(settings, start=1):
-        members = [entry for entry in entries if _setting(entry) == setting]
+    for setting in dict.fromkeys(entry.setting for entry in entries):
+        members = [entry for entry in entries if entry.setting == setting]
         for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.runs[0].test_sets):
             best = max(
                 mean(run.metrics[f"test/{protocol}/{kind}/acc"] for run in entry.runs)
@@ -227,19 +243,19 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
                 for of, kind in entry.runs[0].test_sets
                 if of == protocol
             )
-            targets[number, protocol] = TARGET_SHARE * best if target is None else target
+            targets[setting, protocol] = TARGET_SHARE * best if target is None else target
             rows += [
-                _row(number, protocol, entry, kind, targets[number, protocol])
+                _row(protocol, entry, kind, targets[setting, protocol])
                 for entry in members
                 for of, kind in entry.runs[0].test_sets
                 if of == protocol
             ]
             baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
-            rows.append(Row(number, protocol, "majority class", "", 0, baseline, nan))
+            rows.append(Row(setting, protocol, "majority class", "", 0, baseline, nan))
     return rows, targets
 
 
-def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) -> Row:
+def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     name = f"test/{protocol}/{kind}/acc"
     finals = [run.metrics[name] for run in entry.runs]
     reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
@@ -247,7 +263,7 @@ def _row(setting: int, protocol: str, entry: Entry, kind: str, target: float) ->
     everybody = len(arrived) == len(reached)
     last = [run.history[-1] for run in entry.runs]
     return Row(
-        setting,
+        entry.setting,
         protocol,
         entry.label,
         kind,
@@ -273,9 +289,8 @@ def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TAR
     return next((float(number) for number, _, accuracy in curve if accuracy >= share * peak), nan)
 
 
-def _setting(entry: Entry) -> str:
+def _setting(run: FinishedRun) -> str:
     """What must be equal for two runs to compare."""
-    run = entry.runs[0]
     return json.dumps([run.settings["data"], run.settings["partition"], run.protocols])
 
 

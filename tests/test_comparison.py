@@ -26,6 +26,15 @@ def test_equal_names_are_told_apart_by_what_differs(tmp_path):
     assert list(names(entries_of(find_runs([tmp_path])))) == ["lcfl cluster_weight=0.1", "lcfl cluster_weight=0.5"]
 
 
+def test_equal_names_that_differ_in_something_long_are_numbered_within_their_setting(tmp_path):
+    paths = [made(tmp_path, "fedavg", 0, model={"network": "long" * 7 + end}, data="d" * 25) for end in "12"]
+    made(tmp_path, "fedavg", 0, model={"network": "long" * 7}, data="e" * 25)
+    with pytest.warns(UserWarning) as caught:
+        entries = entries_of(find_runs([tmp_path]))
+    assert [(entry.setting, entry.label) for entry in entries] == [(1, "fedavg"), (1, "fedavg #2"), (2, "fedavg")]
+    assert [str(each.message).partition(":")[0] for each in caught] == [f"fedavg #2 is {paths[1]}"]
+
+
 def test_options_in_a_name_are_left_out_where_the_method_tells(tmp_path):
     made(tmp_path, "fed-prox-lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
     made(tmp_path, "ifca-lr=0.1-seed0", 0, method={"class": "b"}, model={"lr": 0.1})

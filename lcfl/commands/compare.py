@@ -19,7 +19,7 @@ __all__ = ["accuracy", "main", "parser"]
 
 Lines = list[list[str]]
 
-Curves = dict[str, dict[str, dict[int, list[tuple[int, float, float]]]]]  # by kind of model, label and seed
+Curves = dict[str, dict[str, dict[int, list[tuple[int, float, float]]]]]  # of a setting, by model, label and seed
 
 CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes", "acc")
 AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of pictures: name, label and unit
@@ -175,8 +175,7 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
     (folder / "comparison.md").write_text("\n".join(text))
     points: list[tuple[object, ...]] = []
     for setting, protocol in targets:
-        labels = {row.label for row in rows if row.setting == setting}
-        members = [entry for entry in entries if entry.label in labels]
+        members = [entry for entry in entries if entry.setting == setting]
         curves = _curves(members, protocol)
         points += [
             (setting, protocol, label, seed, kind, *point)
@@ -209,7 +208,7 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) 
 
 
 def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
-    """Accuracies during the runs."""
+    """Accuracies during the runs of one setting."""
     kinds = {kind for entry in entries for of, kind in entry.runs[0].test_sets if of == protocol}
     return {
         kind: {

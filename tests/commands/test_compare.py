@@ -115,6 +115,35 @@ def test_what_is_written(tmp_path, capsys):
     assert str(out) in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:fedavg #2 is")
+def test_runs_of_one_name_are_told_apart_everywhere(tmp_path, capsys):
+    for accuracy, network in ((0.5, "Gelu"), (0.7, "Tanh")):
+        made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], model={"network": f"{network}, too long for a label"})
+    out = tmp_path / "out"
+    for flag, num_tables in (("--wide", 1), (f"--out={out}", 2)):
+        compare.main([str(tmp_path / "logs"), flag])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        of_fedavg = [line[1] == "#2" for line in lines if line[:1] == ["fedavg"]]
+        assert of_fedavg == [False, True] * num_tables
+    assert {"| fedavg | 50.00 |", "| fedavg #2 | 70.00 |"} <= set((out / "comparison.md").read_text().splitlines())
+    assert [(label, accuracy) for _, label, accuracy in ends(out)] == [("fedavg", 0.5), ("fedavg #2", 0.7)]
+
+
+def test_each_setting_has_its_own_curves(tmp_path, capsys):
+    for accuracy, data in ((0.5, "d" * 25), (0.7, "e" * 25)):
+        made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], data=data)
+    out = tmp_path / "out"
+    compare.main([str(tmp_path / "logs"), "--mix", f"--out={out}"])
+    assert ends(out) == [("1", "fedavg", 0.5), ("2", "fedavg", 0.7)]
+
+
+def ends(out):
+    """Setting, label and accuracy of the second round of every curve."""
+    with (out / "curves.csv").open() as file:
+        points = [point for point in csv.DictReader(file) if point["rounds"] == "2"]
+    return [(point["setting"], point["label"], float(point["acc"])) for point in points]
+
+
 def test_mixing_needs_to_be_said(tmp_path, capsys):
     made(tmp_path, "a", 0)
     made(tmp_path, "b", 0, data="other")
