@@ -18,8 +18,10 @@ __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "f
 MAJORITY = "majority"
 OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each one in the name of a sweep's run
 TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
+SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
 FAIR = (
     "rounds",
+    "evaluate_clients",
     "clients_per_round",
     "client_dropout",
     "batch_size",
@@ -57,9 +59,19 @@ class FinishedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that was set but the seed."""
+        """Everything that was set but the seed, and what the metrics are of."""
         identity = {name: value for name, value in self.summary["identity"].items() if name != "seed"}
-        return {"rounds": self.summary["rounds"], **identity}
+        return {
+            "rounds": self.summary["rounds"],
+            "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # older summaries do not say
+            "protocols": " ".join(self.protocols),
+            **identity,
+        }
+
+    @property
+    def ended(self) -> int:
+        """When ``summary.json`` was written, in ns."""
+        return (self.path / "summary.json").stat().st_mtime_ns
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
@@ -101,6 +113,12 @@ class Entry:
     runs: Sequence[FinishedRun]
     setting: int
     options: str = ""
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """Protocol and kind of model of every test accuracy that all of its runs have."""
+        first, *others = [run.test_sets for run in self.runs]
+        return [pair for pair in first if all(pair in each for each in others)]
 
 
 @dataclass(frozen=True)
@@ -149,8 +167,8 @@ class Row:
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
     """The finished runs at or below the paths, in order of their paths.
 
-    Of several runs with the same settings and seed the newest counts. Runs without ``summary.json`` are
-    named in a warning and left out.
+    Of several runs with the same settings and seed the one that ended last counts, by the time of its
+    ``summary.json``. The others, and runs without ``summary.json``, are named in a warning and left out.
 
     Raises:
         FileNotFoundError: for a path without any run.
@@ -167,14 +185,22 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                 warnings.warn(f"{folder} is left out: it is not finished (lcfl fit --ckpt_path last).", stacklevel=2)
                 continue
             run = FinishedRun(folder, json.loads(summary.read_text()))
-            runs[json.dumps([run.settings, run.seed], sort_keys=True)] = run
+            key = json.dumps([run.settings, run.seed], sort_keys=True)
+            known = runs.get(key, run)
+            if known.path.resolve() != folder.resolve():
+                older, run = sorted([known, run], key=lambda each: each.ended)
+                warnings.warn(
+                    f"{older.path} is left out: {run.path} has the same settings and seed, and is newer.", stacklevel=2
+                )
+            runs[key] = run
     return list(runs.values())
 
 
 def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
     """Groups runs that differ in the seed only; labels are the shortest names that tell them apart.
 
-    Where neither names nor short options do, labels are numbered and a warning says which runs are meant.
+    Where neither names nor short options do, labels are numbered and a warning says which runs are meant. A warning
+    names the kinds of model that only some seeds have (``trainer.final_models``), which are left out.
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
@@ -200,7 +226,15 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
                 "their own (trainer.name).",
                 stacklevel=2,
             )
-        entries.append(Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out)))
+        entry = Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out))
+        of_some = {kind for run in group for _, kind in set(run.test_sets) - set(entry.test_sets)}
+        if of_some:
+            warnings.warn(
+                f"{label}: {', '.join(sorted(of_some))} is left out, as not all of its seeds have it "
+                "(trainer.final_models).",
+                stacklevel=2,
+            )
+        entries.append(entry)
     return entries
 
 
@@ -214,8 +248,7 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
         settings.setdefault(entry.setting, entry.runs[0])
     if len(settings) > 1:
         one, other = list(settings.values())[:2]
-        what = [name for name in ("data", "partition") if one.settings[name] != other.settings[name]]
-        what += ["protocols"] if one.protocols != other.protocols else []
+        what = [name for name in SETTING if one.settings[name] != other.settings[name]]
         raise ValueError(
             f"these runs do not compare: {one.path} and {other.path} differ in {' and '.join(what)}. Compare runs with "
             "the same data configuration and data.seed, or say --mix to have a section for each."
@@ -236,18 +269,18 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
     rows, targets = [], {}
     for setting in dict.fromkeys(entry.setting for entry in entries):
         members = [entry for entry in entries if entry.setting == setting]
-        for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.runs[0].test_sets):
+        for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.test_sets):
             best = max(
                 mean(run.metrics[f"test/{protocol}/{kind}/acc"] for run in entry.runs)
                 for entry in members
-                for of, kind in entry.runs[0].test_sets
+                for of, kind in entry.test_sets
                 if of == protocol
             )
             targets[setting, protocol] = TARGET_SHARE * best if target is None else target
             rows += [
                 _row(protocol, entry, kind, targets[setting, protocol])
                 for entry in members
-                for of, kind in entry.runs[0].test_sets
+                for of, kind in entry.test_sets
                 if of == protocol
             ]
             baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
@@ -261,7 +294,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
     arrived = [each for each in reached if each is not None]
     everybody = len(arrived) == len(reached)
-    last = [run.history[-1] for run in entry.runs]
+    last = [run.history[-1] if run.history else {} for run in entry.runs]  # of no round where rounds=0
     return Row(
         entry.setting,
         protocol,
@@ -291,7 +324,7 @@ def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TAR
 
 def _setting(run: FinishedRun) -> str:
     """What must be equal for two runs to compare."""
-    return json.dumps([run.settings["data"], run.settings["partition"], run.protocols])
+    return json.dumps([run.settings[name] for name in SETTING])
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -237,9 +237,11 @@ class Session:
             (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}))
 
     def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
+        measured = self.settings.schedule.num_evaluated
         return {
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "rounds": server.state.round,
+            "evaluate_clients": None if measured == self.data.num_participants else measured,  # None: all
             "total_bytes": server.state.total_bytes,
             "privacy": describe(server.guarantee()),
             "identity": server.identity,

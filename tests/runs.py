@@ -4,12 +4,16 @@ import csv
 import json
 
 
-def made(root, name, seed, accuracies=(0.5, 0.6), protocol="own_split", clusters=None, **identity):
-    """``<root>/<name>/version_<next>``: an opening round, then one evaluated round per accuracy, 10 MB and 2 s each."""
+def made(root, name, seed, accuracies=(0.5, 0.6), protocol="own_split", clusters=None, at_end=(), **identity):
+    """``<root>/<name>/version_<next>``: an opening round, then one evaluated round per accuracy, 10 MB and 2 s each.
+
+    At the end the models of the kinds `at_end` are measured, too, and are as good as the global one.
+    """
     number = len(list((root / name).glob("version_*")))
     path = root / name / f"version_{number}"
     path.mkdir(parents=True)
-    metric = f"test/{protocol}/global/acc"
+    test = f"test/{protocol}"
+    metric = f"{test}/global/acc"
     rows = [{"round": -1, "time/round_s": 1.0}]
     for round_, accuracy in enumerate(accuracies):
         row = {"round": round_, "time/round_s": 2.0, "comm/total_bytes": 10e6 * (round_ + 1), metric: accuracy}
@@ -20,7 +24,9 @@ def made(root, name, seed, accuracies=(0.5, 0.6), protocol="own_split", clusters
         writer.writerows(rows)
     defaults = {"data": "d", "partition": "p", "clients_per_round": 5, "batch_size": 32, "drop_last": False}
     defaults["precision"] = "32-true"
-    final = {metric: accuracies[-1], f"{metric}_worst10": accuracies[-1] / 2, f"test/{protocol}/majority/acc": 0.25}
+    final = {f"{test}/majority/acc": 0.25}
+    for kind in ("global", *at_end):
+        final |= {f"{test}/{kind}/acc": accuracies[-1], f"{test}/{kind}/acc_worst10": accuracies[-1] / 2}
     summary = {
         "metrics": final,
         "rounds": len(accuracies),

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 from math import isnan, nan
+from pathlib import Path
 
 import pytest
 
@@ -49,9 +51,62 @@ def test_a_run_may_be_named_itself_or_by_a_folder_above(tmp_path):
         assert [run.path for run in find_runs([given])] == [path]
 
 
-def test_of_a_run_that_was_repeated_the_newest_counts(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_of_a_run_that_was_repeated_the_last_version_counts(tmp_path):
     paths = [made(tmp_path, "a", 0) for _ in range(12)]
     assert [run.path for run in find_runs([tmp_path])] == [paths[-1]]
+
+
+@pytest.mark.parametrize("newest", [0, 1, 2])
+def test_of_a_run_that_was_repeated_the_newest_counts_wherever_it_lies(tmp_path, newest):
+    paths = [made(tmp_path / folder, "a", 0) for folder in "xyz"]
+    for path in paths:
+        os.utime(path / "summary.json", (1e9 + (path == paths[newest]),) * 2)
+    with pytest.warns(UserWarning) as caught:
+        (run,) = find_runs([tmp_path / folder for folder in "xyz"])
+    assert run.path == paths[newest]
+    dropped = {str(each.message).partition(" is left out: ")[0] for each in caught}
+    assert dropped == {str(path) for path in paths if path != run.path}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_is_named_twice_is_one(tmp_path, monkeypatch):
+    made(tmp_path, "a", 0)
+    monkeypatch.chdir(tmp_path)
+    assert len(find_runs([tmp_path, tmp_path / "a", Path("a")])) == 1
+
+
+def measures(path, number):
+    """Puts into the summary of a run how many clients were measured."""
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"evaluate_clients": number}))
+
+
+def test_runs_that_measure_other_numbers_of_clients_are_lines_of_their_own(tmp_path):
+    for seed, number in ((0, None), (0, 2)):
+        measures(made(tmp_path, "a", seed), number)
+    made(tmp_path, "a", 1)  # as older versions wrote it: of all
+    entries = entries_of(find_runs([tmp_path]))
+    assert names(entries) == {"a evaluate_clients=all": [0, 1], "a evaluate_clients=2": [0]}
+    with pytest.warns(UserWarning, match='evaluate_clients differs between these runs: "all", 2'):
+        check_same_setting(entries)
+
+
+def test_runs_with_other_protocols_are_not_one(tmp_path):
+    for protocol in ("own_split", "label_view"):
+        made(tmp_path, "a", 0, protocol=protocol)
+    entries = entries_of(find_runs([tmp_path]))
+    assert [entry.setting for entry in entries] == [1, 2]
+
+
+@pytest.mark.parametrize("kinds", [[(), ("after_local",)], [("after_local",), ()]])
+def test_kinds_of_model_that_not_all_seeds_have_are_left_out(tmp_path, kinds):
+    for seed, at_end in enumerate(kinds):
+        made(tmp_path, f"a-seed{seed}", seed, at_end=("personal", *at_end))
+    with pytest.warns(UserWarning, match="a: after_local is left out, as not all of its seeds have it"):
+        entries = entries_of(find_runs([tmp_path]))
+    rows, _ = rows_of(entries)
+    assert [(row.model, row.seeds) for row in rows] == [("global", 2), ("personal", 2), ("", 0)]
 
 
 def test_an_unfinished_run_is_named_and_left_out(tmp_path):

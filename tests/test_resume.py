@@ -114,6 +114,12 @@ def test_another_configuration_is_refused_and_named(tmp_path):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
 
 
+def test_a_run_goes_on_with_another_number_of_clients_to_measure_and_says_it(tmp_path):
+    fit(tmp_path, rounds=1)
+    run = fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--trainer.evaluate_clients=3")
+    assert run.summary()["rounds"] == 2 and run.summary()["evaluate_clients"] == 3
+
+
 def test_a_run_whose_engine_is_not_to_be_had_any_more_is_told_so(tmp_path, monkeypatch):
     def gone():
         raise kernels.Unavailable("there is no C++ compiler")

@@ -209,7 +209,7 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) 
 
 def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
     """Accuracies during the runs of one setting."""
-    kinds = {kind for entry in entries for of, kind in entry.runs[0].test_sets if of == protocol}
+    kinds = {kind for entry in entries for of, kind in entry.test_sets if of == protocol}
     return {
         kind: {
             entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/acc") for run in entry.runs} for entry in entries

@@ -183,3 +183,19 @@ def test_it_reads_what_fit_leaves(capsys):
     accuracy = f"{100 * run.metrics['test/own_split/global/acc']:.2f}"
     assert any("mine" in line and "global" in line and accuracy in line for line in said.splitlines())
     assert f"{100 * run.metrics['test/own_split/majority/acc']:.2f}" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_without_a_round_and_with_a_sample_of_clients_compare(capsys):
+    for number in ("1.0", "2", "20"):
+        lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.rounds=0", f"--trainer.evaluate_clients={number}")
+    capsys.readouterr()
+    with pytest.warns(UserWarning) as caught:
+        compare.main(["logs", "--out=out"])
+    said = [str(each.message) for each in caught]
+    assert said == [
+        "logs/lcfl/version_0 is left out: logs/lcfl/version_2 has the same settings and seed, and is newer.",
+        'evaluate_clients differs between these runs: "all", 2.',
+    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["lcfl"]] == ["evaluate_clients=all", "evaluate_clients=2"] * 2
