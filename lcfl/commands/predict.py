@@ -40,7 +40,8 @@ def main(args: Sequence[str]) -> None:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file is there already.
         FileNotFoundError: if there is no run, or its data are not there.
-        ValueError: if the run's method has no such model, or client or protocol do not exist.
+        ValueError: if the run's method has no such model, client or protocol do not exist, or the client has no test
+            images.
     """
     options = parser().parse_args(args)
     if options.out is not None:
@@ -73,6 +74,11 @@ def _rows(
     for client in torch.nonzero(run.state.active).flatten().tolist() if only is None else [only]:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
         indices, seen = data.population.test[protocol][client], data.seen_by(client)
+        if only is not None and not len(indices):
+            raise ValueError(
+                f"predict: got --client {only}, which has no test images under {protocol}; name another client or "
+                f"protocol (this run has {', '.join(data.protocols)})."
+            )
         for start in range(0, len(indices), BATCH):
             part = indices[start : start + BATCH]
             inputs, targets = seen.batch(part, torch.device("cpu"))

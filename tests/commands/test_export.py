@@ -11,7 +11,7 @@ import lcfl
 from lcfl.checkpoint import CheckpointError
 from lcfl.commands import export, predict
 from lcfl.networks import MLP
-from tests.commandline import LCFED, SMALL, SYNTHETIC
+from tests.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC
 from tests.commandline import lcfl as command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -97,6 +97,18 @@ def test_nothing_is_left_of_what_could_not_be_done(run):
         with pytest.raises(ValueError, match="client=99"):
             main([str(run.path), "--model=personal", "--client=99", "--out=new/folder/file"])
     assert not Path("new").exists()
+
+
+def test_a_client_without_test_images_is_said_so(tmp_path):
+    (tmp_path / "shares.json").write_text(json.dumps({"indices": [[0], [*range(1, 200)], [*range(200, 400)]]}))
+    shares = ("--data.partition=FromFile", "--data.partition.path=shares.json", "--data.num_clients=3")
+    run = command("fit", *SYNTHETIC, *FEDAVG, *SMALL, *shares, "--trainer.clients_per_round=3")
+    with pytest.raises(ValueError, match=r"got --client 0, which has no test images under own_split; .*has own_split"):
+        predict.main([str(run.path), "--model=global", "--client=0", "--out=none.csv"])
+    assert not Path("none.csv").exists()
+    predict.main([str(run.path), "--model=global", "--out=all.csv"])
+    with open("all.csv") as file:
+        assert {row["client"] for row in csv.DictReader(file)} == {"1", "2"}
 
 
 def test_there_is_no_best_checkpoint_without_a_monitor(run):
