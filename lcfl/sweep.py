@@ -129,7 +129,7 @@ class Sweep:
         Ctrl-C asks every run to stop after its round with a checkpoint, waits for that, and starts no more.
 
         Raises:
-            ValueError: if a trial of this name was made by another command.
+            ValueError: if a trial of this name was made by another command, or one keeps nothing.
         """
         commands = [self.command(trial) for trial in trials]
         for trial, words in zip(trials, commands, strict=True):
@@ -213,19 +213,24 @@ class Sweep:
                 reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log", begin)
                 self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log{reason}")
                 return None
+            if not summary.is_file():
+                raise ValueError(
+                    f"sweep: {trial.name} ended well and left no {summary}; see {self.root / trial.name}.log. Options "
+                    "that keep nothing, such as trainer.fast_dev_run, are for lcfl fit: leave them out here."
+                )
         run = FinishedRun(folder, json.loads(summary.read_text()))
         self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
         return run
 
     def _claim(self, trial: Trial, words: Sequence[str]) -> None:
-        """Notes a trial's command; refuses one that a sweep with other options has made.
+        """Notes a trial's command; refuses one of which another command has left something.
 
         A file is known by its name and content: wherever it lies by now, a trial made from it can be resumed.
         """
         files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
         now = _by_name(words, {file: _digest(Path(file)) for file in files})
         note = self.root / trial.name / "trial.json"
-        if not note.is_file():
+        if not (note.is_file() and (note.parent / "version_0").is_dir()):
             write_json(note, now, indent=2)
             return
         was: dict[str, Any] = json.loads(note.read_text())

@@ -25,6 +25,8 @@ with (root / "calls").open("a") as calls:
     calls.write(name + " " + options.get("ckpt_path", "") + "\\n")
 if "sleep" in options:
     time.sleep(float(options["sleep"]))
+if options.get("trainer.fast_dev_run") == "true":
+    sys.exit()
 if options.get("fail") in (name, "all"):
     (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
     sys.exit("lcfl: error: by hand")
@@ -126,6 +128,15 @@ def test_a_run_that_failed_is_said_so_and_resumed(sweep):
     assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
     assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
     assert sweep.calls()[-1] == "fedavg-seed0 last"
+
+
+def test_runs_that_keep_nothing_are_refused_and_do_not_stand_in_the_way(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    with pytest.raises(
+        ValueError, match=r"fedavg-seed0 ended well and left no .*trainer\.fast_dev_run, are for lcfl fit"
+    ):
+        sweep("--trainer.fast_dev_run=true").run(trials)
+    assert [run.seed for run in sweep().run(trials)] == [0, 1]
 
 
 def test_an_error_of_an_earlier_attempt_is_not_given_as_the_reason(sweep, tmp_path):
