@@ -204,6 +204,8 @@ def onboard(
     state = saved.state
     for key, clustering in keyed(method.clustering):
         clustering.load_state_dict(state.callbacks[key])
+    if accelerator == "auto":  # as in `Federation`: Fabric's own choice may be another kind of device
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=saved.identity["precision"])
     engine = choose("auto", module, data, fabric.device.type, saved.identity["precision"])
     worker = Worker(fabric, module, data, method, int(saved.identity["seed"]), engine)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lcfl import FederatedModule, checkpoint
+from lcfl import FederatedModule, checkpoint, onboarding
 from lcfl.aggregation import ClusterMean
 from lcfl.clustering import Clustering, ClusterNumberTuning, OneShotHierarchical
 from lcfl.exchange import ClusterModel
@@ -260,6 +260,21 @@ def test_one_newcomer_does_not_depend_on_the_others(joined, monkeypatch):
     assert alone_there.joined == [found.joined[-1]]
     for name, metric in alone_there.evaluation.by_name.items():
         assert metric.values[0] == found.evaluation.by_name[name].values[-1]
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_auto_is_cuda_or_the_cpu_and_no_other_kind_of_device(joined, monkeypatch, has_cuda):
+    class Chosen(Exception):
+        """Instead of a device of that kind, which may not be here."""
+
+    def fabric(accelerator, **_):
+        raise Chosen(accelerator)
+
+    data, module, saved, _ = joined("fedavg")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(onboarding, "Fabric", fabric)
+    with pytest.raises(Chosen, match="cuda" if has_cuda else "cpu"):
+        onboard(saved.path, module, data, METHODS["fedavg"]())
 
 
 def test_twice_the_same_and_the_checkpoint_is_untouched(joined):
