@@ -153,7 +153,9 @@ def test_cifar10_gives_every_method_as_many_trials(module, partition, option):
 BLOCKS = [("pathological", name) for name in ("ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg")]
 
 
-@pytest.mark.parametrize(("partition", "method"), [*BLOCKS, ("dirichlet", "pacfl"), ("dirichlet", "ifca")])
+@pytest.mark.parametrize(
+    ("partition", "method"), [*BLOCKS, *(("dirichlet", name) for name in ("cgpfl", "fedclust", "ifca", "pacfl"))]
+)
 def test_every_point_of_cifar10_is_a_configuration(module, capsys, partition, method):
     """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
     words = module("cifar10").words_of(partition, [method], "data", 1000)
