@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,7 @@ __all__ = [
 SCHEMA = 2
 SHARD_BYTES = 8 * 2**20
 NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
+PLAIN = (type(None), bool, int, float, str)
 
 
 class CheckpointError(ValueError):
@@ -73,13 +75,17 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         folder: of the run's checkpoints.
         state: after n complete rounds; negative while opening rounds are due.
         identity: plain values by name: what must be equal when the checkpoint is resumed.
+
+    Raises:
+        ValueError: if the state, or that of a callback, holds what could not be read back; nothing is written then.
     """
+    server = _server(state)
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
     earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
     with temporary_directory(final) as temporary:
         shards = _write_shards(temporary, state.clients, earlier)
-        content = _serialized(_server(state, shards))
+        content = _serialized(server | {"current": _current(shards)})
         write_bytes(temporary / "state.pt", content)
         digests = {"state.pt": hashlib.sha256(content).hexdigest()} | {shard.name: shard.sha256 for shard in shards}
         manifest = {
@@ -265,7 +271,7 @@ def _checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, 
         if hashlib.sha256(content).hexdigest() != digest:
             raise CheckpointError(f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier one.")
         try:
-            part = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            part = _deserialized(content)
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise CheckpointError(
@@ -274,19 +280,22 @@ def _checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, 
         yield name, part
 
 
-def _server(state: FederationState, shards: Sequence[Shard]) -> dict[str, Any]:
-    """The content of ``state.pt``: everything but the clients' states, and what of the shards is up to date."""
-    server = {item.name: _compact(getattr(state, item.name)) for item in fields(state) if item.name != "clients"}
+def _server(state: FederationState) -> dict[str, Any]:
+    """The content of ``state.pt`` that does not depend on the shards: everything but the clients' states."""
+    names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks")]
     store = state.clients
-    return server | {
+    return {name: _plain(getattr(state, name), f"state.{name}") for name in names} | {
+        "callbacks": {key: _plain(kept, f"{key}.state_dict()") for key, kept in state.callbacks.items()},
         "keeps_model": store.blank.model is not None,
         "buffers": store.blank.buffers,
         "sums": None if store.sums is None else vars(store.sums),
-        "current": {
-            shard.name: torch.tensor(sorted(shard.current))
-            for shard in shards
-            if len(shard.current) < shard.num_clients
-        },
+    }
+
+
+def _current(shards: Sequence[Shard]) -> dict[str, Tensor]:
+    """What is up to date of the shards that are so in part only."""
+    return {
+        shard.name: torch.tensor(sorted(shard.current)) for shard in shards if len(shard.current) < shard.num_clients
     }
 
 
@@ -350,21 +359,48 @@ def _states(shard: dict[str, Any]) -> Iterator[tuple[int, ClientState]]:
         yield client, ClientState(consumed=consumed, **own)
 
 
-def _compact(value: Any) -> Any:
-    """A view would be saved with the whole memory it looks into."""
-    if isinstance(value, Tensor):
+def _plain(value: Any, owner: str) -> Any:
+    """A copy that can be read back: numpy's scalars are Python's, tensors have memory of their own.
+
+    A view would be saved with the whole memory it looks into.
+
+    Raises:
+        ValueError: naming `owner`, for anything but tensors and plain values.
+    """
+    if type(value) in (Tensor, torch.nn.Parameter):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _compact(item) for key, item in value.items()}
+        return {_plain(key, owner): _plain(item, f"{owner}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list):
-        return [_compact(item) for item in value]
-    return value
+        return [_plain(item, owner) for item in value]
+    if type(value) in (tuple, set):
+        return type(value)(_plain(item, owner) for item in value)
+    plain = value.item() if isinstance(value, np.generic) else value
+    if type(plain) not in PLAIN and not _is_readable(plain):
+        raise ValueError(
+            f"{owner} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be read back from a "
+            "checkpoint. Keep tensors, numbers, text and None there, or dicts, lists, tuples and sets of them."
+        )
+    return plain
+
+
+def _is_readable(value: Any) -> bool:
+    try:
+        _deserialized(_serialized(value))
+    except Exception:  # whatever its pickling does
+        return False
+    return True
 
 
 def _serialized(content: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
+
+
+def _deserialized(content: bytes) -> Any:
+    """Only tensors and plain values; no code is run."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def _linked(target: Path, earlier: Sequence[Path], is_equal: Callable[[Path], bool]) -> bool:

@@ -63,7 +63,10 @@ class Callback:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What survives a resume: plain values and tensors."""
+        """What survives a resume: tensors and plain values; a numpy scalar comes back as a plain number.
+
+        Anything else, e.g. a numpy array, ends the run with a ValueError at its first checkpoint.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

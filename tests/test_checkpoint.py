@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +104,64 @@ def test_a_view_is_not_saved_with_all_that_it_looks_into(tmp_path):
     path = write(tmp_path, state, {})
     assert sum(file.stat().st_size for file in path.iterdir()) < 20_000
     assert_same_state(state, read(path).state)
+
+
+def test_numpy_scalars_come_back_as_plain_numbers(tmp_path):
+    state = full_state()
+    state.should_stop, state.total_bytes = np.bool_(True), np.int64(2**40)
+    kept = {"best": np.float64(1 / 3), np.int64(4): (np.float32(0.1), {np.str_("x")}), "none": [None, np.int16(-1)]}
+    state.callbacks = {"Spread": kept}
+    back = read(write(tmp_path, state, {})).state
+    expected = {"best": 1 / 3, 4: (float(np.float32(0.1)), {"x"}), "none": [None, -1]}
+    assert back.callbacks == {"Spread": expected} == state.callbacks
+    numbers = [back.should_stop, back.total_bytes, back.callbacks["Spread"]["best"], *back.callbacks["Spread"]]
+    assert [type(each) for each in numbers] == [bool, int, float, str, int, str]
+
+
+@pytest.mark.parametrize(
+    "value", [b"ab", 1j, (), {1, (2, None)}, torch.Size([2]), torch.float32, bytearray(b"a"), True], ids=repr
+)
+def test_every_plain_value_comes_back_as_it_was(tmp_path, value):
+    state = full_state()
+    state.callbacks = {"Spread": {"deep": [{"value": value}]}}
+    back = read(write(tmp_path, state, {})).state.callbacks["Spread"]["deep"][0]["value"]
+    assert back == value and type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.zeros(2), r"\['best'\] holds a numpy\.ndarray"),
+        (Path("x"), r"\['best'\] holds a pathlib\.\w*Path"),
+        ([1, {"deep": (2, {frozenset()})}], r"\['best'\]\['deep'\] holds a builtins\.frozenset"),
+        ({Path("x"): 1}, r"\['best'\] holds a pathlib"),
+        (np.datetime64("2020-01-01"), r"\['best'\] holds a numpy\.datetime64"),
+        (lambda: None, r"\['best'\] holds a builtins\.function"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_could_not_be_read_back_is_refused_before_anything_is_written(tmp_path, value, where):
+    state = full_state()
+    state.callbacks["Spread"] = {"best": value}
+    with pytest.raises(ValueError, match=rf"Spread\.state_dict\(\){where}.*\. Keep tensors, numbers"):
+        write(tmp_path, state, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_field_that_could_not_be_read_back_is_named(tmp_path):
+    state = full_state()
+    state.assignment = state.assignment.numpy()
+    with pytest.raises(ValueError, match=r"state\.assignment holds a numpy\.ndarray"):
+        write(tmp_path, state, {})
+
+
+def test_many_tensors_are_looked_at_and_not_written_one_by_one(tmp_path, monkeypatch):
+    state, written = full_state(), []
+    state.callbacks = {"Updates": {"of": {client: model(client) for client in range(100)}}}
+    whole = checkpoint._serialized
+    monkeypatch.setattr(checkpoint, "_serialized", lambda content: written.append(content) or whole(content))
+    write(tmp_path, state, {})
+    assert len(written) == 2  # one shard and state.pt
 
 
 def test_a_model_that_was_read_does_not_hold_its_shard(tmp_path):

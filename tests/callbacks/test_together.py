@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from lcfl.callbacks import Checkpoint, EarlyStopping
@@ -51,6 +52,28 @@ def test_a_checkpoint_holds_what_the_other_callbacks_know_of_its_round(tmp_path,
     run(tmp_path, 2, *callbacks())
     resumed = run(tmp_path, 5, *callbacks(), ckpt_path="last")
     assert resumed.state.callbacks["Counter"] == {"seen": 6}  # the opening round and five more
+
+
+def test_a_callback_that_keeps_what_cannot_be_read_back_ends_a_run_at_its_first_checkpoint(tmp_path):
+    class Array(Counter):
+        def state_dict(self):
+            return {"seen": np.full(1, self.seen)}
+
+    with pytest.raises(ValueError, match=r"Array\.state_dict\(\)\['seen'\] holds a numpy\.ndarray"):
+        run(tmp_path, 3, Checkpoint(every_n_rounds=2), Array())
+    table = (tmp_path / "lcfl" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert len(table) == 2  # the header and the opening round, after which a checkpoint is due
+
+
+def test_numpy_scalars_of_a_callback_survive_a_resume(tmp_path):
+    class Scalar(Counter):
+        def state_dict(self):
+            return {"seen": np.float64(self.seen)}
+
+    run(tmp_path, 2, Checkpoint(every_n_rounds=1), Scalar())
+    resumed = run(tmp_path, 5, Checkpoint(every_n_rounds=1), Scalar(), ckpt_path="last")
+    assert resumed.model("global") is not None
+    assert {"seen": 6} in resumed.state.callbacks.values()
 
 
 def test_a_second_stopper_does_not_undo_the_stop_of_the_first(tmp_path):

@@ -211,7 +211,7 @@ def test_the_redraw_is_part_of_a_checkpoint():
     other = ClientChoice(2, 5)
     other.load_state_dict(clustering.state_dict())
     assert other.state_dict() == {"draw": 1, "least": [0], "is_settled": False}
-    assert checkpoint._compact(clustering.state_dict()) == clustering.state_dict()
+    assert checkpoint._plain(clustering.state_dict(), "ClientChoice") == clustering.state_dict()
 
 
 @pytest.mark.parametrize("options", [{"num_clusters": 0}, {"max_redraws": -1}, {"min_share": 1.5}])
