@@ -1,5 +1,6 @@
 """Run directories: every version is handed out once, and has one writer at a time."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -80,3 +81,40 @@ def test_a_killed_process_loses_its_lock(tmp_path, deadline):
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     RunDirectory(tmp_path / "name" / "version_0").close()
+
+
+@pytest.fixture
+def flock_fails(monkeypatch):
+    """``flock_fails(number)``: from now on, with that ``errno``."""
+
+    def set_up(number):
+        def fails(file, operation):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(lcfl.run.fcntl, "flock", fails)
+
+    return set_up
+
+
+@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
+def test_a_lock_that_somebody_holds(tmp_path, flock_fails, number):
+    flock_fails(number)
+    with pytest.raises(ValueError, match="another process is writing this run"):
+        RunDirectory(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_written_without_one(tmp_path, flock_fails, number):
+    flock_fails(number)
+    expected = rf"version_0: this file system has no locks \({os.strerror(number)}\)"
+    with pytest.warns(UserWarning, match=expected) as said:
+        run = RunDirectory.claim(tmp_path, "name")
+    assert len(said) == 1
+    run.close()
+
+
+def test_any_other_failure_of_the_lock_speaks_for_itself(tmp_path, flock_fails):
+    flock_fails(errno.EIO)
+    with pytest.raises(OSError, match=r"cannot be locked: Input/output error: '.*\.lock'") as raised:
+        RunDirectory(tmp_path)
+    assert raised.value.errno == errno.EIO
