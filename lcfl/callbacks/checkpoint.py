@@ -90,7 +90,7 @@ class Checkpoint(Callback):
         """Puts back the best round so far, unless it was the best by another monitor or mode."""
         self.best = state["best"]
         if self.best is not None and self.monitor is not None:
-            self.best = {"mode": self.mode} | self.best  # in earlier versions it had none
+            self.best = {"mode": self.mode} | self.best  # older checkpoints have none
             if (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode):
                 self.best = None
 
@@ -104,8 +104,7 @@ class Checkpoint(Callback):
         return score > (best if self.mode == "max" else -best)
 
     def _name_best(self, folder: Path) -> None:
-        path = None if self.best is None else checkpoint.path_of(folder, self.best["round"])
-        if self.best is not None and path is not None and path.is_dir():
+        if self.best is not None and (path := checkpoint.path_of(folder, self.best["round"])).is_dir():
             write_json(folder / "best.json", {"checkpoint": path.name} | self.best)
         elif self.monitor is not None:
             (folder / "best.json").unlink(missing_ok=True)

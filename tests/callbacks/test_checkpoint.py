@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lcfl.callbacks import Checkpoint
-from lcfl.checkpoint import find, read
+from lcfl.checkpoint import drop_after, find, path_of, read, remove
 from tests.checkpoints import IDENTITY, full_state
 
 MONITOR = "val/own_split/personal/acc"
@@ -34,16 +34,32 @@ class Training:
     def call(self, hook, path):
         self.told.append((hook, path.name))
 
-    def train(self, *scores):
+    def train(self, *scores, metric=MONITOR):
         """A round for each score; None is a round without an evaluation."""
         for score in scores:
             self.state.round += 1
-            self.callback.on_round_logged(self, self.state, {} if score is None else {MONITOR: score})
+            self.callback.on_round_logged(self, self.state, {} if score is None else {metric: score})
+        return self
+
+    def resume(self, callback, number=None):
+        """Goes on with another callback from the checkpoint of round `number`; None: the newest."""
+        folder = self.run_dir / "checkpoints"
+        self.state = read(path_of(folder, self.saved[-1] if number is None else number)).state
+        drop_after(folder, self.state.round)
+        callback.load_state_dict(self.state.callbacks["Checkpoint"])
+        callback.on_fit_start(self, self.state)
+        self.callback = callback
         return self
 
     def end(self):
         self.callback.on_fit_end(self, self.state)
         return self
+
+    @property
+    def choice(self):
+        """What ``best.json`` says; None where there is none."""
+        file = self.run_dir / "checkpoints" / "best.json"
+        return json.loads(file.read_text()) if file.exists() else None
 
     @property
     def saved(self):
@@ -80,7 +96,8 @@ def test_what_it_remembers_is_in_the_checkpoint(training):
     run = training(every_n_rounds=1, monitor=MONITOR).train(0.5)
     saved = read(run.run_dir / "checkpoints" / "round-000001.ckpt")
     assert saved.identity == IDENTITY
-    assert saved.state.callbacks["Checkpoint"] == {"best": {"round": 1, "monitor": MONITOR, "score": 0.5}}
+    best = {"round": 1, "monitor": MONITOR, "mode": "max", "score": 0.5}
+    assert saved.state.callbacks["Checkpoint"] == {"best": best}
 
 
 # which ones stay
@@ -96,11 +113,11 @@ def test_the_best_stays_too_and_is_found_by_name(training, mode, best):
     scores = [0.5, 0.1, 0.9, 0.2, None, 0.9, 0.1, None, None, None, None, None]  # as good later is not better
     run = training(every_n_rounds=5, monitor=MONITOR, mode=mode).train(*scores)
     assert run.saved == [best, 10, 12]
-    choice = json.loads((run.run_dir / "checkpoints" / "best.json").read_text())
-    assert choice == {
+    assert run.choice == {
         "checkpoint": f"round-{best:06d}.ckpt",
         "round": best,
         "monitor": MONITOR,
+        "mode": mode,
         "score": scores[best - 1],
     }
 
@@ -108,20 +125,75 @@ def test_the_best_stays_too_and_is_found_by_name(training, mode, best):
 def test_without_a_monitor_nothing_is_best(training):
     run = training(every_n_rounds=1).train(0.5, 0.9, 0.1)
     assert run.saved == [2, 3]
-    assert not (run.run_dir / "checkpoints" / "best.json").exists()
+    assert run.choice is None
 
 
 # a second run
 
 
 def test_a_resumed_run_knows_the_best_of_the_first(training, tmp_path):
-    first = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
-    second = Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)
-    second.load_state_dict(first.state.callbacks["Checkpoint"])
-    second.on_fit_start(first, first.state)
-    first.callback = second
-    assert first.train(0.6).saved == [2, 4]
-    assert first.train(0.95).saved == [5]
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
+    run.resume(Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR))
+    assert run.train(0.6).saved == [2, 4]
+    assert run.train(0.95).saved == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "metric", "scores"),
+    [
+        ({"monitor": "val/own_split/personal/loss"}, "val/own_split/personal/loss", (0.3, 0.2)),
+        ({"monitor": "val/own_split/personal/loss", "mode": "min"}, "val/own_split/personal/loss", (2.3, 2.4)),
+        ({"monitor": MONITOR, "mode": "min"}, MONITOR, (0.95, 0.96)),
+    ],
+)
+def test_the_best_by_another_monitor_or_mode_is_forgotten(training, options, metric, scores):
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
+    run.resume(Checkpoint(every_n_rounds=1, keep_last=1, **options))
+    assert run.choice is None  # what it named is not kept any longer
+    run.train(*scores, metric=metric)
+    assert run.saved == [4, 5]
+    assert (run.choice["checkpoint"], run.choice["score"]) == ("round-000004.ckpt", scores[0])
+
+
+def test_without_a_monitor_the_best_of_the_first_run_stays(training):
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
+    run.resume(Checkpoint(every_n_rounds=1, keep_last=1)).train(0.95)
+    assert run.saved == [2, 4] and run.choice["round"] == 2
+
+
+def test_a_best_that_was_saved_without_its_mode_is_the_best(training):
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
+    callback = Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)
+    callback.load_state_dict({"best": {"round": 2, "monitor": MONITOR, "score": 0.9}})
+    run.callback = callback
+    assert run.train(0.6).saved == [2, 4] and run.choice["round"] == 2
+
+
+def test_the_choice_of_a_run_that_was_killed_before_it_was_written_is_made_up_for(training, monkeypatch):
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.4)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lcfl.callbacks.checkpoint.write_json", killed)
+        run.train(0.9)
+    assert run.choice["round"] == 1
+    run.resume(Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)).train(0.1)
+    assert run.saved == [3, 4]
+    assert (run.choice["checkpoint"], run.choice["score"]) == ("round-000003.ckpt", 0.9)
+
+
+def test_from_an_older_checkpoint_the_best_is_that_of_its_rounds(training):
+    run = training(every_n_rounds=1, keep_last=None, monitor=MONITOR).train(0.5, 0.4, 0.9)
+    run.resume(Checkpoint(every_n_rounds=1, monitor=MONITOR), 2)
+    assert (run.saved, run.choice["round"]) == ([1, 2], 1)
+
+
+def test_a_best_whose_checkpoint_somebody_has_removed_is_not_named(training):
+    run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.9, 0.4)
+    remove(path_of(run.run_dir / "checkpoints", 1))
+    assert run.resume(Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)).choice is None
 
 
 def test_a_new_run_of_the_same_object_starts_anew(tmp_path):

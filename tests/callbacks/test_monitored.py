@@ -94,4 +94,4 @@ def test_nan_is_never_the_best():
     for state.round, value in enumerate(rows, start=1):
         callback.on_round_logged(one, state, {ACC: value})
     assert written == [(2, True)]
-    assert callback.best == {"round": 2, "monitor": ACC, "score": 0.5}
+    assert callback.best == {"round": 2, "monitor": ACC, "mode": "max", "score": 0.5}
