@@ -205,6 +205,7 @@ class Federation:
             warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
             warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose two models at most
             warnings.filterwarnings("ignore", message="data.proxy: the")  # so few inputs have not every label
+            warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # it may be there from the second on
             trial.default_root_dir = Path(folder)
             done = trial._launch("fit", model, datamodule.random_like(), method, None)
             run = Run(Path(done["run"]), model, method, done["signal"])

@@ -346,8 +346,8 @@ class Server:
         return self.method.guarantee(self.schedule.releases(self.data.num_staying(number), number))
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
-        """Whether a round's row is as full as any: it was evaluated, or no round is."""
-        return "time/eval_s" in row or self.schedule.evaluate_every == 0
+        """Whether a round's row is as full as any: it was evaluated, or no training round is."""
+        return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
 
     def finish_row(self, number: int, begin: float) -> None:
         """Writes the row of round `number` and tells the callbacks; opening rounds go to the table only."""

@@ -69,9 +69,11 @@ class Checkpoint(Callback):
             self._write(server, state, is_better)
 
     def on_fit_end(self, server: Server, state: FederationState) -> None:
-        """Writes the last checkpoint if nothing else made it due."""
+        """Writes the last checkpoint if nothing else made it due; says if no round had the metric."""
         if self._written != state.round:
             self._write(server, state, is_better=False)
+        if self._monitored is not None:
+            self._monitored.warn_if_never_seen(server)
 
     def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
         server.collect_callback_states()

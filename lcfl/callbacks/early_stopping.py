@@ -60,6 +60,10 @@ class EarlyStopping(Callback):
         if self._waited >= self.patience:
             state.should_stop = True
 
+    def on_fit_end(self, server: Server) -> None:
+        """Says if no round had the metric."""
+        self._monitored.warn_if_never_seen(server)
+
     def state_dict(self) -> dict[str, Any]:
         """The best score and how long ago it was."""
         return {"best": self._best, "waited": self._waited}

@@ -1,5 +1,6 @@
-"""A metric that a callback decides by: of validation data, known to exist, larger is better."""
+"""A metric that a callback decides by: never of test data, known to exist where that can be known, larger is better."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
@@ -9,6 +10,17 @@ from lcfl.server import Server
 from lcfl.wording import check_choices
 
 __all__ = ["Monitored"]
+
+OWN = ("val/", "cluster/", "comm/", "time/")  # what lcfl logs; other names are a module's or a callback's
+SOMETIMES = (  # of these some rounds have no value, e.g. the first one has nothing to compare its clusters with
+    "cluster/stability",
+    "cluster/granularity",
+    "cluster/threshold",
+    "cluster/mean_update",
+    "cluster/max_update",
+    "cluster/admitted",
+    "cluster/tested_models",
+)
 
 
 @dataclass(frozen=True)
@@ -57,14 +69,37 @@ class Monitored:
         """The metric of a round, negated under ``min`` and -inf for NaN; None in a round that does not measure it.
 
         Raises:
-            ValueError: if a round that is evaluated does not have it.
+            ValueError: if a round that is evaluated shows that there is no such metric.
         """
         if self.name in row:
             score = row[self.name] if self.mode == "max" else -row[self.name]
             return -inf if isnan(score) else score
-        if server.is_evaluated(row) and self.name != "train/loss":  # missing where no client's loss was finite
-            self._check_among(list(row))
+        if server.is_evaluated(row) and self.name not in server.table.columns:
+            self._check_row(row)
         return None
+
+    def warn_if_never_seen(self, server: Server) -> None:
+        """Says at the end of a complete run that no round had the metric."""
+        columns = server.table.columns
+        if server.is_done and self.name not in columns:
+            known = ", ".join(sorted(name for name in columns if name != "round"))
+            warnings.warn(
+                f"{self.owner}: no round had monitor={self.name}, so nothing was decided by it; there were {known}.",
+                stacklevel=2,
+            )
+
+    def _check_row(self, row: Mapping[str, float]) -> None:
+        """Of a round that is evaluated and lacks the metric, as all before it did."""
+        if self.name.startswith(SOMETIMES) and "cluster/count" in row:
+            return
+        if self.name.startswith(OWN):
+            self._check_among(list(row))
+        elif "train/loss" in row:  # else nobody has reported what training steps log
+            warnings.warn(
+                f"{self.owner}: no round so far has had monitor={self.name}. Unless the module or a callback logs it "
+                "later, it is misspelt; metrics.csv has those that there are.",
+                stacklevel=2,
+            )
 
     def _check_among(self, known: list[str]) -> None:
         if self.name not in known:

@@ -1,6 +1,7 @@
 """When a checkpoint is written, which ones stay, and which one is called the best."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ class Training:
         self.state = full_state(0)
         self.state.callbacks = {}
         self.identity, self.told = IDENTITY, []
+        self.table = SimpleNamespace(columns=[MONITOR])
         callback.on_fit_start(self, self.state)
 
     @property
