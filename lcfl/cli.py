@@ -20,7 +20,7 @@ from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.partition import Partition
 from lcfl.federation import Federation
-from lcfl.layers import LayeredConfig
+from lcfl.layers import LayeredConfig, names_class
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.parser import Parser, Seed, check_given
@@ -30,10 +30,40 @@ __all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
 
 
 class FederatedCLI(LightningCLI):
-    """``lcfl fit | validate | test``: LightningCLI whose trainer is a `Federation` and which knows methods."""
+    """``lcfl fit | validate | test``: LightningCLI whose trainer is a `Federation` and which knows methods.
+
+    Args:
+        model_class: of the module; the command's words may name a subclass of it, ``--model.class_path``.
+        datamodule_class: of the data module; likewise.
+        args: as on the command line; those of this process if None.
+        options: further ones of LightningCLI.
+    """
 
     trainer: Federation  # type: ignore[assignment]
+    _model_class: type[FederatedModule]
+    _datamodule_class: type[FederatedDataModule]
     result: Run | dict[str, float]
+
+    def __init__(
+        self,
+        model_class: type[FederatedModule] = FederatedModule,
+        datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+        args: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        words = sys.argv[1:] if args is None else args
+        defaults: dict[str, Any] = {
+            "trainer_class": Federation,
+            "parser_class": Parser,
+            "parser_kwargs": {"prog": "lcfl"},
+            "auto_configure_optimizers": False,
+            "load_from_checkpoint_support": False,  # its hooks would travel, with the whole CLI, to spawned ranks
+            "save_config_kwargs": {"overwrite": True},
+            # The class of one's own stands in config.yaml: what opens the run later must make the same one.
+            "subclass_mode_model": model_class is not FederatedModule or names_class(words, "model"),
+            "subclass_mode_data": datamodule_class is not FederatedDataModule or names_class(words, "data"),
+        }
+        super().__init__(model_class, datamodule_class, args=args, **defaults | options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser whose ``-c`` files layer as `LayeredConfig` says."""
@@ -53,8 +83,10 @@ class FederatedCLI(LightningCLI):
             self.trainer_class, "trainer", skip={"seed"}, instantiate=False, fail_untyped=False, sub_configs=True
         )
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items() if k != "callbacks"})
-        _add_method_and_model(parser)
-        parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
+        assert isinstance(parser, Parser)
+        parser.add_group("method", Method)
+        parser.add_group("model", self._model_class, self.subclass_mode_model)
+        parser.add_group("data", self._datamodule_class, self.subclass_mode_data)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -115,18 +147,7 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     if not ours.hasHandlers():
         ours.addHandler(logging.StreamHandler())
         ours.setLevel(logging.INFO)
-    cli = FederatedCLI(
-        FederatedModule,
-        FederatedDataModule,
-        trainer_class=Federation,  # type: ignore[arg-type]
-        parser_class=Parser,
-        parser_kwargs={"prog": "lcfl"},
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,  # its hooks would travel, with the whole CLI, to spawned ranks
-        save_config_kwargs={"overwrite": True},
-        args=args,
-    )
-    return cli.result
+    return FederatedCLI(args=args).result
 
 
 def instantiate(config: Path) -> tuple[FederatedModule, Method]:
@@ -135,10 +156,8 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
     Raises:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
-    parser = Parser(exit_on_error=False)
-    _add_method_and_model(parser)
-    parsed = _parsed(parser, config, ("method", "model"))
-    parsed["model"]["init_from"] = None  # the models are there; the file need not be any more
+    parser, parsed = _parsed(config, {"method": Method, "model": FederatedModule})
+    _arguments(parsed["model"])["init_from"] = None  # the models are there; the file need not be any more
     _keep_functions(parser, parsed["model"])
     made = parser.instantiate(parsed)
     return made["model"], made["method"]
@@ -150,19 +169,20 @@ def instantiate_data(config: Path) -> FederatedDataModule:
     Raises:
         ValueError: as `instantiate`.
     """
-    parser = Parser(exit_on_error=False)
-    parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
-    data: FederatedDataModule = parser.instantiate(_parsed(parser, config, ("data",)))["data"]
+    parser, parsed = _parsed(config, {"data": FederatedDataModule})
+    data: FederatedDataModule = parser.instantiate(parsed)["data"]
     return data
 
 
-def _parsed(parser: LightningArgumentParser, config: Path, groups: tuple[str, ...]) -> Namespace:
-    """Some groups of a run's ``config.yaml``."""
+def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
+    """Some groups of a run's ``config.yaml``, and their parser."""
+    parser = Parser(exit_on_error=False)
     try:
         content = yaml.safe_load(config.read_text())
         if "described" not in content:
-            parsed: Namespace = parser.parse_object({group: content[group] for group in groups})
-            return parsed
+            for group, kind in groups.items():
+                parser.add_group(group, kind, by_name="class_path" in content[group])
+            return parser, parser.parse_object({group: content[group] for group in groups})
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
     raise ValueError(
@@ -184,9 +204,10 @@ def _say_once(text: str) -> None:
     print(text)
 
 
-def _add_method_and_model(parser: LightningArgumentParser) -> None:
-    parser.add_class_arguments(Method, "method", fail_untyped=False, sub_configs=True)
-    parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=False)
+def _arguments(group: Namespace) -> Namespace:
+    """Those of a group's class, whether it is named or not."""
+    arguments: Namespace = group.get("init_args", group)
+    return arguments
 
 
 def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
@@ -195,7 +216,7 @@ def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
     jsonargparse makes a factory of a class, but calls a function at once: its network would be one
     finished object instead of a new one for every model.
     """
-    for path in _class_paths(model.get("network")):
+    for path in _class_paths(_arguments(model).get("network")):
         module, _, name = path.rpartition(".")  # not pkgutil.resolve_name: lcfl.networks.split is a module, too
         made = getattr(import_module(module), name)
         if not isinstance(made, type):

@@ -1,5 +1,6 @@
 """Configuration files in layers: a layer that names a class starts from that class's own defaults."""
 
+import argparse
 import contextlib
 import os
 import re
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
-__all__ = ["LayeredConfig", "as_layers", "forget", "whole_lists"]
+__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
 
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
@@ -65,6 +66,18 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
         else:
             found.append(word)
     return found
+
+
+def names_class(words: Sequence[str], group: str) -> bool:
+    """Whether the words of a command, or ``-c`` layers among them, name a class for a whole group, ``model``."""
+    found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    found.add_argument("-c", "--config", nargs="?", action="append", default=[])
+    found.add_argument(f"--{group}", nargs="?", dest="given")
+    found.add_argument(f"--{group}.class_path", nargs="?", dest="class_path")
+    options, _ = found.parse_known_args(words)
+    layers = [layer for layer in map(_read, options.config) if isinstance(layer, dict)]
+    values = [_read(options.given), *(layer.get(group) for layer in layers)]
+    return options.class_path is not None or any(map(_is_class, values))
 
 
 def _short(option: str) -> str:
@@ -124,6 +137,22 @@ def _changed(item: Any, arguments: Any) -> Any:
     return item | {"init_args": item.get("init_args", {}) | arguments.get("init_args", arguments)}
 
 
+def _without_class(new: Any) -> Any:
+    """What a layer gives for a group: whose class it names keeps what the layers below give, a network say."""
+    if not _is_class(new):
+        return new
+    return new.get("init_args", {}) if isinstance(new, dict) else {}
+
+
+def _read(layer: Any) -> Any:
+    """What a file, or a YAML text, has in it; None where it cannot be read, which jsonargparse says itself."""
+    try:
+        is_file = os.path.isfile(layer)  # not Path's: a text may be too long for a name, where that raises
+        return yaml.safe_load(Path(layer).read_text() if is_file else layer)
+    except (yaml.YAMLError, AttributeError, OSError, ValueError, TypeError):
+        return None
+
+
 class LayeredConfig(ActionConfigFile):
     """The action of ``-c``: makes room for the layer, then reads it as jsonargparse does."""
 
@@ -133,19 +162,14 @@ class LayeredConfig(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file, or one YAML text."""
-        folder = ""
-        try:
-            is_file = os.path.isfile(values)  # not Path's: a text may be too long for a name, where that raises
-            folder = os.path.dirname(values) if is_file else ""
-            layer = yaml.safe_load(Path(values).read_text() if is_file else values)
-        except (yaml.YAMLError, OSError, ValueError, TypeError):
-            layer = None  # unreadable: jsonargparse says so itself
+        folder, layer = "", _read(values)
         if isinstance(layer, dict):
+            folder = os.path.dirname(values) if os.path.isfile(values) else ""
             whole = whole_lists(cfg, self.taken(layer))
             if whole == layer:
                 folder = ""  # the parser itself looks for what a file names beside that file
             else:
                 layer, values = whole, yaml.safe_dump(whole)
-            forget(cfg, layer)
+            forget(cfg, {group: _without_class(new) for group, new in layer.items()})
         with contextlib.chdir(folder or "."):
             super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]

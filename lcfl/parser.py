@@ -57,6 +57,14 @@ class Parser(LightningArgumentParser):
         if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
             sys.path.append(os.getcwd())
 
+    def add_group(self, group: str, kind: type, by_name: bool = False) -> None:
+        """The arguments of a class as a group of options; with `by_name` those of the subclass that the group names."""
+        if by_name:
+            self.add_subclass_arguments(kind, group, fail_untyped=False)
+            self.set_defaults({group: {"class_path": f"{kind.__module__}.{kind.__qualname__}"}})
+        else:
+            self.add_class_arguments(kind, group, fail_untyped=False, sub_configs=True)
+
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """As jsonargparse's; ``--list.0.argument=value`` changes one item."""
         return super().parse_args(as_layers(sys.argv[1:] if args is None else args, CLASSES), *more, **options)
@@ -113,6 +121,8 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         return (
             f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
         )
+    if found := re.search(r"([\w.]+) does not correspond to a subclass of (Federated\w+)", message):
+        return f"{option}: got {found[1]}; allowed is {found[2]} and what derives from it."
     return _located(message.strip())
 
 
@@ -164,6 +174,7 @@ def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
 
 def _classes(key: str) -> list[str]:
     """The classes that lcfl has for an option or one below it, all of them for an option of another kind."""
+    key = re.sub(r"^(model|data)\.init_args\.", r"\1.", key)  # where the group's class is named
     groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
     modules = [PARTS[groups[-1]]] if groups else list(PARTS.values())
     found = {name: getattr(module, name) for module in modules for name in module.__all__}

@@ -40,8 +40,9 @@ PARTS = """
 import os, signal
 import torch
 from torch import nn
-from lcfl import Callback
+from lcfl import Callback, FederatedModule
 from lcfl.clustering import Clustering
+from lcfl.data.datamodule import FederatedDataModule
 
 class Parity(Clustering):
     def on_round_end(self, state):
@@ -59,6 +60,17 @@ class Stop(Callback):
     def on_round_start(self, state):
         if state.round == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+
+class Data(FederatedDataModule):
+    pass
+
+class Module(FederatedModule):
+    def __init__(self, *args, penalty: float = 0.0, **options):
+        super().__init__(*args, **options)
+        self.penalty = penalty
+    def training_step(self, batch, batch_idx=0):
+        self.log("train/penalty", self.penalty)
+        return super().training_step(batch, batch_idx) + self.penalty * self.network.head.weight.square().sum()
 """
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lcfl import figures
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.layers import LayeredConfig
+from lcfl.layers import LayeredConfig, names_class
 from lcfl.parser import Parser, check_given
 
 __all__ = ["main", "parser"]
@@ -23,12 +23,12 @@ class DataOnly(LayeredConfig):
         return {"data": layer.get("data", {})}
 
 
-def parser() -> LightningArgumentParser:
-    """The command's options: those of the group ``data``, and where to write."""
+def parser(words: Sequence[str] = ()) -> LightningArgumentParser:
+    """The command's options: those of the group ``data``, of the subclass if `words` name one, and where to write."""
     made = Parser(prog="lcfl partition", description="Prints and draws who would hold what.")
     made.add_argument("-c", "--config", action=DataOnly, help="A YAML file; several layer, later ones win.")
     made.add_argument("--out", type=str, default=None, help="Folder for partition.json and partition.png.")
-    made.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=False)
+    made.add_group("data", FederatedDataModule, names_class(words, "data"))
     return made
 
 
@@ -39,7 +39,7 @@ def main(args: Sequence[str]) -> None:
         FileNotFoundError: if the data are not there.
         ValueError: if the partition cannot be made.
     """
-    options = parser()
+    options = parser(args)
     config = options.parse_args(list(args))
     check_given(config.data, "data")
     data: FederatedDataModule = options.instantiate(config).data
