@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,6 +20,11 @@ from lcfl.module import FederatedModule
 from lcfl.wording import check_instance
 
 __all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "check_parts", "number_of_clients"]
+
+# What Lightning's Trainer calls on a module, and a federation does not.
+TRAINER_HOOKS = [name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"]
+TRAINER_HOOKS += ["validation_step", "test_step", "configure_callbacks", "configure_gradient_clipping"]
+TRAINER_HOOKS += ["backward", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad"]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -87,6 +93,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.exchange.check(module.layout)
     method.local_update.check(module)
     _check_start(method)
+    _warn_of_hooks(module)
     sends = method.exchange.sends
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
@@ -122,6 +129,20 @@ def _check_start(method: Method) -> None:
             f"method.local_update: {type(method.local_update).__name__} starts from the client's own model, but with "
             f"{name} clients keep none and are sent no other to start from; use "
             f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
+        )
+
+
+def _warn_of_hooks(module: FederatedModule) -> None:
+    """Warns of what a subclass defines for Lightning's Trainer, under which it may train as well."""
+    kind = type(module)
+    unused = [name for name in TRAINER_HOOKS if getattr(kind, name) is not getattr(FederatedModule, name)]
+    if unused:
+        warnings.warn(
+            f"model: {kind.__name__} defines {', '.join(unused)}, which lightning.Trainer calls and a federation does "
+            "not. What changes a step belongs into training_step or the optimizer that configure_optimizers makes, "
+            "what is measured into model.metrics, data into the data module, and what a round does into a "
+            "lcfl.Callback.",
+            stacklevel=3,
         )
 
 

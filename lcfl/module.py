@@ -40,7 +40,8 @@ class FederatedModule(pl.LightningModule):
     ``lightning.Trainer``) the loss is L_sup alone.
 
     A federation calls `training_step` and `configure_optimizers` and nothing else while a client
-    trains, so overriding either takes effect; what a step logs with `self.log` becomes a metric of the round.
+    trains, so overriding either takes effect, and a subclass with other hooks of Lightning is warned of; what a
+    step logs with `self.log`, one number by name, becomes a metric of the round.
 
     Args:
         network: makes a new network when called: a class, a function, a ``functools.partial`` of one.
@@ -147,11 +148,25 @@ class FederatedModule(pl.LightningModule):
             self._logged = None
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """As LightningModule's; in a federation the mean over a client's steps, then over clients, is logged."""
+        """As LightningModule's; in a federation the mean over a client's steps, then over clients, is logged.
+
+        Raises:
+            ValueError: in a federation, for something else than one number.
+        """
         if self._logged is None:
             super().log(name, value, *args, **kwargs)
-        else:
-            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach())
+            return
+        try:
+            number = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            number = None
+        if number is None or number.numel() != 1:
+            got = type(value).__name__ if number is None else f"a tensor of shape {list(number.shape)}"
+            raise ValueError(
+                f"self.log({name!r}): got {got}; a metric is one number: log a mean, or what a torchmetrics object "
+                "gives when it is called with scores and labels."
+            )
+        self._logged.setdefault(name, []).append(number)
 
     def regularizer(self) -> Tensor | float:
         """L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32."""
@@ -172,6 +187,22 @@ class FederatedModule(pl.LightningModule):
         """The loss of one batch (LCFed Eq. 2); its gradient is line 4 of LocalUpdate in Algorithm 1."""
         inputs, targets = batch
         loss: Tensor = self.loss(self(inputs), targets) + self.regularizer()
+        return loss
+
+    def step_loss(self, batch: Batch, number: int = 0) -> Tensor:
+        """The loss that `training_step` returns for a batch, by itself or as the ``loss`` of a dict.
+
+        Raises:
+            ValueError: if it returns something else than one number.
+        """
+        found: Any = self.training_step(batch, number)
+        loss = found.get("loss") if isinstance(found, dict) else found
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(found).__name__
+            raise ValueError(
+                f"{type(self).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
+                'a dict that has it as "loss".'
+            )
         return loss
 
     def configure_optimizers(self) -> Optimizer:

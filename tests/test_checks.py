@@ -174,6 +174,32 @@ def test_one_optimizer_and_nothing_else():
         check_method(fedavg(), Scheduled(linear), 5)
 
 
+def test_hooks_of_a_trainer_have_no_effect():
+    class Hooked(FederatedModule):
+        def on_before_optimizer_step(self, optimizer):
+            pass
+
+        def validation_step(self, batch, batch_idx=0):
+            pass
+
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx)
+
+    class Derived(Hooked):
+        pass
+
+    said = "model: Derived defines on_before_optimizer_step, validation_step, which lightning.Trainer calls and a fed"
+    with pytest.warns(UserWarning, match=said) as caught:
+        check_method(fedavg(), Derived(linear), 5)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["optimizer_step", "on_train_batch_start", "train_dataloader", "on_save_checkpoint"])
+def test_each_kind_of_hook_is_warned_of(name):
+    with pytest.warns(UserWarning, match=f"defines {name}, which"):
+        check_method(fedavg(), type("Hooked", (FederatedModule,), {name: lambda self: None})(linear), 5)
+
+
 def test_a_network_of_another_shape():
     with pytest.raises(ValueError, match=r"model.network: LeNet5 cannot take inputs of shape \(16,\)") as error:
         check_network(FederatedModule(partial(LeNet5, 1, 28)), blobs())

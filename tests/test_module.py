@@ -245,6 +245,56 @@ def test_what_a_step_logs_becomes_a_metric_of_the_round(tmp_path):
         assert 0 < row["train/labels"] < 7
 
 
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_step_may_return_its_loss_in_a_dict(tmp_path, engine):
+    class Named(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return {"loss": super().training_step(batch, batch_idx), "more": 1}
+
+    class Plain(Named):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx)["loss"]
+
+    network = partial(MLP, 16, [4], 8)
+    runs = [
+        fit(kind(network), blobs(), fedavg(steps=3), tmp_path / kind.__name__, clients_per_round=4, engine=engine)
+        for kind in (Named, Plain)
+    ]
+    assert torch.equal(runs[0].state.global_model, runs[1].state.global_model)
+    assert runs[0].rows[0]["train/loss"] == runs[1].rows[0]["train/loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [(None, "NoneType"), ({"acc": torch.ones(())}, "dict"), (torch.ones(3), r"shape \[3\]"), (0.5, "float")],
+)
+def test_a_step_that_returns_no_loss_says_what_it_must(returned, got):
+    class Other(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return returned
+
+    with pytest.raises(ValueError, match=rf"^Other.training_step: got {got}; it must return the loss, .* one number"):
+        Other(partial(MLP, 16, [4], 8)).step_loss((torch.zeros(2, 16), torch.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (MulticlassAccuracy(3), "MulticlassAccuracy"),
+        (torch.ones(2), r"a tensor of shape \[2\]"),
+        ([], r"a tensor of shape \[0\]"),
+        ("much", "str"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_named(value, got):
+    module = linear_module()
+    message = rf"^self.log\('train/acc'\): got {got}; a metric is one number: .*torchmetrics object gives when"
+    with module.collecting() as logged, pytest.raises(ValueError, match=message):
+        module.log("train/acc", value)
+    assert not logged
+
+
 def test_nothing_is_collected_outside_of_a_local_run():
     module = linear_module()
     with module.collecting() as logged:

@@ -217,4 +217,4 @@ class _Step(nn.Module):
 
     def forward(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
         """The loss."""
-        return self.module.training_step(batch, number)
+        return self.module.step_loss(batch, number)
