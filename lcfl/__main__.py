@@ -1,10 +1,13 @@
 """The command ``lcfl``: help and version at once, everything else through LightningCLI."""
 
 import os
+import re
 import signal
 import sys
+import traceback
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 from lcfl import __version__
 
@@ -72,7 +75,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
     except _mendable() as error:
         if debug:
             raise
-        sys.exit(f"lcfl: error: {error}")
+        sys.exit(f"lcfl: error: {error}{_origin(error)}")
     finally:
         warnings.formatwarning = before
 
@@ -82,6 +85,15 @@ def _mendable() -> tuple[type[Exception], ...]:
     lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
     own = (lightning.MisconfigurationException,) if lightning else ()
     return (ValueError, OSError, ModuleNotFoundError, *own)
+
+
+def _origin(error: Exception) -> str:
+    """A further line that says where an error comes from; empty where lcfl itself raised it, to be understood alone."""
+    text = "".join(traceback.format_exception(error))  # with its notes, where an error of another rank has its frames
+    path, line = re.findall(r'File "(.+)", line (\d+)', text)[-1]
+    if Path(path).is_relative_to(Path(__file__).parent):
+        return ""
+    return f"\n({type(error).__name__} at {path}, line {line}; LCFL_DEBUG=1 in the environment shows the way there)"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     """Calls ``function(fabric, flag, *args)`` on every rank and returns what rank 0 returned.
 
     Under fork and spawn the return value must be small and plain. The first exception of any rank is
-    raised here, not the ones that follow from it.
+    raised here, not the ones that follow from it; where it was raised on that rank stands in its notes.
     """
     flag = StopFlag()
     launcher = fabric.strategy.launcher
@@ -226,6 +227,7 @@ class _Guarded:
         except BaseException as error:
             if not is_child:
                 raise
+            error.add_note("".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip())
             if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
                 self.errors.put((fabric.global_rank, _portable(error)))
             self.flag.mark_lost()

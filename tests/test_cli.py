@@ -185,9 +185,22 @@ def test_a_users_error_is_one_line_and_status_1(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         __main__.main(words)
     assert str(ended.value.code).startswith("lcfl: error: trainer.clients_per_round: got 50")
+    assert "\n" not in str(ended.value.code)
     monkeypatch.setenv("LCFL_DEBUG", "1")
     with pytest.raises(ValueError, match="got 50"):
         __main__.main(words)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_error_of_other_code_says_where_it_comes_from(monkeypatch, tmp_path, parts, devices):
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    line = (tmp_path / "own_parts.py").read_text().splitlines().index("        first, second = uploads") + 1
+    with pytest.raises(SystemExit) as ended:
+        __main__.main([*map(str, FIT), "--trainer.callbacks+=own_parts.Unpacks", f"--trainer.devices={devices}"])
+    assert ended.value.code == (
+        "lcfl: error: too many values to unpack (expected 2)\n"
+        f"(ValueError at {tmp_path}/own_parts.py, line {line}; LCFL_DEBUG=1 in the environment shows the way there)"
+    )
 
 
 def test_a_signal_stops_after_the_round_with_its_own_status(parts):

@@ -104,7 +104,9 @@ def test_the_first_error_is_raised_with_its_type_and_rank(on_ranks, number, rank
     with pytest.raises(Special) as caught:
         on_ranks(number, work)
     assert str(caught.value) == "the cause"
-    assert caught.value.__notes__ == [f"(raised on rank {rank})"]
+    where, which = caught.value.__notes__
+    assert f'File "{__file__}", line ' in where and where.endswith('raise Special("the cause")')
+    assert which == f"(raised on rank {rank})"
 
 
 def test_an_error_leaves_no_file(on_ranks, monkeypatch, tmp_path):
