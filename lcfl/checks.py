@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.hooks import check_hooks
+from lcfl.hooks import Callback, check_hooks
 from lcfl.local.order import pass_length
 from lcfl.local.update import LocalTraining
 from lcfl.method import Method
@@ -41,7 +42,7 @@ def number_of_clients(option: str, wanted: int | float, num_clients: int, num_ne
     """
     kept_out = f" without {num_newcomers} newcomers" if num_newcomers else ""
     most = num_clients - num_newcomers
-    if isinstance(wanted, float):
+    if not isinstance(wanted, Integral):
         if not 0 < wanted <= 1:
             raise ValueError(
                 f"trainer.{option}: got the fraction {wanted}; allowed are fractions in (0, 1] and counts "
@@ -53,11 +54,11 @@ def number_of_clients(option: str, wanted: int | float, num_clients: int, num_ne
             f"trainer.{option}: got {wanted} for data.num_clients={num_clients}{kept_out}; allowed are counts "
             f"from 1 to {most} and fractions in (0, 1]."
         )
-    return wanted
+    return int(wanted)
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuses callbacks of ``lightning.Trainer``, which nothing would call, and misspelt hooks."""
+    """Refuses callbacks of ``lightning.Trainer``, which nothing would call, other objects, and misspelt hooks."""
     for callback in callbacks:
         if isinstance(callback, TrainerCallback):
             raise ValueError(
@@ -65,6 +66,7 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 "called; use those of lcfl.callbacks (Checkpoint, EarlyStopping, Monitor, Progress) or derive from "
                 "lcfl.Callback."
             )
+        check_instance("trainer.callbacks", callback, Callback)
     check_hooks(callbacks)
 
 

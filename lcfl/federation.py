@@ -5,6 +5,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -33,7 +34,7 @@ from lcfl.module import FederatedModule
 from lcfl.result import Run
 from lcfl.schedule import Schedule
 from lcfl.session import Session, Settings
-from lcfl.wording import check_choice
+from lcfl.wording import check_choice, check_instance
 
 __all__ = ["Federation"]
 
@@ -72,7 +73,7 @@ class Federation:
             clients of a rank at once on a GPU, ``fused`` for the same with a step that torch.compile has compiled,
             ``sequential`` for everything, or ``auto``, which is never ``fused``; a resumed run keeps its own.
         precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
-        logger: True for TensorBoard, False for none, or loggers of Lightning. ``metrics.csv`` is always written.
+        logger: True for TensorBoard, False or None for none, or loggers of Lightning. ``metrics.csv`` is there always.
         callbacks: what else is called during a run.
         enable_checkpointing: add a `Checkpoint` where `callbacks` has none.
         enable_progress_bar: add a `Progress` where `callbacks` has none.
@@ -83,6 +84,7 @@ class Federation:
             same shape, 2 clients, 1 round, 1 step, one evaluation, one checkpoint saved and read back.
 
     Raises:
+        TypeError: for a callback or logger that is none.
         ValueError: for a setting that is not allowed; says what is.
     """
 
@@ -101,7 +103,7 @@ class Federation:
         strategy: str = "auto",
         engine: str = "auto",
         precision: str = "32-true",
-        logger: Logger | Iterable[Logger] | bool = True,
+        logger: Logger | Iterable[Logger] | bool | None = True,
         callbacks: list[Callback] | Callback | None = None,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
@@ -127,12 +129,18 @@ class Federation:
             raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
+        if logger is not None and not isinstance(logger, bool):
+            logger = [logger] if isinstance(logger, Logger) or not isinstance(logger, Iterable) else list(logger)
+            for each in logger:
+                check_instance("trainer.logger", each, Logger)
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
         self.client_dropout, self.final_models = client_dropout, final_models
         self.evaluate_clients, self.client_store = evaluate_clients, client_store
         self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
+        if isinstance(devices, Integral):
+            self.devices = int(devices)  # Fabric knows no numbers of numpy
         self.strategy, self.engine, self.precision = strategy, engine, precision
-        self.logger, self.default_root_dir, self.name, self.seed = logger, Path(default_root_dir), name, seed
+        self.logger, self.default_root_dir, self.name, self.seed = logger or False, Path(default_root_dir), name, seed
         self.fast_dev_run = fast_dev_run
         given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks] * (callbacks is not None)
         # LightningCLI's own callback has the hooks of a Trainer's: only its `setup` is meant for us.

@@ -5,7 +5,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import isfinite
@@ -66,7 +66,7 @@ class Settings:
     precision: str
     root: Path
     name: str
-    logger: Logger | Iterable[Logger] | bool
+    logger: list[Logger] | bool
     max_steps: int | None = None
     save_config: Sequence[SaveConfigCallback] = ()
     callbacks: Sequence[Callback] = ()
@@ -176,7 +176,7 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         """What decides the bits of a run; rounds, ranks, loggers, watching callbacks and paths are free."""
-        return {
+        identity = {
             "seed": self.settings.seed,
             "data": self.data.examples.fingerprint(),
             "augmentation": describe(self.data.examples.augmentation),
@@ -194,6 +194,8 @@ class Session:
             "method": describe(self.method),
             "callbacks": describe([each for each in self.settings.callbacks if each.shapes_result]),
         }
+        plain: dict[str, Any] = describe(identity)  # a number of numpy, say, is none of YAML's and JSON's
+        return plain
 
     def _server(
         self, fabric: Fabric, ranks: Ranks, state: FederationState, path: Path, loggers: list[Logger]
@@ -221,7 +223,7 @@ class Session:
         if given is True:
             loggers: list[Logger] = [TensorBoardLogger(path.parent.parent, path.parent.name, path.name)]
         else:
-            loggers = [given] if isinstance(given, Logger) else list(given)
+            loggers = given
         for logger in loggers:
             if isinstance(logger, TensorBoardLogger) and self.resumed is not None:
                 _forget_from(logger, max(next_round, 0))

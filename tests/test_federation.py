@@ -1,11 +1,14 @@
 """Settings and objects that a federation refuses, and what it says."""
 
+import numpy as np
 import pytest
 import torch
+from lightning.fabric.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
 from lcfl import Federation, Method
 from lcfl.aggregation import GlobalMean
+from lcfl.callbacks import EarlyStopping
 from lcfl.clustering import LowRankCosine
 from tests.builders import blobs, blobs_module, fedavg
 
@@ -25,6 +28,56 @@ from tests.builders import blobs, blobs_module, fedavg
 )
 def test_a_setting_that_is_not_allowed_is_named_with_what_is(settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
+        Federation(**settings)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    def state_of(number, fraction, part, truth, root):
+        federation = Federation(
+            rounds=number(2),
+            clients_per_round=part(0.5),
+            evaluate_clients=number(3),
+            evaluate_every=number(1),
+            client_dropout=fraction(0.25),
+            seed=number(1),
+            devices=number(1),
+            accelerator="cpu",
+            logger=None,
+            enable_progress_bar=False,
+            default_root_dir=tmp_path / root,
+        )
+        options = {"seed": number(3), "newcomers": part(0.25), "drop_last": truth(True), "val_fraction": fraction(0.2)}
+        data = blobs(number(12), batch_size=number(10), **options)
+        run = federation.fit(blobs_module(), data, fedavg(steps=number(3)))
+        return run.state.global_model, run.summary()["identity"]
+
+    model, identity = state_of(int, float, float, bool, "plain")
+    of_numpy, same = state_of(np.int64, np.float64, np.float32, np.bool_, "numpy")
+    assert torch.equal(model, of_numpy) and identity == same
+
+
+def test_no_logger_is_none(tmp_path):
+    assert Federation(logger=None).logger is False and Federation(logger=False).logger is False
+    logger = CSVLogger(tmp_path)
+    assert Federation(logger=logger).logger == Federation(logger=iter([logger])).logger == [logger]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"callbacks": [EarlyStopping]},
+            "trainer.callbacks: got the class EarlyStopping, not one made of it; .* Callb",
+        ),
+        ({"callbacks": EarlyStopping}, "trainer.callbacks: got the class EarlyStopping, not one made of it"),
+        ({"callbacks": ["Monitor"]}, r"trainer.callbacks: got str; it must be of the class Callback\."),
+        ({"logger": CSVLogger}, "trainer.logger: got the class CSVLogger, not one made of it; .* of the class Logger"),
+        ({"logger": "csv"}, r"trainer.logger: got str; it must be of the class Logger\."),
+        ({"logger": 3}, r"trainer.logger: got int; it must be of the class Logger\."),
+    ],
+)
+def test_callbacks_and_loggers_that_are_none_are_named(settings, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
         Federation(**settings)
 
 

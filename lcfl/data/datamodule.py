@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,7 +115,7 @@ class FederatedDataModule(LightningDataModule):
     def newcomer_clients(self) -> tuple[int, ...]:
         """The clients that are kept out of the federation, ascending."""
         number = self.newcomers
-        if isinstance(number, float):
+        if not isinstance(number, Integral):
             number = int(number * self.num_clients + 1e-9)
         drawn = rng.generator(self.seed, "newcomers").choice(self.num_clients, number, replace=False)
         return tuple(sorted(drawn.tolist()))
@@ -245,7 +246,7 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError("data.test_fraction must be > 0 for the protocol own_split, got 0")
 
     def _check_newcomers_and_leavers(self) -> None:
-        upper = 1.0 if isinstance(self.newcomers, float) else self.num_clients
+        upper = self.num_clients if isinstance(self.newcomers, Integral) else 1.0
         if not 0 <= self.newcomers < upper:
             raise ValueError(
                 f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
