@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import isfinite
@@ -117,9 +118,7 @@ class Session:
             server.restore_callback_states()
             (run.path / "summary.json").unlink(missing_ok=True)  # of an earlier, shorter run
             self._describe(server)
-            metrics = server.fit()
-            for logger in loggers:
-                logger.finalize("success")
+            metrics = _fit_logged(server, loggers, is_new=self.resumed is None)
             if metrics:
                 write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
             return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
@@ -221,7 +220,9 @@ class Session:
         if given is False:
             return []
         if given is True:
-            loggers: list[Logger] = [TensorBoardLogger(path.parent.parent, path.parent.name, path.name)]
+            # Its curves are metrics and nothing else: the configuration lies beside them.
+            own = TensorBoardLogger(path.parent.parent, path.parent.name, path.name, default_hp_metric=False)
+            loggers: list[Logger] = [own]
         else:
             loggers = given
         for logger in loggers:
@@ -257,6 +258,21 @@ class Session:
             },
             "command": shlex.join(sys.argv),
         }
+
+
+def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict[str, float]:
+    """Fits, with loggers that are told what the run is and how it ended; as by Lightning, a stop is ``failed``, too."""
+    for logger in loggers if is_new else ():
+        with suppress(NotImplementedError):  # Fabric's CSVLogger has it and cannot do it
+            logger.log_hyperparams(server.identity)
+    status = "failed"
+    try:
+        metrics = server.fit()
+        status = "success" if metrics else status
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
+    return metrics
 
 
 def run_of(path: Path) -> Path:
