@@ -28,3 +28,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What a notebook completes: also the names that are not imported yet, and not what this file needs itself."""
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "_HOMES"})

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -181,3 +182,9 @@ def test_every_public_name_can_be_had_from_the_package():
         assert getattr(lcfl, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = lcfl.Nothing
+
+
+def test_completion_shows_the_names_of_the_package_and_its_modules():
+    assert {*lcfl.__all__, "__doc__", "__file__"} <= {*dir(lcfl)}
+    others = {name for name in dir(lcfl) if not name.startswith("_")} - {*lcfl.__all__}
+    assert all(isinstance(getattr(lcfl, name), ModuleType) for name in others)
