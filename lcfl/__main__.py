@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import traceback
 import warnings
 from importlib import import_module
@@ -88,12 +89,20 @@ def _mendable() -> tuple[type[Exception], ...]:
 
 
 def _origin(error: Exception) -> str:
-    """A further line that says where an error comes from; empty where lcfl itself raised it, to be understood alone."""
+    """A further line that says where in a user's own code an error comes from; empty where it does not.
+
+    What a library says to lcfl is to be understood alone, as is what lcfl says itself.
+    """
+    ours = Path(__file__).parent
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     text = "".join(traceback.format_exception(error))  # with its notes, where an error of another rank has its frames
-    path, line = re.findall(r'File "(.+)", line (\d+)', text)[-1]
-    if Path(path).is_relative_to(Path(__file__).parent):
-        return ""
-    return f"\n({type(error).__name__} at {path}, line {line}; LCFL_DEBUG=1 in the environment shows the way there)"
+    for path, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)):
+        if Path(path).is_relative_to(ours):
+            return ""
+        if not path.startswith("<") and not any(Path(path).is_relative_to(library) for library in libraries):
+            place = f"{type(error).__name__} at {path}, line {line}"
+            return f"\n({place}; LCFL_DEBUG=1 in the environment shows the way there)"
+    return ""
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ from numbers import Integral
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
-from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lcfl import rng
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.exchange import Exchange
 from lcfl.hooks import Callback, check_hooks
+from lcfl.local.envelope import EnvelopeTraining
+from lcfl.local.meta import MetaTraining
 from lcfl.local.order import pass_length
 from lcfl.local.update import LocalTraining
 from lcfl.method import Method
@@ -22,10 +24,11 @@ from lcfl.wording import check_instance
 
 __all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "check_parts", "number_of_clients"]
 
-# What Lightning's Trainer calls on a module, and a federation does not.
-TRAINER_HOOKS = [name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"]
-TRAINER_HOOKS += ["validation_step", "test_step", "configure_callbacks", "configure_gradient_clipping"]
-TRAINER_HOOKS += ["backward", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad"]
+# What Lightning's Trainer calls on a module for a step or a metric, and a federation does not.
+TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
+TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "on_before_optimizer_step", "on_before_zero_grad"]
+TRAINER_HOOKS += ["on_before_backward", "on_after_backward", "on_train_batch_start", "on_train_batch_end"]
+TRAINER_HOOKS += ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -109,10 +112,12 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 
 def _check_start(method: Method) -> None:
     """Refuses a local update that would find no model to start from; warns of a start that another one replaces."""
-    exchange, name = method.exchange, type(method.exchange).__name__
-    start = getattr(method.local_update, "start", None)  # a local update of one's own may know better
-    if start is None or method.local_update.reads:
+    local_update, exchange, name = method.local_update, method.exchange, type(method.exchange).__name__
+    if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining) or local_update.reads:
         return
+    start = local_update.start
+    # What is of one's own may find a model where lcfl's would not.
+    is_ours = type(local_update).__module__.startswith("lcfl.") and type(exchange).received is Exchange.received
     if "model" in exchange.sends:
         if start != "own":
             warnings.warn(
@@ -125,10 +130,10 @@ def _check_start(method: Method) -> None:
             f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
             "sends it, e.g. CentreAndEmbedding."
         )
-    elif start != "centre" and not exchange.keeps_model:
-        has_choice = "centre" in exchange.sends and isinstance(method.local_update, LocalTraining)
+    elif start != "centre" and not exchange.keeps_model and is_ours:
+        has_choice = "centre" in exchange.sends and isinstance(local_update, LocalTraining)
         raise ValueError(
-            f"method.local_update: {type(method.local_update).__name__} starts from the client's own model, but with "
+            f"method.local_update: {type(local_update).__name__} starts from the client's own model, but with "
             f"{name} clients keep none and are sent no other to start from; use "
             f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
         )
@@ -142,8 +147,7 @@ def _warn_of_hooks(module: FederatedModule) -> None:
         warnings.warn(
             f"model: {kind.__name__} defines {', '.join(unused)}, which lightning.Trainer calls and a federation does "
             "not. What changes a step belongs into training_step or the optimizer that configure_optimizers makes, "
-            "what is measured into model.metrics, data into the data module, and what a round does into a "
-            "lcfl.Callback.",
+            "what is measured into model.metrics, and data into the data module.",
             stacklevel=3,
         )
 

@@ -157,7 +157,8 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
     parser, parsed = _parsed(config, {"method": Method, "model": FederatedModule})
-    _arguments(parsed["model"])["init_from"] = None  # the models are there; the file need not be any more
+    if "init_from" in (arguments := _arguments(parsed["model"])):
+        arguments["init_from"] = None  # the models are there; the file need not be any more
     _keep_functions(parser, parsed["model"])
     made = parser.instantiate(parsed)
     return made["model"], made["method"]

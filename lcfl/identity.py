@@ -1,6 +1,7 @@
 """What must be equal for a run to be continued: a plain description of configuration and data."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
@@ -15,6 +16,7 @@ from lcfl.module import FederatedModule
 
 __all__ = ["describe", "describe_module", "differences"]
 
+LATER = ("network_settings", "other_groups")  # what checkpoints of earlier versions do not tell is no difference
 PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
@@ -51,7 +53,7 @@ def describe(value: Any) -> Any:
 def describe_module(module: FederatedModule) -> dict[str, Any]:
     """Class, network, cut, loss, regulariser weights and optimizer settings of a module, and what a subclass adds.
 
-    A network is its layers' text and the settings that it keeps as attributes, whoever made it.
+    A network is its layers' text and those arguments of theirs that they keep as attributes, whoever made it.
 
     Of the attributes that a subclass of `FederatedModule` adds, the public ones are described (buffers, layers and
     hyper-parameters saved by Lightning among them): by their values where those are plain data, otherwise by class.
@@ -75,21 +77,21 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
 
 
 def _settings(network: nn.Module) -> dict[str, Any]:
-    """Numbers and text among the public attributes of the layers whose own text need not show them, by place."""
+    """Numbers and text that layers were made with and keep under that name, by place; torch's own show them."""
     found = {}
     for place, layer in network.named_modules():
         if type(layer).__module__.startswith("torch.nn.") and not any(layer.children()):
-            continue  # its text has them
-        for key, value in vars(layer).items():
-            if not key.startswith("_") and key != "training" and _is_setting(value):
-                found[f"{place}.{key}" if place else key] = describe(value)
+            continue
+        for key in inspect.signature(type(layer).__init__).parameters:
+            if _is_setting(vars(layer).get(key)):
+                found[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
     return found
 
 
 def _is_setting(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_setting(each) for each in value)
-    return value is None or isinstance(value, bool | int | float | str | Enum | np.generic)
+    return isinstance(value, bool | int | float | str | Enum | np.generic)
 
 
 def _added(module: FederatedModule) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:
     """The places where two descriptions differ, as ``path: was, is now``."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        keys = [*saved, *(key for key in now if key not in saved)]
+        keys = [*saved, *(key for key in now if key not in saved and key not in LATER)]
         return [
             line
             for key in keys

@@ -75,8 +75,12 @@ def names_class(words: Sequence[str], group: str) -> bool:
     found.add_argument(f"--{group}", nargs="?", dest="given")
     found.add_argument(f"--{group}.class_path", nargs="?", dest="class_path")
     options, _ = found.parse_known_args(words)
-    layers = [layer for layer in map(_read, options.config) if isinstance(layer, dict)]
-    values = [_read(options.given), *(layer.get(group) for layer in layers)]
+    values = [_read(options.given)]
+    for config in options.config:
+        layer = _read(config)
+        given = layer.get(group) if isinstance(layer, dict) else None
+        folder = os.path.dirname(config) if layer is not None and os.path.isfile(config) else ""
+        values.append(_read(os.path.join(folder, given)) if isinstance(given, str) and not _is_class(given) else given)
     return options.class_path is not None or any(map(_is_class, values))
 
 

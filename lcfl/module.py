@@ -22,7 +22,7 @@ from lcfl.networks.split import Layout, MakesNetwork
 from lcfl.networks.weights import load_weights
 from lcfl.wording import check_choice
 
-__all__ = ["BufferPolicy", "FederatedModule"]
+__all__ = ["BufferPolicy", "FederatedModule", "loss_of_step"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
@@ -108,8 +108,11 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self._whole.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self._whole.halves()
-        kept = {name for name, _, _ in self._whole.buffers}
-        self._unkept = {name: each.clone() for name, each in self.network.named_buffers() if name not in kept}
+        self._unkept = [
+            (place, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
+            for place, layer in self.network.named_modules()
+            for name in sorted(layer._non_persistent_buffers_set)
+        ]
         if init_from is not None:
             load_weights(self.network, init_from)
         self._initial = None if init_from is None else self._whole.pack(self.network)
@@ -189,22 +192,6 @@ class FederatedModule(pl.LightningModule):
         loss: Tensor = self.loss(self(inputs), targets) + self.regularizer()
         return loss
 
-    def step_loss(self, batch: Batch, number: int = 0) -> Tensor:
-        """The loss that `training_step` returns for a batch, by itself or as the ``loss`` of a dict.
-
-        Raises:
-            ValueError: if it returns something else than one number.
-        """
-        found: Any = self.training_step(batch, number)
-        loss = found.get("loss") if isinstance(found, dict) else found
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(found).__name__
-            raise ValueError(
-                f"{type(self).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
-                'a dict that has it as "loss".'
-            )
-        return loss
-
     def configure_optimizers(self) -> Optimizer:
         """A new optimizer for one local run: its momentum starts at zero at every participation."""
         return self.optimizer(self.network.parameters())
@@ -223,9 +210,8 @@ class FederatedModule(pl.LightningModule):
         Buffers that are not persistent are as in a new network: what the last run left there is another client's.
         """
         self.layout.unpack(model, network)
-        for name, first in self._unkept.items():
-            owner, _, own_name = name.rpartition(".")
-            setattr(network.get_submodule(owner), own_name, first.to(network.get_buffer(name).device, copy=True))
+        for place, name, first in self._unkept:
+            _renew(network.get_submodule(place), name, first)
         if buffers is not None:
             assert self.buffer_layout is not None, "these buffers are part of the model"
             self.buffer_layout.unpack(buffers, network)
@@ -268,3 +254,32 @@ class FederatedModule(pl.LightningModule):
 
 def _never() -> bool:
     return False
+
+
+def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:
+    """The loss that `training_step` returns for a batch, by itself or as the ``loss`` of a dict.
+
+    Raises:
+        ValueError: if it returns something else than one number.
+    """
+    found: Any = module.training_step(batch, number)
+    loss = found.get("loss") if isinstance(found, dict) else found
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(found).__name__
+        raise ValueError(
+            f"{type(module).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
+            'a dict that has it as "loss".'
+        )
+    return loss
+
+
+@torch.no_grad()
+def _renew(layer: nn.Module, name: str, first: Tensor | None) -> None:
+    """Gives a buffer its first value: in place where that can be, for other layers and views may look at it."""
+    now = layer._buffers.get(name)
+    if first is None or now is None:
+        layer._buffers[name] = None if first is None else first.to(next(layer.parameters(), first).device, copy=True)
+    elif now.requires_grad or (now.shape, now.dtype) != (first.shape, first.dtype):
+        layer._buffers[name] = first.to(now.device, copy=True)
+    else:
+        now.copy_(first)

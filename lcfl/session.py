@@ -262,16 +262,20 @@ class Session:
 
 def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict[str, float]:
     """Fits, with loggers that are told what the run is and how it ended; as by Lightning, a stop is ``failed``, too."""
-    for logger in loggers if is_new else ():
-        with suppress(NotImplementedError):  # Fabric's CSVLogger has it and cannot do it
-            logger.log_hyperparams(server.identity)
-    status = "failed"
     try:
+        for logger in loggers if is_new else ():
+            with suppress(NotImplementedError):  # Fabric's CSVLogger has it and cannot do it
+                logger.log_hyperparams(server.identity)
         metrics = server.fit()
-        status = "success" if metrics else status
-    finally:
+    except BaseException as error:
         for logger in loggers:
-            logger.finalize(status)
+            try:
+                logger.finalize("failed")
+            except Exception as another:  # of whatever kind: the first error is the one to raise
+                error.add_note(f"{type(logger).__name__}.finalize: {another}")
+        raise
+    for logger in loggers:
+        logger.finalize("success" if metrics else "failed")
     return metrics
 
 

@@ -132,21 +132,29 @@ class Sweep:
             ValueError: if a trial of this name was made by another command, or one keeps nothing.
         """
         commands = [self.command(trial) for trial in trials]
-        for trial, words in zip(trials, commands, strict=True):
-            self._claim(trial, words)
         children: set[subprocess.Popen[bytes]] = set()
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = [
-                pool.submit(self._finish, trial, words, children) for trial, words in zip(trials, commands, strict=True)
-            ]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                for child in list(children):
-                    child.terminate()
-                raise
+        new: list[Path] = []
+        try:
+            for trial, words in zip(trials, commands, strict=True):
+                new += self._claim(trial, words)
+            with ThreadPoolExecutor(jobs) as pool:
+                futures = [
+                    pool.submit(self._finish, trial, words, children)
+                    for trial, words in zip(trials, commands, strict=True)
+                ]
+                try:
+                    return [future.result() for future in futures]
+                except BaseException:
+                    for future in futures:
+                        future.cancel()
+                    for child in list(children):
+                        child.terminate()
+                    raise
+        except BaseException:
+            for note in new:
+                if not (note.parent / "version_0").is_dir():  # nothing is there that it would tell about
+                    note.unlink()
+            raise
 
     def tune(
         self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
@@ -222,22 +230,22 @@ class Sweep:
         self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
         return run
 
-    def _claim(self, trial: Trial, words: Sequence[str]) -> None:
-        """Notes a trial's command; refuses one of which another command has left something.
+    def _claim(self, trial: Trial, words: Sequence[str]) -> list[Path]:
+        """Notes a trial's command and gives the note if it is new; refuses a trial that another command has made.
 
         A file is known by its name and content: wherever it lies by now, a trial made from it can be resumed.
         """
         files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
         now = _by_name(words, {file: _digest(Path(file)) for file in files})
         note = self.root / trial.name / "trial.json"
-        if not (note.is_file() and (note.parent / "version_0").is_dir()):
+        if not note.is_file():
             write_json(note, now, indent=2)
-            return
+            return [note]
         was: dict[str, Any] = json.loads(note.read_text())
         if isinstance(was["files"], dict):  # as notes once were: of paths
             was = _by_name(was["command"], was["files"])
         if was == now:
-            return
+            return []
         changed = set(was["command"]) ^ set(now["command"])
         changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
         differs = ", ".join(sorted(changed)) or "the order of the words"

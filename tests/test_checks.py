@@ -17,6 +17,7 @@ from lcfl.exchange import AllCentres, CentreAndEmbedding, FullModel, NoExchange,
 from lcfl.federation import Federation
 from lcfl.hooks import Callback
 from lcfl.local import LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.messages import Downlink
 from lcfl.method import Method
 from lcfl.module import FederatedModule
 from lcfl.networks import MLP, LeNet5
@@ -129,6 +130,20 @@ def test_nothing_to_start_from(local_update, exchange, cure):
         check_method(method, linear_module(), 5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_parts_of_ones_own_may_find_a_model_elsewhere():
+    class Halved(Reference):
+        def received(self, downlink, state, layout):
+            return Downlink({"model": downlink.payload["centre"] / 2})
+
+    class FromCentre(LocalTraining):
+        def __call__(self, state, downlink, data, engine):
+            return super().__call__(state, Downlink({"model": downlink.payload["centre"]}), data, engine)
+
+    for local_update, exchange in ((LocalTraining(steps=1), Halved()), (FromCentre(steps=1), Reference())):
+        check_method(Method(local_update, exchange, GlobalMean()), linear_module(), 5)
+
+
 @pytest.mark.parametrize("start", ["centre", "embedding"])
 def test_a_start_without_an_effect(start):
     method = Method(LocalTraining(steps=1, start=start), FullModel(), GlobalMean())
@@ -188,13 +203,13 @@ def test_hooks_of_a_trainer_have_no_effect():
     class Derived(Hooked):
         pass
 
-    said = "model: Derived defines on_before_optimizer_step, validation_step, which lightning.Trainer calls and a fed"
+    said = "model: Derived defines validation_step, on_before_optimizer_step, which lightning.Trainer calls and a fed"
     with pytest.warns(UserWarning, match=said) as caught:
         check_method(fedavg(), Derived(linear), 5)
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("name", ["optimizer_step", "on_train_batch_start", "train_dataloader", "on_save_checkpoint"])
+@pytest.mark.parametrize("name", ["optimizer_step", "on_train_batch_start", "on_after_batch_transfer", "test_step"])
 def test_each_kind_of_hook_is_warned_of(name):
     with pytest.warns(UserWarning, match=f"defines {name}, which"):
         check_method(fedavg(), type("Hooked", (FederatedModule,), {name: lambda self: None})(linear), 5)

@@ -1,7 +1,6 @@
 """A module or data module of one's own, by name on the command line and in YAML, and given to `FederatedCLI`."""
 
 import csv
-import sys
 from importlib import import_module
 
 import pytest
@@ -74,8 +73,8 @@ def test_the_form_without_a_class_stays_as_it_is(capsys):
     assert "class_path" not in shown["data"] and shown["data"]["num_clients"] == 20
 
 
-def test_the_classes_given_to_the_cli_are_those_of_the_run(tmp_path):
-    sys.path.insert(0, str(tmp_path))
+def test_the_classes_given_to_the_cli_are_those_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     own = import_module("own_parts")
     words = [str(word) for word in (*FIT, *NET, "--model.penalty=0.25")]
     run = cli.FederatedCLI(own.Module, own.Data, args=words).result
@@ -91,6 +90,23 @@ def test_another_class_is_refused_with_what_is_allowed(capsys):
     assert "model: there is no 'Modul' in own_parts. Did you mean Module?" in said
     said = failure(capsys, *FIT, *OWN, "--model.network=LeNet")
     assert "model.init_args.network: there is no class 'LeNet'. Did you mean LeNet5" in said and "Shards" not in said
+
+
+def test_a_file_that_a_layer_names_may_name_the_class(tmp_path):
+    (tmp_path / "own_module.yaml").write_text("class_path: own_parts.Module\ninit_args: {penalty: 0.5}\n")
+    (tmp_path / "layer.yaml").write_text("model: own_module.yaml\n")
+    for words in (["-c", str(tmp_path / "layer.yaml")], [f"--model={tmp_path / 'own_module.yaml'}"]):
+        assert names_class(words, "model")
+    assert penalty_of(lcfl(*FIT, "-c", tmp_path / "layer.yaml", *NET)) == 0.5
+
+
+def test_a_module_without_the_arguments_of_lcfls_is_found_again(tmp_path):
+    source = "import functools, lcfl\nfrom own_parts import Net\n\n\nclass Closed(lcfl.FederatedModule):\n"
+    source += "    def __init__(self, rate: float = 0.1):\n        super().__init__(Net, cut='head')\n"
+    (tmp_path / "closed.py").write_text(source)
+    run = lcfl(*FIT, "--model.class_path=closed.Closed")
+    module, _ = opened(run.path)
+    assert type(module).__name__ == "Closed" and package.load(run.path).model("global") is not None
 
 
 def test_partition_takes_a_data_module_of_ones_own(capsys):

@@ -119,6 +119,33 @@ class Leaky(SplitNetwork):
         self.slope = slope
 
 
+class Counting(Leaky):
+    """Keeps what is no setting: how often it was called, and when it was made."""
+
+    def __init__(self, slope):
+        super().__init__(slope)
+        self.calls, self.made = 0, object()
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs)
+
+
+def test_what_a_network_was_not_made_with_is_no_setting():
+    made = FederatedModule(lambda: Counting(0.5))
+    before = describe_module(made)
+    made(torch.zeros(2, 4))
+    assert made.network.calls == 1 and describe_module(made) == before
+    assert before["network_settings"] == {"slope": 0.5}
+
+
+def test_checkpoints_of_before_do_not_tell_these_settings():
+    now = describe_module(FederatedModule(lambda: Leaky(0.5)))
+    before = {key: value for key, value in now.items() if key != "network_settings"}
+    assert differences({"model": before}, {"model": now}) == []
+    assert differences({"model": now}, {"model": before}) != []
+
+
 class Split(FederatedModule):
     """Another learning rate for the decision."""
 

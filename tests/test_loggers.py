@@ -57,6 +57,20 @@ def fit(root, loggers, *callbacks, **arguments):
     return federation.fit(blobs_module(lr=0.05), blobs(), fedavg(), **arguments)
 
 
+class Broken(Told):
+    """Cannot be ended."""
+
+    def finalize(self, status):
+        raise OSError("connection lost")
+
+
+def test_a_logger_that_cannot_end_hides_no_error_and_no_other_logger(tmp_path):
+    told = Told()
+    with pytest.raises(ArithmeticError, match="on purpose") as raised:
+        fit(tmp_path, [Broken(), told], Fails())
+    assert told.words[-1] == "failed" and raised.value.__notes__ == ["Broken.finalize: connection lost"]
+
+
 FIRST = ("configuration", 4, 0.05)
 
 

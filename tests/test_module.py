@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl import rng
-from lcfl.module import FederatedModule
+from lcfl.module import FederatedModule, loss_of_step
 from lcfl.networks import MLP
 from tests.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear_module
 
@@ -274,7 +274,7 @@ def test_a_step_that_returns_no_loss_says_what_it_must(returned, got):
             return returned
 
     with pytest.raises(ValueError, match=rf"^Other.training_step: got {got}; it must return the loss, .* one number"):
-        Other(partial(MLP, 16, [4], 8)).step_loss((torch.zeros(2, 16), torch.zeros(2)))
+        loss_of_step(Other(partial(MLP, 16, [4], 8)), (torch.zeros(2, 16), torch.zeros(2)))
 
 
 @pytest.mark.parametrize(

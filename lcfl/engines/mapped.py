@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from lcfl import rng
 from lcfl.engines.program import Unsupported
-from lcfl.module import FederatedModule
+from lcfl.module import FederatedModule, loss_of_step
 
 __all__ = ["Found", "MappedModule", "Named", "Trial"]
 
@@ -217,4 +217,4 @@ class _Step(nn.Module):
 
     def forward(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
         """The loss."""
-        return self.module.step_loss(batch, number)
+        return loss_of_step(self.module, batch, number)

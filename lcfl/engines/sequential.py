@@ -15,7 +15,7 @@ from lcfl import rng
 from lcfl.data.examples import Examples
 from lcfl.local.engine import Descent, Gradient, Positions
 from lcfl.local.sgd import sgd_settings
-from lcfl.module import FederatedModule
+from lcfl.module import FederatedModule, loss_of_step
 
 __all__ = ["SequentialEngine"]
 
@@ -90,7 +90,7 @@ class SequentialEngine:
             for number, indices in enumerate(islice(batches, self.max_steps)):
                 batch = self._training_batch(indices)
                 with self.fabric.autocast():
-                    loss = module.step_loss(batch, number)
+                    loss = loss_of_step(module, batch, number)
                 step(loss)
                 losses.append(loss.detach())
         self._keep_buffers()
@@ -182,7 +182,7 @@ class SequentialEngine:
         module = self.load(model).train()
         batch = self._training_batch(indices)
         with module.collecting() as logged, self.fabric.autocast():
-            loss = module.step_loss(batch, number)
+            loss = loss_of_step(module, batch, number)
         parameters = [parameter for parameter in module.network.parameters() if parameter.requires_grad]
         slopes = self._slopes(loss, parameters, create_graph=direction is not None)
         if direction is not None:

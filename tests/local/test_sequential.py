@@ -115,6 +115,33 @@ class Remembering(SplitNetwork):
         return super().forward(inputs - self.embedding.seen)
 
 
+def test_buffers_that_are_filled_later_or_shared_begin_anew_as_they_are():
+    """One that is None at first, one tensor in two layers, and a view of it that the network keeps."""
+    table = torch.arange(4.0)
+
+    class Late(Remembering):
+        def __init__(self):
+            super().__init__()
+            shared = table.clone()
+            self.embedding.register_buffer("late", None, persistent=False)
+            self.embedding.register_buffer("table", shared, persistent=False)
+            self.decision.register_buffer("table", shared, persistent=False)
+            self.tail = self.decision.table[2:]
+
+    module = FederatedModule(Late, cut="decision")
+    network, w = module.network, start(module)
+    network.embedding.late = torch.ones(3)
+    network.embedding.table.mul_(7)
+    module.fill(network, w)
+    assert network.embedding.late is None
+    assert torch.equal(network.embedding.table, table) and torch.equal(network.tail, table[2:])
+    assert network.embedding.table.data_ptr() == network.decision.table.data_ptr()
+    del network.embedding.seen
+    network.decision.table = None
+    module.fill(network, w)
+    assert torch.equal(network.embedding.seen, torch.zeros(2)) and torch.equal(network.decision.table, table)
+
+
 def test_a_buffer_that_is_not_persistent_begins_anew_with_every_model():
     module = FederatedModule(Remembering, cut="decision")
     runs, evaluated = [], []
