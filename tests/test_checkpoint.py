@@ -119,7 +119,9 @@ def test_numpy_scalars_come_back_as_plain_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [b"ab", 1j, (), {1, (2, None)}, torch.Size([2]), torch.float32, bytearray(b"a"), True], ids=repr
+    "value",
+    [b"ab", 1j, (), {1, (2, None)}, torch.Size([2]), torch.float32, bytearray(b"a"), True],
+    ids=lambda value: type(value).__name__,
 )
 def test_every_plain_value_comes_back_as_it_was(tmp_path, value):
     state = full_state()
