@@ -129,18 +129,14 @@ class Federation:
             raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"trainer.name: got {name!r}; it must be the name of one folder.")
-        if logger is not None and not isinstance(logger, bool):
-            logger = [logger] if isinstance(logger, Logger) or not isinstance(logger, Iterable) else list(logger)
-            for each in logger:
-                check_instance("trainer.logger", each, Logger)
         self.rounds, self.clients_per_round, self.evaluate_every = rounds, clients_per_round, evaluate_every
         self.client_dropout, self.final_models = client_dropout, final_models
         self.evaluate_clients, self.client_store = evaluate_clients, client_store
-        self.accelerator, self.devices, self.num_nodes = "cuda" if cuda else "cpu", devices, num_nodes
-        if isinstance(devices, Integral):
-            self.devices = int(devices)  # Fabric knows no numbers of numpy
+        self.accelerator, self.num_nodes = "cuda" if cuda else "cpu", num_nodes
+        self.devices = int(devices) if isinstance(devices, Integral) else devices  # Fabric knows no numbers of numpy
         self.strategy, self.engine, self.precision = strategy, engine, precision
-        self.logger, self.default_root_dir, self.name, self.seed = logger or False, Path(default_root_dir), name, seed
+        self.logger = _as_loggers(logger)
+        self.default_root_dir, self.name, self.seed = Path(default_root_dir), name, seed
         self.fast_dev_run = fast_dev_run
         given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks] * (callbacks is not None)
         # LightningCLI's own callback has the hooks of a Trainer's: only its `setup` is meant for us.
@@ -150,7 +146,7 @@ class Federation:
         ]
         check_callbacks(self.callbacks)
         self._add_default(Checkpoint, enable_checkpointing)
-        self._add_default(Monitor, bool(logger))
+        self._add_default(Monitor, bool(self.logger))
         self._add_default(Progress, enable_progress_bar)
         self.callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))  # saves what the others remember
 
@@ -289,3 +285,17 @@ class Federation:
             engine = checkpoint.read_manifest(resumed)["identity"].get("engine", "auto")
             advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
         return choose(engine, model, datamodule, self.accelerator, self.precision, advice)
+
+
+def _as_loggers(given: Logger | Iterable[Logger] | bool | None) -> list[Logger] | bool:
+    """Loggers as a list, True for the run's own, False for none.
+
+    Raises:
+        TypeError: for what is no logger.
+    """
+    if given is None or isinstance(given, bool):
+        return bool(given)
+    loggers = list(given) if isinstance(given, Iterable) and not isinstance(given, Logger) else [given]
+    for logger in loggers:
+        check_instance("trainer.logger", logger, Logger)
+    return loggers or False
