@@ -161,6 +161,14 @@ def test_other_options_are_refused(sweep, tmp_path):
         sweep("--lr=0.5", layers=[str(layer)]).run(trials)
 
 
+def test_a_sweep_that_is_refused_claims_nothing(sweep, tmp_path):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    sweep("--lr=0.5").run(trials[1:])
+    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs"):
+        sweep("--lr=0.6").run(trials)
+    assert [run.seed for run in sweep("--lr=0.5").run(trials)] == [0, 1]
+
+
 def test_files_may_have_moved(sweep, tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
