@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lcfl.commands import sweep
+from lcfl.cli.commands import sweep
 
 PARTITIONS = {
     "pathological": ["--data.partition=Pathological", "--data.partition.classes_per_client=3"],

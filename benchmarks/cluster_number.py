@@ -13,14 +13,14 @@ from functools import partial
 import torch
 
 from lcfl import Callback, FederatedModule, Federation, Method
-from lcfl.aggregation import ClusterMean
-from lcfl.clustering import ClusterNumberTuning, RefreshedLowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding
-from lcfl.local import LocalTraining
-from lcfl.networks import MLP
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import ClusterNumberTuning, RefreshedLowRankCosine
+from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.local import LocalTraining
+from lcfl.models import MLP
 
 SHOWN = [6, 9, 11, 13, 16, 21, 31, 60]
 

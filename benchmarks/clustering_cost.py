@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lcfl.clustering.kmeans import CLIENTS_AT_A_TIME
-from lcfl.networks import CNN, Layout
-from lcfl.similarity import assign, cosine, project, project_all, squared_to_centres
+from lcfl.methods.clustering.model_kmeans import CLIENTS_AT_A_TIME
+from lcfl.methods.clustering.similarity import assign, cosine, project, project_all, squared_to_centres
+from lcfl.models import CNN, Layout
 
 FLOAT_BYTES = 4
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the entries there")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    size = options.parameters or Layout.of(CNN(num_classes=100)).num_parameters
+    size = options.parameters or Layout.from_network(CNN(num_classes=100)).num_parameters
     draw = torch.Generator().manual_seed(0)
     centre_KP = torch.randn(options.clusters, size, generator=draw)
     block_nP = torch.randn(min(CLIENTS_AT_A_TIME, options.models), size, generator=draw)

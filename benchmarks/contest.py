@@ -26,10 +26,11 @@ from peers.ours import NETWORKS, make_data
 from processes import cpu_seconds, memory_mb, tree
 from torch import Tensor
 
-from lcfl import FederatedModule, rng
+from lcfl import FederatedModule
+from lcfl.core import rng
 from lcfl.data.partition import ClientDirichlet
 from lcfl.data.partition.base import Partition
-from lcfl.local.order import batch_positions
+from lcfl.methods.local.batch_order import batch_positions
 
 __all__ = ["PEERS", "Entry", "Plan", "Runner", "Task", "Unable", "machine"]
 
@@ -129,7 +130,7 @@ class Task:
         """``task.pt``: the samples that are trained on, and who trains on which of them in which order."""
         plan, shares = self.plan, data.population.train
         held = np.concatenate(shares)
-        inputs, targets = data.examples.batch(held, torch.device("cpu"))
+        inputs, targets = data.samples.batch(held, torch.device("cpu"))
         place = {int(index): position for position, index in enumerate(held)}
         consumed, steps = [0] * plan.num_clients, -(-plan.num_samples // plan.batch_size)
         sampled, order = [], []

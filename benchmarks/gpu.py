@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 
 from lcfl import FederatedModule, Federation, Method
-from lcfl.aggregation import ClusterMean, GlobalMean
-from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import CIFAR10, FashionMNIST, FederatedDataset, RandomLike
 from lcfl.data.partition import IID, ClientDirichlet, Partition
-from lcfl.exchange import CentreAndEmbedding, FullModel
-from lcfl.local import LocalTraining
-from lcfl.local.update import LocalData, draw_batches
-from lcfl.networks import CNN, LeNet5
-from lcfl.schedule import Schedule
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import CentreAndEmbedding, FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.local.training import LocalData, draw_batches
+from lcfl.models import CNN, LeNet5
+from lcfl.server.schedule import Schedule
 
 SEED = 0
 LR = 0.01
@@ -123,7 +123,7 @@ def looped(task: Task, precision: str, options: argparse.Namespace) -> dict[str,
             network.load_state_dict(state)
             optimizer = torch.optim.SGD(network.parameters(), lr=LR)
             for batch in batches:
-                inputs, targets = data.examples.training_batch(batch, device)
+                inputs, targets = data.samples.training_batch(batch, device)
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
                     loss = torch.nn.functional.cross_entropy(network(inputs), targets)
                 optimizer.zero_grad()
@@ -154,7 +154,7 @@ def accuracy(network: torch.nn.Module, data: FederatedDataModule, device: torch.
     indices = data.population.test["global"][0]
     right = 0
     for start in range(0, len(indices), 500):
-        inputs, targets = data.examples.batch(indices[start : start + 500], device)
+        inputs, targets = data.samples.batch(indices[start : start + 500], device)
         right += int((network.eval()(inputs).argmax(dim=1) == targets).sum())
     return right / len(indices)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lcfl import rng
-from lcfl.commands.partition import parser as partition_options
+from lcfl.cli.commands.partition import parser as partition_options
+from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.partition import ClassDirichlet, ClientDirichlet, Pathological, Shares
 from lcfl.data.partition.base import Indices, Partition
@@ -112,7 +112,7 @@ def row(name: str, root: str) -> str:
     size_N = sum(np.array([len(each) for each in role]) for role in roles)
     labels_N, share_N = (people.label_counts > 0).sum(axis=1), people.label_counts.max(axis=1) / people.sizes
     protocol = data.protocols[0]
-    majority = 100 * float(np.nanmean(people.majority_accuracy(protocol, data.examples.targets)))
+    majority = 100 * float(np.nanmean(people.majority_accuracy(protocol, data.samples.targets)))
     groups = "-" if people.groups is None else str(len(np.unique(people.groups)))
     cells = [f"`{name}`", STATED[name], groups]
     cells += [f"{size_N.min()}, {np.median(size_N):.0f}, {size_N.mean():.0f}, {size_N.max()}"]

@@ -24,8 +24,8 @@ from typing import Any, get_args
 
 from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 
+from lcfl.distributed.launch import usable_cores
 from lcfl.engines import EngineName
-from lcfl.launch import usable_cores
 
 ENGINES = [name for name in get_args(EngineName) if name != "fused"]  # compiles for seconds and is for GPUs
 TOLERANCE = {"accuracy": 0.005, "loss": 0.002}  # float32 sums in another order; images lie near a border early on

@@ -31,19 +31,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from lcfl import Callback, FederatedModule, Federation, Method, checkpoint
-from lcfl.aggregation import ClusterMean, GlobalMean
-from lcfl.clients import ClientState
-from lcfl.clustering import LowRankCosine
+from lcfl import Callback, FederatedModule, Federation, Method
+from lcfl.core.clients import ClientState
+from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import Partition, Shares
-from lcfl.exchange import CentreAndEmbedding, FullModel
-from lcfl.local import LocalTraining
-from lcfl.networks import LeNet5
-from lcfl.server import Server
-from lcfl.similarity import project_all
-from lcfl.state import FederationState
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.clustering.similarity import project_all
+from lcfl.methods.exchange import CentreAndEmbedding, FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.models import LeNet5
+from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.server.server import Server
 
 METHODS = ("fedavg", "lcfed")
 NUM_CLUSTERS, CLASSES, PER_CLIENT, BATCH, DISTINCT = 10, 10, 20, 16, 97
@@ -120,7 +121,7 @@ class Measured(Callback):
         self.cpu[-1][what] = self.cpu[-1].get(what, 0.0) + self._mark - begin
 
     def on_round_logged(self, server: Server, state: FederationState) -> None:
-        """Once a round, opening rounds left out."""
+        """Once a round, warm-up rounds left out."""
         if state.round <= 0:
             return
         self._spent("rest")
@@ -172,7 +173,7 @@ def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
     with (run.path / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["round"]) >= 0]
     for path in sorted((run.path / "checkpoints").iterdir())[:-1]:
-        checkpoint.remove(path)
+        checkpoint_lookup.remove(path)
     resumed, begin = Measured(), time.perf_counter()
     callbacks = [EverybodyTookPart(), resumed]
     Federation(options.rounds + 1, callbacks=callbacks, **settings).fit(*made, ckpt_path=run.path)

@@ -51,7 +51,7 @@ NAVIGATION = {
             "troubleshooting",
         ],
         "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback", "howto/machines"],
-        "Background": ["api/index", "results", "performance", "project/contributing", "project/changelog"],
+        "Background": ["glossary", "api/index", "results", "performance", "project/contributing", "project/changelog"],
     },
     "partitions": {"": ["partitions/*"]},
     "protocols": {
@@ -63,15 +63,27 @@ NAVIGATION = {
 # The modules of the reference, by what one looks for. Those that are not named here come last.
 GROUPS = {
     "What a script begins with": ["lcfl"],
-    "The four parts of a method": ["lcfl.local", "lcfl.exchange", "lcfl.upload", "lcfl.aggregation", "lcfl.clustering"],
+    "The four parts of a method": [
+        "lcfl.methods.local",
+        "lcfl.methods.exchange",
+        "lcfl.methods.exchange.transforms",
+        "lcfl.methods.aggregation",
+        "lcfl.methods.clustering",
+    ],
     "Data": [
         *("lcfl.data.datamodule", "lcfl.data.datasets", "lcfl.data.partition", "lcfl.data.protocols"),
-        *("lcfl.data.transforms", "lcfl.data.augmentation", "lcfl.data.views", "lcfl.data.examples"),
-        *("lcfl.data.items", "lcfl.data.population", "lcfl.data.split"),
+        *("lcfl.data.transforms", "lcfl.data.augmentation", "lcfl.data.views", "lcfl.data.samples"),
+        *("lcfl.data.conversion", "lcfl.data.population", "lcfl.data.train_test_split"),
     ],
-    "Networks and formulas": ["lcfl.networks", "lcfl.similarity"],
-    "Watching a run, and what it leaves": ["lcfl.callbacks", "lcfl.figures", "lcfl.metrics", "lcfl.result"],
-    "What callbacks and parts are given": ["lcfl.hooks", "lcfl.server", "lcfl.state", "lcfl.clients", "lcfl.messages"],
+    "Networks and formulas": ["lcfl.models", "lcfl.methods.clustering.similarity"],
+    "Watching a run, and what it leaves": ["lcfl.callbacks", "lcfl.figures", "lcfl.server.metrics", "lcfl.runs.result"],
+    "What callbacks and parts are given": [
+        "lcfl.core.callback",
+        "lcfl.server.server",
+        "lcfl.core.state",
+        "lcfl.core.clients",
+        "lcfl.core.messages",
+    ],
 }
 REST = "Inside"
 

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from PIL import Image
 
-from lcfl import cli
-from lcfl.commands import partition
+from lcfl.cli import federated_cli
+from lcfl.cli.commands import partition
 from lcfl.figures.base import COLOURS
 
 # The four parts of a method, and what is the same for every method.
@@ -121,7 +121,7 @@ def draw_monitoring() -> None:
     """The pictures of a run, by the command on the page of the same name."""
     with tempfile.TemporaryDirectory() as folder:
         files = [f"-c={pages.ROOT / 'configs' / name}" for name in ("quickstart.yaml", "methods/fedac.yaml")]
-        run = cli.main(["fit", *files, "--trainer.rounds=40", f"--trainer.default_root_dir={folder}"])
+        run = federated_cli.main(["fit", *files, "--trainer.rounds=40", f"--trainer.default_root_dir={folder}"])
         for path in run.path.glob("figures/*.png"):
             if f"monitoring/{path.name}" in (pages.DOCS / "monitoring.md").read_text():
                 shrink(path, pages.DOCS / "monitoring" / path.name)

@@ -5,14 +5,14 @@ import functools
 import torch
 
 import lcfl
-from lcfl.aggregation import ClusterMean
-from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Digits
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding
-from lcfl.local import LocalTraining
-from lcfl.networks import MLP
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.local import LocalTraining
+from lcfl.models import MLP
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
 
     # Another process opens the same run by its directory, the model and the method.
     again = lcfl.load(run.path, model, method)
-    images, labels = data.examples.batch(data.population.test["own_split"][3], torch.device("cpu"))
+    images, labels = data.samples.batch(data.population.test["own_split"][3], torch.device("cpu"))
     with torch.no_grad():
         predicted = again.model("personal", client=3)(images).argmax(dim=1)
     print("client 3:", int((predicted == labels).sum()), "of", len(labels), "test images right")

@@ -6,13 +6,13 @@ import torch
 from sklearn.datasets import load_wine
 
 import lcfl
-from lcfl.aggregation import GlobalMean
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import ClientDirichlet
-from lcfl.exchange import FullModel
-from lcfl.local import LocalTraining
-from lcfl.networks import MLP
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.models import MLP
 
 
 def main() -> None:

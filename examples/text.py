@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 import lcfl
-from lcfl.aggregation import ClusterMean
-from lcfl.clustering import LowRankCosine
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding
-from lcfl.local import LocalTraining
-from lcfl.networks import split
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.local import LocalTraining
+from lcfl.models import split
 
 TOPICS = [
     "sun rain wind cloud storm snow frost fog heat thunder",

@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 # The commands that are no LightningCLI: each module has a main(args).
 NAMES = ("compare", "configs", "export", "onboard", "partition", "predict", "sweep")
-COMMANDS = {name: f"lcfl.commands.{name}" for name in NAMES}
+COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
 
@@ -70,7 +70,8 @@ def _run(words: list[str], args: list[str] | None) -> None:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like by Ctrl-C: in order
             import_module(COMMANDS[words[0]]).main(words[1:])
         else:
-            import_module("lcfl.cli").main(args)  # LightningCLI warns of words that are also this process's
+            # LightningCLI warns of arguments that are also those of this process.
+            import_module("lcfl.cli.federated_cli").main(args)
     except KeyboardInterrupt:
         sys.exit(130)
     except _mendable() as error:

@@ -9,8 +9,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lcfl.callbacks import Monitor
-from tests.commandline import built, here, parts  # noqa: F401 - fixtures
-from tests.fits import reference, started  # noqa: F401 - fixtures
+from tests.helpers.commandline import built, here, parts  # noqa: F401 - fixtures
+from tests.helpers.fits import reference, started  # noqa: F401 - fixtures
 
 # Autograd looks for devices at the first backward pass of a process. Once torch.export has made some known it would
 # start threads for them, and forked ranks could not compute gradients any more.
@@ -90,7 +90,7 @@ def on_ranks(request):
     """``on_ranks(number, function, *args)``: lcfl's `launch` on so many forked ranks of a CPU."""
     from lightning.fabric import Fabric
 
-    from lcfl.launch import launch
+    from lcfl.distributed.launch import launch
 
     request.getfixturevalue("deadline")  # its time begins when all is imported
 

@@ -11,8 +11,8 @@ import torch
 
 import lcfl
 from lcfl import FederatedModule
-from lcfl.sweep import given_to, parse_grid, points_of
-from tests.commandline import METHODS, printed
+from lcfl.cli.sweep import given_to, parse_grid, points_of
+from tests.helpers.commandline import METHODS, printed
 
 BENCHMARKS = Path(lcfl.__file__).parent.parent / "benchmarks"
 TINY = ["--root", "random", "--num_clients", "4", "--clients_per_round", "2", "--num_samples", "40"]

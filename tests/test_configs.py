@@ -7,13 +7,13 @@ import itertools
 import pytest
 import yaml
 
-from lcfl.aggregation import BlendedClusterMean
-from lcfl.federation import Federation
-from lcfl.local import LocalTraining
-from lcfl.method import Method
-from tests import clustered
-from tests.builders import alone, fedavg, fednova, fedper, fedprox, lg_fedavg, per_fedavg
-from tests.commandline import CONFIGS, DATA, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
+from lcfl.federation.federation import Federation
+from lcfl.methods.aggregation import BlendedClusterMean
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from tests.helpers import clustered
+from tests.helpers.builders import alone, fedavg, fednova, fedper, fedprox, lg_fedavg, per_fedavg
+from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 LARGE = ("CNN", "ResNet9")  # networks whose trial takes seconds

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 import lcfl.data.partition
-from lcfl import cli
 from lcfl.__main__ import COMMANDS
-from lcfl.commands import partition
+from lcfl.cli import federated_cli
+from lcfl.cli.commands import partition
+from lcfl.core.callback import HOOKS
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PROTOCOLS
-from lcfl.hooks import HOOKS
-from lcfl.module import FederatedModule
+from lcfl.models.module import FederatedModule
 from tests.test_readme import PAGES, README, lcfl_commands
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def exists(path):
 @pytest.mark.parametrize("page", TEXTS)
 def test_every_path_below_lcfl_exists(page):
     named = set(re.findall(r"(?<![\w./-])lcfl(?:\.[A-Za-z_]\w*)+", TEXTS[page]))
-    to_be_written = {"lcfl.aggregation.GlobalMedian"}
+    to_be_written = {"lcfl.GlobalMedian"}
     assert not [path for path in named - to_be_written if not exists(path)]
 
 
@@ -77,7 +77,9 @@ def test_options_that_a_methods_page_names_are_in_the_code(text):
     for name, options in re.findall(r"`([A-Z]\w+)\.(\w+)(?=[:`])", text):
         owners = [
             getattr(module, name)
-            for module in map(importlib.import_module, ("lcfl.clustering", "lcfl.local", "lcfl.aggregation"))
+            for module in map(
+                importlib.import_module, ("lcfl.methods.clustering", "lcfl.methods.local", "lcfl.methods.aggregation")
+            )
             if hasattr(module, name)
         ]
         assert not owners or hasattr(owners[0], options) or options in inspect.signature(owners[0]).parameters
@@ -101,7 +103,7 @@ def test_everything_public_is_in_the_reference(pages):
         offered = [name for name in getattr(module, "__all__", []) if not name.startswith("__")]
         assert not [name for name in offered if id(getattr(module, name)) not in documented], package
     shown = "\n".join(pages.reference().values())
-    for name in ("lcfl.Federation", "lcfl.data.partition.IID", "lcfl.clustering.tuning.granularity"):
+    for name in ("lcfl.Federation", "lcfl.data.partition.IID", "lcfl.methods.clustering.tuning.granularity"):
         assert f":: {name}\n" in shown
     assert len(re.findall(r"^\.\. auto(?:class|function):: (.*)$", shown, re.MULTILINE)) == len(
         set(re.findall(r"^\.\. auto(?:class|function):: (.*)$", shown, re.MULTILINE))
@@ -224,6 +226,6 @@ def test_command_is_understood(arguments, monkeypatch, capsys):
         str(ROOT / "configs/quickstart.yaml") if word.endswith("version_0/config.yaml") else word for word in words
     ]
     with pytest.raises(SystemExit) as left:
-        cli.main([command, *words, "--print_config"])
+        federated_cli.main([command, *words, "--print_config"])
     assert left.value.code in (0, None)
     assert "trainer:" in capsys.readouterr().out

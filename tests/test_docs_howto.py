@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lcfl import cli
 from lcfl.__main__ import COMMANDS
+from lcfl.cli import federated_cli
 from tests.test_readme import lcfl_commands, marked
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,7 @@ def followed(here):
             if command in COMMANDS:
                 import_module(COMMANDS[command]).main(words)
             else:
-                result = cli.main([command, *words, *SHORT])
+                result = federated_cli.main([command, *words, *SHORT])
         return result
 
     return follow

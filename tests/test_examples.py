@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import lcfl
-from lcfl import cli
-from lcfl.aggregation import ClusterMean
-from lcfl.clustering import LowRankCosine
+from lcfl.cli import federated_cli
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding
-from lcfl.local import LocalTraining
-from lcfl.networks import MLP
-from tests.commandline import KIND_OF_METHOD
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.local import LocalTraining
+from lcfl.models import MLP
+from tests.helpers.commandline import KIND_OF_METHOD
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,7 +50,7 @@ def test_script(here, capsys, script, accuracy):
 def test_own_data_under_every_method(here, method):
     (here / "own.py").symlink_to(ROOT / "examples/own.py")
     words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml")]
-    assert cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
+    assert federated_cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
 
 
 def test_everything_here_is_tested():

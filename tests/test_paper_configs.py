@@ -6,7 +6,7 @@ import shlex
 import pytest
 import yaml
 
-from tests.commandline import CONFIGS, DATA, PAPERS, files, lcfl, printed
+from tests.helpers.commandline import CONFIGS, DATA, PAPERS, files, lcfl, printed
 
 # (paper, table) -> data set -> partitions, as the tables are printed.
 LCFED_PARTITIONS = {

@@ -14,8 +14,8 @@ import yaml
 
 import lcfl
 import lcfl.data.partition
-from lcfl import cli
 from lcfl.__main__ import COMMANDS
+from lcfl.cli import federated_cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "logs/README.md"]
@@ -90,7 +90,7 @@ def test_adding_a_method_as_written(here, monkeypatch):
     trial, training = marked(CONTRIBUTING, "block: try").splitlines()
     monkeypatch.setenv("LCFL", str(ROOT))
     (words,) = lcfl_commands(f"```bash\n{os.path.expandvars(trial)}\n```")
-    assert cli.main(words).metrics
+    assert federated_cli.main(words).metrics
     assert not (here / "logs").exists()
     assert trial == f"{training} --trainer.fast_dev_run true"
     assert "2 passed" in run(marked(CONTRIBUTING, "block: prove").strip() + " -p no:cacheprovider --basetemp=tmp", here)
@@ -108,7 +108,7 @@ def test_command_is_understood(arguments, monkeypatch, capsys):
         assert parser.parse_known_args(arguments[1:]) if arguments[0] == "sweep" else parser.parse_args(arguments[1:])
         return
     with pytest.raises(SystemExit) as left:
-        cli.main([*arguments, "--print_config"])
+        federated_cli.main([*arguments, "--print_config"])
     assert left.value.code in (0, None)
     assert "trainer:" in capsys.readouterr().out
 

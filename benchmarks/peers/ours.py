@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from lcfl import Callback, FederatedModule, Federation, Method
-from lcfl.aggregation import GlobalMean
+from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import CIFAR10, FashionMNIST, RandomLike
 from lcfl.data.partition import FromFile, Partition
-from lcfl.exchange import FullModel
-from lcfl.local import LocalTraining
-from lcfl.networks import CNN, LeNet5
-from lcfl.server import Server
-from lcfl.state import FederationState
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.models import CNN, LeNet5
+from lcfl.server.server import Server
 from peers.common import Gate
 
 NETWORKS = {"lenet": functools.partial(LeNet5, in_channels=1, image_size=28, padding=2), "cnn": CNN}

@@ -5,12 +5,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from lcfl import checkpoint
-from lcfl.callbacks.monitored import Monitored
-from lcfl.files import write_json
-from lcfl.hooks import Callback
-from lcfl.server import Server
-from lcfl.state import FederationState
+from lcfl.callbacks.monitored_metric import MonitoredMetric
+from lcfl.core.callback import Callback
+from lcfl.core.files import write_json
+from lcfl.core.state import FederationState
+from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.server.server import Server
 
 __all__ = ["Checkpoint"]
 
@@ -40,7 +40,7 @@ class Checkpoint(Callback):
             if value is not None and value < 1:
                 raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
         self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode
-        self._monitored = None if monitor is None else Monitored("Checkpoint", monitor, mode)
+        self._monitored = None if monitor is None else MonitoredMetric("Checkpoint", monitor, mode)
         self.best: dict[str, Any] | None = None
         self._written: int | None = None
 
@@ -121,4 +121,4 @@ class Checkpoint(Callback):
         best = None if self.best is None else self.best["round"]
         for number, path in found[: -self.keep_last]:
             if number != best:
-                checkpoint.remove(path)
+                checkpoint_lookup.remove(path)

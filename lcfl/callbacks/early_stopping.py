@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lcfl.callbacks.monitored import Monitored
-from lcfl.hooks import Callback
-from lcfl.server import Server
-from lcfl.state import FederationState
+from lcfl.callbacks.monitored_metric import MonitoredMetric
+from lcfl.core.callback import Callback
+from lcfl.core.state import FederationState
+from lcfl.server.server import Server
 
 __all__ = ["EarlyStopping"]
 
@@ -35,7 +35,7 @@ class EarlyStopping(Callback):
                 f"EarlyStopping: got patience={patience}, min_delta={min_delta}; needed are >= 1 and >= 0."
             )
         self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
-        self._monitored = Monitored("EarlyStopping", monitor, mode)
+        self._monitored = MonitoredMetric("EarlyStopping", monitor, mode)
         self._best: float | None = None
         self._waited = 0
 

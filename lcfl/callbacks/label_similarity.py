@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from lcfl import figures
-from lcfl.evaluation import raise_failures
-from lcfl.files import write_json
-from lcfl.hooks import Callback
-from lcfl.local import LocalTraining
-from lcfl.server import Server
-from lcfl.similarity import cosine, kl_divergence, principal_components, project
-from lcfl.state import FederationState
-from lcfl.wording import few
-from lcfl.worker import LocalResult, LocalTask
+from lcfl.core.callback import Callback
+from lcfl.core.files import write_json
+from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
+from lcfl.distributed.worker import TrainingResult, TrainingTask
+from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
+from lcfl.methods.local import LocalTraining
+from lcfl.server.evaluation import raise_failures
+from lcfl.server.server import Server
 
 __all__ = ["LabelSimilarity", "correlations"]
 
@@ -76,7 +76,7 @@ class LabelSimilarity(Callback):
             diverged = clients[~is_finite_n.numpy()].tolist()
             warnings.warn(
                 f"LabelSimilarity: {len(diverged)} of {len(clients)} fine-tuned models are not finite "
-                f"({few(diverged)}); they are not compared. A smaller learning rate may help.",
+                f"({abbreviated(diverged)}); they are not compared. A smaller learning rate may help.",
                 stacklevel=2,
             )
             clients, model_nP = clients[is_finite_n.numpy()], model_nP[is_finite_n]
@@ -105,12 +105,12 @@ class LabelSimilarity(Callback):
         """Models ``[n, P]`` of a local run of every client from what the server would send it."""
         exchange = server.method.exchange
         tasks = [
-            LocalTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
+            TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
             for i in clients
         ]
-        results: list[LocalResult] = server.ranks.map(tasks, [server.work_of(task) for task in tasks])
+        results: list[TrainingResult] = server.ranks.map(tasks, [server.cost_of(task) for task in tasks])
         raise_failures(results)
-        return torch.stack([result.trained.model[: server.layout.num_parameters] for result in results])
+        return torch.stack([result.output.model[: server.layout.num_parameters] for result in results])
 
 
 def correlations(divergence_nn: Tensor, measures: Mapping[str, Tensor]) -> dict[str, dict[str, float | None]]:

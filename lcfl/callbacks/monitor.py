@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl import figures
-from lcfl.clustering.tuning import StoredModels, granularity
-from lcfl.hooks import Callback
-from lcfl.metrics import Evaluation
-from lcfl.server import Server
-from lcfl.similarity import cosine
-from lcfl.state import FederationState
+from lcfl.core.callback import Callback
+from lcfl.core.state import FederationState
+from lcfl.methods.clustering.similarity import cosine
+from lcfl.methods.clustering.tuning import StoredModels, granularity
+from lcfl.server.metrics import Evaluation
+from lcfl.server.server import Server
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ class Monitor(Callback):
     """Writes histograms and pictures to the loggers that take them and the pictures to ``figures/`` too.
 
     Before the first round the picture ``figures/partition``: how many training images of each class every
-    client has. After the opening rounds what clusterings show of their own, e.g. ``figures/distances`` (FedClust).
+    client has. After the warm-up rounds what clusterings show of their own, e.g. ``figures/distances`` (FedClust).
     At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies; where a
     method clusters, ``cluster/members``, the histogram of the cluster numbers.
     At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
@@ -76,8 +76,8 @@ class Monitor(Callback):
             self._step = 0
             self._draw_partition(server)
 
-    def on_opening_end(self, server: Server, state: FederationState) -> None:
-        """The clusterings' own pictures after the last opening round."""
+    def on_extra_round_end(self, server: Server, state: FederationState) -> None:
+        """The clusterings' own pictures after the last warm-up round."""
         if state.round == -1:
             self._step = 0
             for clustering in server.method.clustering:

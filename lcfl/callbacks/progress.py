@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 
 from lcfl.callbacks.checkpoint import Checkpoint
-from lcfl.hooks import Callback
-from lcfl.messages import Uplink
-from lcfl.metrics import Evaluation
-from lcfl.server import Server
-from lcfl.state import FederationState
+from lcfl.core.callback import Callback
+from lcfl.core.messages import Uplink
+from lcfl.core.state import FederationState
+from lcfl.server.metrics import Evaluation
+from lcfl.server.server import Server
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,14 +52,14 @@ class Progress(Callback):
         self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
         console = make_console()
         say(console, describe(server))
-        if state.round > -len(server.method.openings(server.data.num_participants)):
+        if state.round > -len(server.method.warmup_rounds(server.data.num_participants)):
             say(console, resumed(server))
         if console.is_interactive:
             self._live = start_live(console)
 
-    def on_opening_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
+    def on_extra_round_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
         """A line, or the bar's first status: how many clients ran before the first round."""
-        what = "opening round" if state.round < 0 else f"extra round before round {state.round}"
+        what = "warm-up round" if state.round < 0 else f"extra round before round {state.round}"
         text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
         if self._live is None:
             say(make_console(), text)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lcfl.wording import check_choices
+from lcfl.core.validation import check_choices
 
 __all__ = ["Augmentation", "CropAndFlip"]
 

@@ -14,18 +14,18 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
-from lcfl import rng
+from lcfl.core import rng
+from lcfl.core.files import write_json
+from lcfl.core.validation import abbreviated, check_choice, check_instance
 from lcfl.data.datasets import FederatedDataset, RandomLike
-from lcfl.data.examples import Examples
 from lcfl.data.partition.base import Indices, Partition, Shares
 from lcfl.data.partition.uniform import IID
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
-from lcfl.data.split import split_apart, split_together
+from lcfl.data.samples import Samples
+from lcfl.data.train_test_split import split_apart, split_together
 from lcfl.data.transforms import ClientTransform, true_groups
-from lcfl.data.views import SeenExamples, View, seen_labels
-from lcfl.files import write_json
-from lcfl.wording import check_choice, check_instance, few
+from lcfl.data.views import View, ViewedSamples, seen_labels
 
 __all__ = ["FederatedDataModule", "errors_of"]
 
@@ -98,11 +98,11 @@ class FederatedDataModule(LightningDataModule):
         self.client_transforms = list(client_transforms)
         self.seed = seed
         self._check_arguments()
-        self._loaded: tuple[Examples, Population] | None = None
-        self._seen: dict[tuple[View, ...], Examples] = {}
+        self._loaded: tuple[Samples, Population] | None = None
+        self._seen: dict[tuple[View, ...], Samples] = {}
 
     @property
-    def examples(self) -> Examples:
+    def samples(self) -> Samples:
         """All images by index, in memory possibly only those of ``population.images``; there after ``setup``."""
         return self._after_setup()[0]
 
@@ -129,14 +129,14 @@ class FederatedDataModule(LightningDataModule):
         """How many clients are in the federation in every one of so many rounds: N without newcomers and leavers."""
         return self.num_participants - sum(first < rounds for first in self.leavers.values())
 
-    def seen_by(self, client: int) -> Examples:
+    def seen_by(self, client: int) -> Samples:
         """All images as a client sees them; the same object for clients that see them alike."""
-        examples, population = self._after_setup()
+        samples, population = self._after_setup()
         if population.views is None:
-            return examples
+            return samples
         views = population.views[client]
         if views not in self._seen:
-            self._seen[views] = SeenExamples(examples, views)
+            self._seen[views] = ViewedSamples(samples, views)
         return self._seen[views]
 
     def prepare_data(self) -> None:
@@ -151,25 +151,25 @@ class FederatedDataModule(LightningDataModule):
             for transform in self.client_transforms:
                 transform.check(self.dataset.shape, self.dataset.dtype)
         with errors_of("data.dataset"):
-            examples = self.dataset.load()
+            samples = self.dataset.load()
         official = [name for name in self.protocols if name != "own_split"]
-        if official and examples.num_train == len(examples):
+        if official and samples.num_train == len(samples):
             raise ValueError(
                 f"the protocol {official[0]} tests on official test images, {type(self.dataset).__name__} has none; "
                 "use data.protocols: [own_split]"
             )
-        pool = examples.targets if self.pool == "all" else examples.targets[: examples.num_train]
+        pool = samples.targets if self.pool == "all" else samples.targets[: samples.num_train]
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split, proxy = self._without_proxy(self._split(shares, examples))
+        split, proxy = self._without_proxy(self._split(shares, samples))
         tests = self._tests(split)
         with errors_of("data.client_transforms"):
-            groups, views = self._views(shares.groups, examples.num_classes)
+            groups, views = self._views(shares.groups, samples.num_classes)
         seen = [
-            seen_labels(examples.targets[train], own)
+            seen_labels(samples.targets[train], own)
             for train, own in zip(split.train, views or [()] * self.num_clients, strict=True)
         ]
-        label_counts = np.stack([np.bincount(labels, minlength=examples.num_classes) for labels in seen])
+        label_counts = np.stack([np.bincount(labels, minlength=samples.num_classes) for labels in seen])
         population = Population(
             split.train,
             split.val,
@@ -182,7 +182,7 @@ class FederatedDataModule(LightningDataModule):
             self.newcomer_clients,
             proxy,
         )
-        self._loaded = examples.only(population.images), population
+        self._loaded = samples.only(population.images), population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
         """The same clients, each with a few random inputs of the same shape and classes, dealt out IID: for a trial."""
@@ -222,7 +222,7 @@ class FederatedDataModule(LightningDataModule):
 
         The file is replaced as a whole, and ``lcfl.data.partition.FromFile`` reads it.
         """
-        write_json(path, {"data_fingerprint": self.examples.fingerprint(), **self.population.to_dict()})
+        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **self.population.to_dict()})
 
     def _check_arguments(self) -> None:
         check_instance("data.dataset", self.dataset, FederatedDataset, " Datasets makes one of your own data sets.")
@@ -262,10 +262,10 @@ class FederatedDataModule(LightningDataModule):
         if len(self.leavers) == len(known):
             raise ValueError(f"data.leavers: all {len(known)} clients leave; at least one must stay.")
 
-    def _split(self, shares: Shares, examples: Examples) -> Split:
+    def _split(self, shares: Shares, samples: Samples) -> Split:
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
         split = split_together if shares.overlapping else split_apart
-        roles = split(shares.indices, examples.targets, test_fraction, self.val_fraction, self.seed)
+        roles = split(shares.indices, samples.targets, test_fraction, self.val_fraction, self.seed)
         for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
             if lengths[0] == 0:
                 raise ValueError(
@@ -273,8 +273,8 @@ class FederatedDataModule(LightningDataModule):
                     f"testing, {lengths[1]} for validation; lower data.val_fraction or data.num_clients"
                 )
         held = np.concatenate(shares.indices)
-        official = np.setdiff1d(np.arange(examples.num_train, len(examples)), held)
-        return Split(*roles, official, examples.targets, self.seed)
+        official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
+        return Split(*roles, official, samples.targets, self.seed)
 
     def _without_proxy(self, split: Split) -> tuple[Split, Indices]:
         """The split whose official test images are those that are not in the proxy set, and the proxy set, ascending.
@@ -295,7 +295,7 @@ class FederatedDataModule(LightningDataModule):
         if len(missing):
             warnings.warn(
                 f"data.proxy: the {self.proxy} images of the proxy set show none of the {len(missing)} labels "
-                f"{few(missing, 10)}, which clients learn: what is tried on it says nothing about these. Raise "
+                f"{abbreviated(missing, 10)}, which clients learn: what is tried on it says nothing about these. Raise "
                 "data.proxy.",
                 stacklevel=2,
             )
@@ -322,16 +322,16 @@ class FederatedDataModule(LightningDataModule):
                 )
         return tests
 
-    def _after_setup(self) -> tuple[Examples, Population]:
+    def _after_setup(self) -> tuple[Samples, Population]:
         if self._loaded is None:
             raise RuntimeError("the data is not there yet; call prepare_data() and setup() first")
         return self._loaded
 
     def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
-        by_view: dict[Examples, list[Indices]] = {}
+        by_view: dict[Samples, list[Indices]] = {}
         for client, indices in enumerate(lists):
-            by_view.setdefault(self.examples if plain else self.seen_by(client), []).append(indices)
-        parts = [_Pooled(examples, np.unique(np.concatenate(each)), is_train) for examples, each in by_view.items()]
+            by_view.setdefault(self.samples if plain else self.seen_by(client), []).append(indices)
+        parts = [_Pooled(samples, np.unique(np.concatenate(each)), is_train) for samples, each in by_view.items()]
         pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
         collate = _as_it_is if len(parts) == 1 else default_collate
         drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
@@ -360,8 +360,8 @@ class _OneGroup(Partition):
 class _Pooled(Dataset[Any]):
     """Some images as a data set that fetches whole batches, which torch's loader asks for by ``__getitems__``."""
 
-    def __init__(self, examples: Examples, indices: Indices, is_train: bool) -> None:
-        self.gather = examples.training_batch if is_train else examples.batch
+    def __init__(self, samples: Samples, indices: Indices, is_train: bool) -> None:
+        self.gather = samples.training_batch if is_train else samples.batch
         self.indices = indices
 
     def __len__(self) -> int:

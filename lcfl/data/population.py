@@ -19,7 +19,7 @@ __all__ = ["Population"]
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients and their images, as ascending int64 indices into ``Examples``.
+    """The clients and their images, as ascending int64 indices into ``Samples``.
 
     Args:
         train: per client the indices it trains on, never empty.

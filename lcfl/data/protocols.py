@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lcfl import rng
+from lcfl.core import rng
 from lcfl.data.partition.base import Indices
 
 __all__ = ["PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]

@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from lcfl import rng
+from lcfl.core import rng
+from lcfl.core.validation import check_choices
 from lcfl.data.partition.base import Indices
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
-from lcfl.wording import check_choices
 
 __all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "true_groups"]
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.data.examples import Examples
+from lcfl.data.samples import Samples
 
-__all__ = ["Noise", "QuarterTurns", "Relabelling", "SeenExamples", "View", "seen_labels", "standard_normal"]
+__all__ = ["Noise", "QuarterTurns", "Relabelling", "ViewedSamples", "View", "seen_labels", "standard_normal"]
 
 
 @dataclass(frozen=True)
@@ -77,34 +77,34 @@ def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.
     return targets.numpy()
 
 
-class SeenExamples(Examples):
+class ViewedSamples(Samples):
     """All images of a data set as some clients see them.
 
     Args:
-        examples: the images as they are.
+        samples: the images as they are.
         views: what their batches go through, in this order.
     """
 
-    def __init__(self, examples: Examples, views: tuple[View, ...]) -> None:
-        targets = torch.from_numpy(seen_labels(examples.targets, views))
-        super().__init__(targets, examples.num_train, examples.num_classes)
-        self.examples, self.views = examples, views
+    def __init__(self, samples: Samples, views: tuple[View, ...]) -> None:
+        targets = torch.from_numpy(seen_labels(samples.targets, views))
+        super().__init__(targets, samples.num_train, samples.num_classes)
+        self.samples, self.views = samples, views
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The batch as it is, then every view of it."""
-        return self._seen(self.examples.batch(indices, device), indices)
+        return self._seen(self.samples.batch(indices, device), indices)
 
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The training batch, augmented where that is so, then every view of it."""
-        return self._seen(self.examples.training_batch(indices, device), indices)
+        return self._seen(self.samples.training_batch(indices, device), indices)
 
     def is_random(self, training: bool) -> bool:
         """As of the images themselves: views are functions."""
-        return self.examples.is_random(training)
+        return self.samples.is_random(training)
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """As of the images themselves: turns stay, and noise is scaled back with them."""
-        return self.examples.pixels(inputs)
+        return self.samples.pixels(inputs)
 
     def _seen(self, batch: tuple[Tensor, Tensor], indices: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = batch
@@ -115,7 +115,7 @@ class SeenExamples(Examples):
 
     def fingerprint(self) -> str:
         """SHA-256 of the images and the views."""
-        return hashlib.sha256(f"{self.examples.fingerprint()}/{self.views}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.samples.fingerprint()}/{self.views}".encode()).hexdigest()
 
 
 def standard_normal(key: int, indices: Tensor, num_values: int) -> Tensor:

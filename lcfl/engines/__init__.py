@@ -1,9 +1,17 @@
 """What carries out a client's local run on a rank; a method does not know which one it is."""
 
-from lcfl.engines.choice import EngineName, choose, make
 from lcfl.engines.compiled import CompiledEngine
 from lcfl.engines.fused import FusedEngine
+from lcfl.engines.selection import EngineName, choose_engine, make_engine
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine
 
-__all__ = ["CompiledEngine", "EngineName", "FusedEngine", "SequentialEngine", "StackedEngine", "choose", "make"]
+__all__ = [
+    "CompiledEngine",
+    "EngineName",
+    "FusedEngine",
+    "SequentialEngine",
+    "StackedEngine",
+    "choose_engine",
+    "make_engine",
+]

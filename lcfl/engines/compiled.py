@@ -12,13 +12,13 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from lcfl.data.examples import Examples
+from lcfl.data.samples import Samples
 from lcfl.engines import kernels
-from lcfl.engines.program import Program, Unsupported, trace
 from lcfl.engines.sequential import SequentialEngine
-from lcfl.local.engine import Descent, Gradient, Positions
-from lcfl.local.sgd import sgd_settings
-from lcfl.module import FederatedModule
+from lcfl.engines.tracing import Program, Unsupported, trace
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.sgd import sgd_settings
+from lcfl.models.module import FederatedModule
 
 __all__ = ["CompiledEngine", "check_compiled"]
 
@@ -89,7 +89,7 @@ class CompiledEngine(SequentialEngine):
     Args:
         fabric: on a CPU in float32.
         module: one that `check_compiled` accepts.
-        examples: the pool that batches are gathered from; the worker sets it to what the client sees.
+        samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         shape: of one input of the network.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
     """
@@ -98,11 +98,11 @@ class CompiledEngine(SequentialEngine):
         self,
         fabric: Fabric,
         module: FederatedModule,
-        examples: Examples,
+        samples: Samples,
         shape: Sequence[int],
         max_steps: int | None = None,
     ) -> None:
-        super().__init__(fabric, module, examples, max_steps)
+        super().__init__(fabric, module, samples, max_steps)
         self._kernels, program = kernels.load(), trace(module.network, shape)
         ops = (kernels.Op * len(program.ops))(*program.ops)
         values = (kernels.Value * len(program.values))(*program.values)
@@ -115,15 +115,15 @@ class CompiledEngine(SequentialEngine):
         self._num_classes = program.values[program.output].channels
         self._shape = torch.Size(shape)
 
-    def descend(
+    def run_optimizer(
         self,
         start: Tensor,
-        batches: Iterable[Positions],
+        batches: Iterable[Indices],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> Descent:
-        """See `lcfl.local.engine.Engine.descend`."""
+    ) -> OptimizerRun:
+        """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         model, buffers = self._opened(start)
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
@@ -139,17 +139,17 @@ class CompiledEngine(SequentialEngine):
             sgd.first = number == 0
             losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *places))
         self._close(buffers)
-        return Descent(model, sum(losses) / len(losses), {})
+        return OptimizerRun(model, sum(losses) / len(losses), {})
 
     def gradient(
         self,
         model: Tensor,
-        batch: Positions,
+        batch: Indices,
         number: int = 0,
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> Gradient:
-        """See `lcfl.local.engine.Engine.gradient`."""
+        """See `lcfl.methods.local.engine.Engine.gradient`."""
         model, buffers = self._opened(model)
         loss = self._differentiate_at(model, buffers, batch)
         vector, parameters = self._gradient.clone(), model[: self._num_parameters]
@@ -182,13 +182,13 @@ class CompiledEngine(SequentialEngine):
             return model, model[self._num_parameters :]
         return model, apart.pack(self.module.network) if self.buffers is None else self.buffers.clone()
 
-    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Positions) -> float:
+    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices) -> float:
         """Puts the gradient of L_sup ``[P]`` into `_gradient`; the loss."""
         if self._needs_two and len(indices) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
             )
-        inputs, targets = self.examples.training_batch(indices, self.device)
+        inputs, targets = self.samples.training_batch(indices, self.device)
         inputs = self._checked(inputs)
         if targets.dtype != torch.int64:
             raise ValueError(f"labels: got {targets.dtype}; needed is torch.int64.")

@@ -15,16 +15,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from lcfl.engines import kernels
-from lcfl.engines.mapped import Found, Named
-from lcfl.engines.program import Unsupported
-from lcfl.engines.rows import Rows, at
 from lcfl.engines.stacked import Pulls, StackedEngine, check_stacked
-from lcfl.module import FederatedModule
+from lcfl.engines.stacks import Rows, at
+from lcfl.engines.tracing import Unsupported
+from lcfl.engines.vmapped import Named, StepOutput
+from lcfl.models.module import FederatedModule
 
 __all__ = ["FusedEngine", "check_fused"]
 
 LOGGER = logging.getLogger(__name__)
-StepProgram = Callable[..., tuple[Named, Found]]  # of parameters, buffers, inputs, targets and the two pulls
+StepProgram = Callable[..., tuple[Named, StepOutput]]  # of parameters, buffers, inputs, targets and the two pulls
 
 
 def check_fused(
@@ -81,7 +81,7 @@ class FusedEngine(StackedEngine):
         number: int,
         pulls: Pulls,
         directions: Tensor | None = None,
-    ) -> tuple[Named, Found]:
+    ) -> tuple[Named, StepOutput]:
         inputs, targets = batch
         count, length = targets.shape
         if directions is not None or length > self._batch_size:
@@ -109,7 +109,7 @@ class FusedEngine(StackedEngine):
             LOGGER.info("Engine fused: compiled a step of %d clients in %.1f s.", clients, seconds)
         kept = {name: each[:count].clone() for name, each in found.buffers.items()}
         losses = found.losses[:count].clone()  # gradients are used up before the next step, these are not
-        return {name: each[:count] for name, each in slopes.items()}, Found(losses, {}, kept)
+        return {name: each[:count] for name, each in slopes.items()}, StepOutput(losses, {}, kept)
 
     def _places(self, length: int, count: int) -> Rows:
         """Places of so many entries, and then of the last one again, up to a count."""
@@ -125,7 +125,7 @@ class FusedEngine(StackedEngine):
             targets: Tensor,
             centre: Tensor | None,
             embedding: Tensor | None,
-        ) -> tuple[Named, Found]:
+        ) -> tuple[Named, StepOutput]:
             # Copies: tracing must change nothing, and a program that writes into its inputs would be no CUDA graph.
             own = {name: each.clone() for name, each in buffers.items()}
             return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from lcfl import rng
+from lcfl.core import rng
 
-__all__ = ["Ask", "in_lockstep"]
+__all__ = ["Ask", "run_in_lockstep"]
 
 Ask = Callable[[Any], Any]
 Result = TypeVar("Result")
 
 
-def in_lockstep(
+def run_in_lockstep(
     works: Sequence[Callable[[Ask], Result]], answer: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Result]:
     """Runs functions that ask questions; when each of them waits or has ended, all questions are answered at once.
@@ -34,7 +34,7 @@ def in_lockstep(
         BaseException: what one of them, or `answer`, raised; none of them goes on after that.
     """
     parts = [_Part(work) for work in works]
-    with rng.kept():
+    with rng.preserved():
         try:
             waiting = [part for part in parts if part.go_on()]
             while waiting:
@@ -93,7 +93,7 @@ class _Part(Generic[Result]):
 
     def _ask(self, question: Any) -> Any:
         self.question, self._waits = question, True
-        with rng.kept():
+        with rng.preserved():
             self._pause.release()
             self._turn.acquire()
         if isinstance(self._answer, BaseException):

@@ -11,11 +11,11 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lcfl import rng
-from lcfl.data.examples import Examples
-from lcfl.local.engine import Descent, Gradient, Positions
-from lcfl.local.sgd import sgd_settings
-from lcfl.module import FederatedModule, loss_of_step
+from lcfl.core import rng
+from lcfl.data.samples import Samples
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.sgd import sgd_settings
+from lcfl.models.module import FederatedModule, loss_of_step
 
 __all__ = ["SequentialEngine"]
 
@@ -37,7 +37,7 @@ class SequentialEngine:
     Args:
         fabric: gives device and precision.
         module: its `training_step` and `configure_optimizers` define the local work.
-        examples: the pool that batches are gathered from; the worker sets it to what the client sees.
+        samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
 
     Attributes:
@@ -46,14 +46,12 @@ class SequentialEngine:
             (``model.buffer_policy: local``).
     """
 
-    def __init__(
-        self, fabric: Fabric, module: FederatedModule, examples: Examples, max_steps: int | None = None
-    ) -> None:
+    def __init__(self, fabric: Fabric, module: FederatedModule, samples: Samples, max_steps: int | None = None) -> None:
         self.fabric = fabric
         self.device = fabric.device
         self.module = module.to(self.device)
         self.layout = module.layout
-        self.examples = examples
+        self.samples = samples
         self.max_steps = max_steps
         self.buffers: Tensor | None = None
         self._channels_last: bool | None = None  # until the first images have been seen
@@ -73,15 +71,15 @@ class SequentialEngine:
         self.module.fill(self.module.network, model.to(self.device), buffers)
         return self.module
 
-    def descend(
+    def run_optimizer(
         self,
         start: Tensor,
-        batches: Iterable[Positions],
+        batches: Iterable[Indices],
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> Descent:
-        """See `lcfl.local.engine.Engine.descend`."""
+    ) -> OptimizerRun:
+        """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         module = self.load(start).train()
         self._pull_towards(centre, embedding)
         step = self._stepper(rate_scale)
@@ -95,7 +93,7 @@ class SequentialEngine:
                 losses.append(loss.detach())
         self._keep_buffers()
         means = {name: _mean(values) for name, values in logged.items()}
-        return Descent(self.layout.pack(module.network), _mean(losses), means)
+        return OptimizerRun(self.layout.pack(module.network), _mean(losses), means)
 
     def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
         """What makes a step of a new run from a loss: plain SGD by itself, any other optimizer by its own object."""
@@ -104,11 +102,11 @@ class SequentialEngine:
             parameters = [parameter for parameter in self.module.network.parameters() if parameter.requires_grad]
             velocities: list[Tensor | None] = [None] * len(parameters)
 
-            def descend(loss: Tensor) -> None:
+            def run_optimizer(loss: Tensor) -> None:
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 settings.step(parameters, gradients, velocities, rate_scale)
 
-            return descend
+            return run_optimizer
         self._fresh_scaler()
         optimizer = self.module.configure_optimizers()
         if not isinstance(optimizer, Optimizer):
@@ -127,8 +125,8 @@ class SequentialEngine:
 
         return step
 
-    def _training_batch(self, indices: Positions) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.examples.training_batch(indices, self.device)
+    def _training_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.samples.training_batch(indices, self.device)
         return self._arranged(inputs), targets
 
     def _arranged(self, inputs: Tensor) -> Tensor:
@@ -148,7 +146,7 @@ class SequentialEngine:
             return False
         network = copy.deepcopy(self.module.network).to(memory_format=torch.channels_last).eval()
         try:
-            with rng.kept():
+            with rng.preserved():
                 network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
@@ -157,17 +155,17 @@ class SequentialEngine:
     def gradient(
         self,
         model: Tensor,
-        batch: Positions,
+        batch: Indices,
         number: int = 0,
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> Gradient:
-        """See `lcfl.local.engine.Engine.gradient`."""
+        """See `lcfl.methods.local.engine.Engine.gradient`."""
         self._pull_towards(centre, embedding)
         return self._differentiate(model, batch, number, None)
 
-    def hessian_product(self, model: Tensor, batch: Positions, direction: Tensor, number: int = 0) -> Gradient:
-        """See `lcfl.local.engine.Engine.hessian_product`."""
+    def hessian_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
+        """See `lcfl.methods.local.engine.Engine.hessian_product`."""
         self._pull_towards(None, None)
         return self._differentiate(model, batch, number, direction)
 
@@ -177,7 +175,7 @@ class SequentialEngine:
             embedding=None if embedding is None else embedding.to(self.device),
         )
 
-    def _differentiate(self, model: Tensor, indices: Positions, number: int, direction: Tensor | None) -> Gradient:
+    def _differentiate(self, model: Tensor, indices: Indices, number: int, direction: Tensor | None) -> Gradient:
         """The gradient, or its derivative along `direction`, with what else the forward pass gave."""
         module = self.load(model).train()
         batch = self._training_batch(indices)
@@ -231,24 +229,24 @@ class SequentialEngine:
         return torch.cat(flat) if flat else torch.empty(0)
 
     @torch.no_grad()
-    def loss(self, model: Tensor, indices: Positions) -> float:
-        """See `lcfl.local.engine.Engine.loss`."""
-        scored = (all_of.split(SCORED_BATCH) for all_of in self.scores(model, self.examples, indices))
+    def loss(self, model: Tensor, indices: Indices) -> float:
+        """See `lcfl.methods.local.engine.Engine.loss`."""
+        scored = (all_of.split(SCORED_BATCH) for all_of in self.scores(model, self.samples, indices))
         total = sum(float(self.module.loss(*batch)) * len(batch[1]) for batch in zip(*scored, strict=True))
         return total / len(indices)
 
     @torch.no_grad()
-    def scores(self, model: Tensor, examples: Examples, indices: Positions) -> tuple[Tensor, Tensor]:
+    def scores(self, model: Tensor, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor]:
         """Class scores ``[n, classes]`` of a model as it is evaluated and labels ``[n]``, on the device.
 
         Args:
             model: ``[P + Q]``.
-            examples: the pool, which need not be what the engine trains on.
+            samples: the pool, which need not be what the engine trains on.
             indices: into the pool, ``[n]``.
         """
         scorer, found = self.scorer(model), []
         for start in range(0, len(indices), SCORED_BATCH):
-            inputs, targets = examples.batch(indices[start : start + SCORED_BATCH], self.device)
+            inputs, targets = samples.batch(indices[start : start + SCORED_BATCH], self.device)
             found.append((scorer(inputs), targets))
         scores, labels = zip(*found, strict=True)
         return torch.cat(scores), torch.cat(labels)
@@ -267,10 +265,10 @@ class SequentialEngine:
 
         return scores
 
-    def pixels(self, indices: Positions) -> tuple[Tensor, Tensor]:
-        """See `lcfl.local.engine.Engine.pixels`; on the CPU."""
-        inputs, targets = self.examples.batch(indices, torch.device("cpu"))
-        return self.examples.pixels(inputs).flatten(1), targets
+    def pixels(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """See `lcfl.methods.local.engine.Engine.pixels`; on the CPU."""
+        inputs, targets = self.samples.batch(indices, torch.device("cpu"))
+        return self.samples.pixels(inputs).flatten(1), targets
 
     @property
     def _scaling(self) -> MixedPrecision | None:

@@ -13,15 +13,23 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
-from lcfl.data.examples import Examples
-from lcfl.engines.lockstep import Ask, in_lockstep
-from lcfl.engines.mapped import Found, MappedModule, Named, Trial
-from lcfl.engines.program import Unsupported
-from lcfl.engines.rows import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
-from lcfl.engines.seats import AskedDescent, AskedGradient, AskedScores, Batch, Question, Seat, length_of
+from lcfl.data.samples import Samples
+from lcfl.engines.lockstep import Ask, run_in_lockstep
+from lcfl.engines.requests import (
+    Batch,
+    ClientEngine,
+    GradientRequest,
+    OptimizerRequest,
+    Request,
+    ScoresRequest,
+    length_of,
+)
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
-from lcfl.local.engine import Descent, Gradient, Positions
-from lcfl.module import FederatedModule
+from lcfl.engines.stacks import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
+from lcfl.engines.tracing import Unsupported
+from lcfl.engines.vmapped import Named, Probe, StepOutput, VmappedModule
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.models.module import FederatedModule
 
 __all__ = ["Pulls", "StackedEngine", "check_stacked"]
 
@@ -38,7 +46,7 @@ Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], 
 
 def check_stacked(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true"
-) -> Trial:
+) -> Probe:
     """Makes sure that `StackedEngine` trains a module as it wants to be trained; what a step on a CPU found out.
 
     Args:
@@ -59,24 +67,24 @@ def check_stacked(
         known = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that acts on every number alone ({known})")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-        return MappedModule(module).trial(shape, dtype, torch.device("cpu"))
+        return VmappedModule(module).trial(shape, dtype, torch.device("cpu"))
 
 
 class StackedEngine(SequentialEngine):
-    """Works of several clients run side by side, and what all of them ask for is computed at once.
+    """Runs the tasks of several clients side by side and computes at once what all of them ask for.
 
-    A work is given a `Seat` instead of this engine. Where several wait for the same kind of computation, their models
-    are stacked to ``[C, P + Q]``, the module's own `training_step` is mapped over them, and one optimizer steps on all.
-    Shorter batches are filled up with samples that the loss ignores; where these would change something, as with batch
-    normalisation, batches of each size are computed by themselves. It agrees with `SequentialEngine` up to rounding,
-    and who is stacked with whom decides about the rounding.
+    Each task gets a `ClientEngine` instead of this engine. Where several wait for the same kind of computation, their
+    models are stacked to ``[C, P + Q]``, the module's own `training_step` is mapped over them, and one optimizer steps
+    on all of them. Shorter batches are padded with samples that the loss ignores. Where padding would change the
+    result, as with batch normalisation, batches of each size are computed separately. The engine agrees with
+    `SequentialEngine` up to rounding, which depends on which clients are stacked together.
 
     Asked directly, and not through `run_all`, it is the sequential engine.
 
     Args:
         fabric: gives device and precision.
         module: one that `check_stacked` accepts; its `training_step` must keep nothing from one call to the next.
-        examples: the pool that batches are gathered from.
+        samples: the pool that batches are gathered from.
         shape: of one input of the network.
         dtype: of the inputs.
         batch_size: of most steps.
@@ -91,15 +99,15 @@ class StackedEngine(SequentialEngine):
         self,
         fabric: Fabric,
         module: FederatedModule,
-        examples: Examples,
+        samples: Samples,
         shape: Sequence[int],
         dtype: torch.dtype,
         batch_size: int,
         max_steps: int | None = None,
         budget: int | None = None,
     ) -> None:
-        super().__init__(fabric, module, examples, max_steps)
-        self._mapped, self._batch_size = MappedModule(self.module), batch_size
+        super().__init__(fabric, module, samples, max_steps)
+        self._mapped, self._batch_size = VmappedModule(self.module), batch_size
         with fabric.autocast():
             trial = self._mapped.trial(shape, dtype, self.device)
         self._fills_up, self._sample_bytes = trial.fills_up, ACTIVATIONS * trial.sample_bytes
@@ -112,15 +120,15 @@ class StackedEngine(SequentialEngine):
         found: list[Result] = []
         for start in range(0, len(works), self.most_clients):
             part = [partial(self._seated, work) for work in works[start : start + self.most_clients]]
-            found += in_lockstep(part, self._answer)
+            found += run_in_lockstep(part, self._answer)
         return found
 
     def _seated(self, work: Callable[[SequentialEngine], Result], ask: Ask) -> Result:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # every thread has its own
-        return work(Seat(self, ask))
+        return work(ClientEngine(self, ask))
 
-    def _answer(self, questions: Sequence[Question]) -> list[Any]:
+    def _answer(self, questions: Sequence[Request]) -> list[Any]:
         """The answers in the order of the questions; those of one kind are found at once."""
         kinds: dict[Hashable, list[int]] = {}
         for place, question in enumerate(questions):
@@ -134,21 +142,21 @@ class StackedEngine(SequentialEngine):
     def _answer_alike(self, asked: Sequence[Any]) -> list[Any]:
         """Answers to questions of one kind; after an exception to each half alone, until it is one client's answer."""
         try:
-            if isinstance(asked[0], AskedDescent):
+            if isinstance(asked[0], OptimizerRequest):
                 return self._descend(asked)
-            return self._differentiate_all(asked) if isinstance(asked[0], AskedGradient) else self._score(asked)
+            return self._differentiate_all(asked) if isinstance(asked[0], GradientRequest) else self._score(asked)
         except Exception as error:
             if len(asked) == 1:
                 return [error]
         half = len(asked) // 2
         return [*self._answer_alike(asked[:half]), *self._answer_alike(asked[half:])]
 
-    def _descend(self, asked: Sequence[AskedDescent]) -> list[Descent]:
+    def _descend(self, asked: Sequence[OptimizerRequest]) -> list[OptimizerRun]:
         """Step after step of those who have one left.
 
         Whoever has finished is copied out; the optimizer, which acts on every number alone, goes on over the row.
         """
-        seats = [each.seat for each in asked]
+        seats = [each.client for each in asked]
         parameters, buffers = self._open([each.start for each in asked], seats)
         centre, embedding = self._pulls(asked)
         optimizer = optimizer_of(self.module, parameters)
@@ -179,18 +187,18 @@ class StackedEngine(SequentialEngine):
                 ends[rows] = joined(at(parameters, rows))
         if buffers:
             kept = joined(buffers)
-            for seat, own in zip(seats, kept, strict=True):
-                seat.keep(own)
+            for client, own in zip(seats, kept, strict=True):
+                client.keep(own)
             ends = torch.cat([ends, kept], dim=1)
         models = ends[:, : self.layout.size].cpu()
         return [
-            Descent(model.clone(), loss["loss"], values)  # a view would keep all of them
+            OptimizerRun(model.clone(), loss["loss"], values)  # a view would keep all of them
             for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
         ]
 
-    def _differentiate_all(self, asked: Sequence[AskedGradient]) -> list[Gradient]:
+    def _differentiate_all(self, asked: Sequence[GradientRequest]) -> list[Gradient]:
         """Gradients, or their derivatives along the directions, with what else the forward passes gave."""
-        seats = [each.seat for each in asked]
+        seats = [each.client for each in asked]
         parameters, buffers = self._open([each.model for each in asked], seats)
         batch = self._gather(seats, [each.batch for each in asked])
         along = [each.direction for each in asked if each.direction is not None]
@@ -199,8 +207,8 @@ class StackedEngine(SequentialEngine):
         vectors = joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
         kept = joined(found.buffers) if found.buffers else vectors[:, :0]
         if found.buffers and directions is None:
-            for seat, own in zip(seats, kept, strict=True):
-                seat.keep(own)
+            for client, own in zip(seats, kept, strict=True):
+                client.keep(own)
         kept = kept[:, : self.layout.size - self.layout.num_parameters]
         logged = {name: values.mean(1) for name, values in found.logged.items()}
         return [
@@ -221,7 +229,7 @@ class StackedEngine(SequentialEngine):
         number: int,
         pulls: Pulls,
         directions: Tensor | None = None,
-    ) -> tuple[Named, Found]:
+    ) -> tuple[Named, StepOutput]:
         """The gradients of a training step, ``[C, ...]`` by name, and what else it gave.
 
         With directions ``[C, P]`` the gradients' derivatives along these, in place of the gradients.
@@ -236,11 +244,11 @@ class StackedEngine(SequentialEngine):
         return slopes, found._replace(losses=found.losses.detach())
 
     @torch.no_grad()
-    def _score(self, asked: Sequence[AskedScores]) -> list[tuple[Tensor, Tensor]]:
+    def _score(self, asked: Sequence[ScoresRequest]) -> list[tuple[Tensor, Tensor]]:
         """Scores and labels; of images that all models look at alike a batch is gathered once."""
-        parameters, buffers = self._open([each.model for each in asked], [each.seat for each in asked])
+        parameters, buffers = self._open([each.model for each in asked], [each.client for each in asked])
         first = asked[0]
-        shared = all(each.examples is first.examples and np.array_equal(each.indices, first.indices) for each in asked)
+        shared = all(each.samples is first.samples and np.array_equal(each.indices, first.indices) for each in asked)
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in asked]
         at_a_time = max(1, min(SCORED_BATCH, self._budget // (len(asked) * self._sample_bytes)))
         for start in range(0, max(len(each.indices) for each in asked), at_a_time):
@@ -248,10 +256,10 @@ class StackedEngine(SequentialEngine):
             rows = self._rows(members, len(asked))
             parts = [asked[each].indices[start : start + at_a_time] for each in members]
             if shared:
-                inputs, labels = first.examples.batch(parts[0], self.device)
+                inputs, labels = first.samples.batch(parts[0], self.device)
                 targets = labels.expand(len(members), -1)
             else:
-                inputs, targets = self._look_up([asked[each].examples for each in members], parts)
+                inputs, targets = self._look_up([asked[each].samples for each in members], parts)
             with self.fabric.autocast():
                 scores = self._mapped.scores(at(parameters, rows), at(buffers, rows), inputs, shared)
             for each, part, of_each, labels in zip(members, parts, scores, targets, strict=True):
@@ -259,7 +267,7 @@ class StackedEngine(SequentialEngine):
         columns = (zip(*parts, strict=True) for parts in found)
         return [(torch.cat(scores), torch.cat(targets)) for scores, targets in columns]
 
-    def _groups(self, asked: Sequence[AskedDescent], number: int) -> list[list[int]]:
+    def _groups(self, asked: Sequence[OptimizerRequest], number: int) -> list[list[int]]:
         """Who takes step `number`, in groups that are computed at once."""
         groups: dict[int, list[int]] = {}
         for row, each in enumerate(asked):
@@ -271,13 +279,13 @@ class StackedEngine(SequentialEngine):
     def _rows(self, members: Sequence[int], size: int) -> Rows:
         return slice(None) if len(members) == size else torch.tensor(members, dtype=torch.int64, device=self.device)
 
-    def _open(self, models: Sequence[Tensor], seats: Sequence[Seat]) -> tuple[Named, Named]:
+    def _open(self, models: Sequence[Tensor], seats: Sequence[ClientEngine]) -> tuple[Named, Named]:
         """Parameters and buffers of models ``[P + Q]``, stacked."""
         stacked = self._stack(models)
         if (apart := self.module.buffer_layout) is None:
             return self._mapped.parameters(stacked), self._mapped.buffers(stacked[:, self.layout.num_parameters :])
         first = apart.pack(self.module.network)
-        own = self._stack([first if seat.buffers is None else seat.buffers for seat in seats])
+        own = self._stack([first if client.buffers is None else client.buffers for client in seats])
         return self._mapped.parameters(stacked), self._mapped.buffers(own)
 
     def _stack(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -287,13 +295,13 @@ class StackedEngine(SequentialEngine):
         distinct = torch.stack([vectors[places.index(number)] for number in range(len(numbers))]).to(self.device)
         return distinct if len(distinct) == len(places) else distinct[torch.tensor(places, device=self.device)]
 
-    def _pulls(self, asked: Sequence[AskedDescent] | Sequence[AskedGradient]) -> Pulls:
+    def _pulls(self, asked: Sequence[OptimizerRequest] | Sequence[GradientRequest]) -> Pulls:
         centres = [each.centre[: self.layout.num_parameters] for each in asked if each.centre is not None]
         embeddings = [each.embedding for each in asked if each.embedding is not None]
         centre = self._stack(centres) if centres and self.module.cluster_weight > 0 else None
         return centre, self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None
 
-    def _gather(self, seats: Sequence[Seat], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    def _gather(self, seats: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step; ignored samples fill shorter batches up."""
         sizes = [length_of(batch) for batch in batches]
         longest = max(sizes)
@@ -303,7 +311,7 @@ class StackedEngine(SequentialEngine):
             targets = torch.stack([filled_up(labels, longest) for _, labels in drawn])
         else:
             positions = [batch for batch in batches if not isinstance(batch, tuple)]
-            inputs, targets = self._look_up([seat.examples for seat in seats], positions, training=True)
+            inputs, targets = self._look_up([client.samples for client in seats], positions, training=True)
         if min(sizes) < longest:
             assert isinstance(self.module.loss, nn.CrossEntropyLoss), "else they are grouped by size"
             beyond = torch.arange(longest) >= torch.tensor(sizes)[:, None]
@@ -311,14 +319,14 @@ class StackedEngine(SequentialEngine):
         return inputs, targets
 
     def _look_up(
-        self, examples: Sequence[Examples], indices: Sequence[Positions], training: bool = False
+        self, samples: Sequence[Samples], indices: Sequence[Indices], training: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Inputs ``[C, n, ...]`` and labels ``[C, n]``, n the most indices; the first of the others fills them up."""
         places = np.empty((len(indices), max(map(len, indices))), dtype=np.int64)
         for row, each in zip(places, indices, strict=True):
             row[: len(each)], row[len(each) :] = each, each[0]
-        looks = [each.training_batch if training else each.batch for each in examples]
-        if all(each is examples[0] for each in examples):
+        looks = [each.training_batch if training else each.batch for each in samples]
+        if all(each is samples[0] for each in samples):
             inputs, targets = looks[0](places.reshape(-1), self.device)
             return inputs.unflatten(0, places.shape), targets.unflatten(0, places.shape)
         found = [look(row, self.device) for look, row in zip(looks, places, strict=True)]

@@ -64,7 +64,7 @@ def new_panels(width: float, height: float, names: Sequence[str]) -> "tuple[Figu
 
 
 def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
-    """Positions of the clients in a picture: all, or `most` of them, at most 256, spread evenly."""
+    """Indices of the clients in a picture: all, or `most` of them, at most 256, spread evenly."""
     return np.linspace(0, num_clients - 1, min(num_clients, most, MOST_CLIENTS)).round().astype(np.int64)
 
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from lcfl.callbacks import Checkpoint
-from lcfl.checkpoint import drop_after, find, path_of, read, remove
-from tests.checkpoints import IDENTITY, full_state
+from lcfl.runs.checkpoint import path_of, read
+from lcfl.runs.checkpoint_lookup import drop_after, find, remove
+from tests.helpers.checkpoints import IDENTITY, full_state
 
 MONITOR = "val/own_split/personal/acc"
 

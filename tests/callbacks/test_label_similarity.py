@@ -10,9 +10,9 @@ from scipy.stats import rankdata
 from lcfl.callbacks import LabelSimilarity
 from lcfl.callbacks.label_similarity import correlations
 from lcfl.figures import label_similarity
-from lcfl.local import LocalTraining
-from lcfl.similarity import kl_divergence
-from tests.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+from lcfl.methods.clustering.similarity import kl_divergence
+from lcfl.methods.local import LocalTraining
+from tests.helpers.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
 
 
 def test_divergence_worked_by_hand():

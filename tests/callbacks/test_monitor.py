@@ -13,20 +13,20 @@ from lightning.fabric.loggers import CSVLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lcfl.aggregation import ClusterMean, GlobalMean
 from lcfl.callbacks import Monitor
-from lcfl.clustering import LowRankCosine, ModelKMeans
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
-from lcfl.exchange import CentreAndEmbedding, ClusterModel, FullModel
-from lcfl.federation import Federation
+from lcfl.federation.federation import Federation
 from lcfl.figures import save, shown
-from lcfl.local import LocalTraining
-from lcfl.method import Method
-from lcfl.metrics import ClientMetrics, Evaluation
-from lcfl.module import FederatedModule
-from lcfl.networks import MLP
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.clustering import LowRankCosine, ModelKMeans
+from lcfl.methods.exchange import CentreAndEmbedding, ClusterModel, FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.models import MLP
+from lcfl.models.module import FederatedModule
+from lcfl.server.metrics import ClientMetrics, Evaluation
 
 EVERYTHING = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
 NUM_CLIENTS = 6

@@ -14,20 +14,20 @@ import torch
 from lightning.fabric.loggers import TensorBoardLogger
 from rich.console import Console
 
-from lcfl.aggregation import GlobalMean
 from lcfl.callbacks import Checkpoint, Progress, progress
 from lcfl.callbacks.progress import evaluation_table, is_line_due
+from lcfl.core.callback import Callback
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
-from lcfl.exchange import FullModel
-from lcfl.federation import Federation
-from lcfl.hooks import Callback
-from lcfl.local import LocalTraining
-from lcfl.method import Method
-from lcfl.metrics import ClientMetrics, Evaluation
-from lcfl.module import FederatedModule
-from lcfl.networks import MLP
+from lcfl.federation.federation import Federation
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.models import MLP
+from lcfl.models.module import FederatedModule
+from lcfl.server.metrics import ClientMetrics, Evaluation
 
 METRICS = {
     "val/own_split/global/acc": 0.75,
@@ -71,7 +71,7 @@ def fake(rounds=100, evaluate_every=0, **changes):
         data=SimpleNamespace(num_clients=20, num_participants=20),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
-        method=SimpleNamespace(openings=lambda num_clients: [None]),
+        method=SimpleNamespace(warmup_rounds=lambda num_clients: [None]),
         table=SimpleNamespace(rows=[]),
         state=SimpleNamespace(round=-1, total_bytes=0),
         guarantee=lambda: None,
@@ -89,7 +89,7 @@ def play(server, until, metrics=None, accuracy=0.9123, every=0):
     watcher.on_fit_start(server, state)
     if state.round < 0:
         state.total_bytes = 3_000_000
-        watcher.on_opening_end(server, state, uploads=[None] * 20)
+        watcher.on_extra_round_end(server, state, uploads=[None] * 20)
         state.round += 1
         watcher.on_round_logged(server, state, row={})
     while state.round < until:
@@ -170,7 +170,7 @@ def test_plain_lines(capsys):
         "logs/lcfl/version_0: 2 x cpu, compiled, 32-true, 20 clients, 8 a round, 4,778,954 parameters "
         "(544 of them embedding)"
     )
-    assert lines[:2] == [expected, "opening round: 20 clients, 3.0 MB"]
+    assert lines[:2] == [expected, "warm-up round: 20 clients, 3.0 MB"]
     assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")
     assert lines[5].startswith("round  40/100  test own_split personal 0.912  clusters 5  43.0 MB  0.0")
     assert lines[5].endswith(" s/round")
@@ -262,7 +262,7 @@ def test_live_bar_on_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
     play(fake(rounds=4), until=4, metrics=METRICS, every=2)
     out = terminal.getvalue()
-    assert "opening round: 20 clients, 3.0 MB" in out
+    assert "warm-up round: 20 clients, 3.0 MB" in out
     for number, mega in ((1, 4), (2, 5), (3, 6), (4, 7)):
         assert f"round {number}/4 " in out and f"5 clusters  {mega}.0 MB" in out
     assert "test 0.912  5 clusters  7.0 MB  0.00" in out and "0:00:00 left" in out

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lcfl.callbacks import Checkpoint, EarlyStopping
-from lcfl.federation import Federation
-from lcfl.hooks import Callback
-from tests.builders import blobs, blobs_module, lcfed
+from lcfl.core.callback import Callback
+from lcfl.federation.federation import Federation
+from tests.helpers.builders import blobs, blobs_module, lcfed
 
 MONITOR = "val/own_split/personal/acc"
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_what_the_other_callbacks_know_of_its_round(tmp_path,
 
     run(tmp_path, 2, *callbacks())
     resumed = run(tmp_path, 5, *callbacks(), ckpt_path="last")
-    assert resumed.state.callbacks["Counter"] == {"seen": 6}  # the opening round and five more
+    assert resumed.state.callbacks["Counter"] == {"seen": 6}  # the warm-up round and five more
 
 
 def test_a_callback_that_keeps_what_cannot_be_read_back_ends_a_run_at_its_first_checkpoint(tmp_path):
@@ -62,7 +62,7 @@ def test_a_callback_that_keeps_what_cannot_be_read_back_ends_a_run_at_its_first_
     with pytest.raises(ValueError, match=r"Array\.state_dict\(\)\['seen'\] holds a numpy\.ndarray"):
         run(tmp_path, 3, Checkpoint(every_n_rounds=2), Array())
     table = (tmp_path / "lcfl" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert len(table) == 2  # the header and the opening round, after which a checkpoint is due
+    assert len(table) == 2  # the header and the warm-up round, after which a checkpoint is due
 
 
 def test_numpy_scalars_of_a_callback_survive_a_resume(tmp_path):

@@ -9,20 +9,20 @@ import torch
 from lightning.fabric import Fabric
 from torchvision.transforms import v2
 
-from lcfl.checkpoint import CheckpointError
-from lcfl.clients import ClientState
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink
 from lcfl.data.augmentation import Augmentation, CropAndFlip
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike, Tensors
-from lcfl.data.examples import TensorExamples
 from lcfl.data.partition import IID
-from lcfl.federation import Federation
-from lcfl.messages import Downlink
-from lcfl.module import FederatedModule
-from lcfl.networks import CNN
-from lcfl.worker import EvaluationTask, LocalTask, Worker
-from tests.builders import alone, fedavg
-from tests.test_resume import assert_same_run
+from lcfl.data.samples import TensorSamples
+from lcfl.distributed.worker import EvaluationTask, TrainingTask, Worker
+from lcfl.federation.federation import Federation
+from lcfl.models import CNN
+from lcfl.models.module import FederatedModule
+from lcfl.runs.checkpoint import CheckpointError
+from tests.federation.test_resume import assert_same_run
+from tests.helpers.builders import alone, fedavg
 
 CPU = torch.device("cpu")
 IMAGES = torch.randint(0, 256, (64, 3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -79,17 +79,17 @@ def test_what_cannot_be_is_refused(arguments, images, words):
 
 
 def test_images_are_changed_before_they_are_normalised():
-    examples = TensorExamples(IMAGES, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), CropAndFlip(2))
+    examples = TensorSamples(IMAGES, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), CropAndFlip(2))
     torch.manual_seed(3)
     inputs, targets = examples.training_batch(np.arange(64), CPU)
     torch.manual_seed(3)
     raw = CropAndFlip(2)(IMAGES)
-    plain = TensorExamples(raw, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    plain = TensorSamples(raw, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     assert torch.equal(inputs, plain.batch(np.arange(64), CPU)[0]) and torch.equal(targets, LABELS)
 
 
 def test_without_augmentation_nothing_is_drawn():
-    examples = TensorExamples(IMAGES, LABELS, 64, 2)
+    examples = TensorSamples(IMAGES, LABELS, 64, 2)
     state = torch.get_rng_state()
     inputs, _ = examples.training_batch(np.arange(9), CPU)
     assert torch.equal(inputs, examples.batch(np.arange(9), CPU)[0])
@@ -123,21 +123,21 @@ START = parts()[0].initial_model(0)
 
 
 def task(client=0, number=0):
-    return LocalTask(client, number, ClientState(START), Downlink({}))
+    return TrainingTask(client, number, ClientState(START), Downlink({}))
 
 
 def test_what_is_drawn_depends_on_seed_round_and_client_alone():
     one = worker(CropAndFlip(2))
-    first = one.train(task()).trained.model
+    first = one.train(task()).output.model
     torch.manual_seed(99)
     one.train(task(1, 5))
     before = torch.get_rng_state()
-    assert torch.equal(one.train(task()).trained.model, first)
+    assert torch.equal(one.train(task()).output.model, first)
     assert torch.equal(torch.get_rng_state(), before)
     others = [one.train(task(client=1)), one.train(task(number=1)), worker(CropAndFlip(2), seed=1).train(task())]
-    assert torch.pdist(torch.stack([first, *(other.trained.model for other in others)])).min() > 0
+    assert torch.pdist(torch.stack([first, *(other.output.model for other in others)])).min() > 0
     plain = worker(None)
-    assert torch.equal(*(plain.train(each).trained.model for each in (task(), task(client=1, number=1))))
+    assert torch.equal(*(plain.train(each).output.model for each in (task(), task(client=1, number=1))))
 
 
 def test_evaluation_sees_the_images_as_they_are():

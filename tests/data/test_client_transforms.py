@@ -36,7 +36,7 @@ def test_ifcas_rotated_copies():
     for client, group in enumerate(people.groups):
         # The same rotation in every role.
         for role in (people.train, people.val, people.test["own_split"], people.test["global"]):
-            raw = data.examples.batch(role[client], CPU)
+            raw = data.samples.batch(role[client], CPU)
             seen = data.seen_by(client).batch(role[client], CPU)
             assert torch.equal(seen[0], torch.rot90(raw[0], int(group), dims=(2, 3)))
             assert torch.equal(seen[1], raw[1])
@@ -56,14 +56,14 @@ def test_label_blocks_and_views_divide_each_other():
     labels = data.population.views[7][1].labels
     assert labels != tuple(range(6))
     _, targets = data.seen_by(7).batch(indices, CPU)
-    assert targets.tolist() == [labels[each] for each in data.examples.targets[indices]]
+    assert targets.tolist() == [labels[each] for each in data.samples.targets[indices]]
     assert data.seen_by(7).targets[indices].tolist() == targets.tolist()
     assert data.population.label_counts[7].tolist() == np.bincount(targets, minlength=6).tolist()
 
 
 def test_without_transforms_all_see_the_data_set_itself():
     data = ready(Pathological(3))
-    assert data.seen_by(0) is data.examples and data.population.views is None
+    assert data.seen_by(0) is data.samples and data.population.views is None
 
 
 def test_views_are_part_of_the_fingerprint_and_follow_the_data_seed():
@@ -128,7 +128,7 @@ def test_loaders_show_every_image_as_its_clients_see_it():
 def test_a_plain_test_set_is_shown_as_it_is():
     data = ready(Pathological(3), Rotation((0, 180)), protocols=["global_plain", "global"])
     inputs = torch.cat([batch[0] for batch in data.test_dataloader()])
-    assert torch.equal(inputs, data.examples.batch(np.arange(240, 300), CPU)[0])
+    assert torch.equal(inputs, data.samples.batch(np.arange(240, 300), CPU)[0])
 
 
 def seen_flat(data, client, indices):
@@ -174,7 +174,7 @@ def test_a_users_transform_works_like_ours():
     assert data.population.groups.tolist() == [0, 1] * 4 and data.seen_by(0) is data.seen_by(2)
     plain = FederatedDataModule(IMAGES, IID(), 8)
     plain.setup()
-    assert torch.equal(data.seen_by(1).batch([3], CPU)[0], 1 - plain.examples.batch([3], CPU)[0])
+    assert torch.equal(data.seen_by(1).batch([3], CPU)[0], 1 - plain.samples.batch([3], CPU)[0])
 
 
 class Forgetful(ClientTransform):

@@ -14,10 +14,10 @@ import yaml
 import lcfl.data.datasets
 import lcfl.data.partition
 import lcfl.data.transforms
-from lcfl import rng
+from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike
-from tests.builders import loaded
+from tests.helpers.builders import loaded
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs" / "data").glob("*.yaml"))

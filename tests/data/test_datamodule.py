@@ -16,8 +16,8 @@ from lcfl.data.datamodule import Protocol
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, CopyPerGroup, FromFile, Pathological, Shares, write_partition
 from lcfl.data.protocols import PROTOCOLS
-from tests.builders import blobs, loaded
 from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
+from tests.helpers.builders import blobs, loaded
 
 BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
 PARTITIONS = st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS)
@@ -63,7 +63,7 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
         nobody = "leaves no client a test image" in str(error)
         assert nobody or "without training samples" in str(error) or str(error).startswith("data.partition: ")
         return
-    people, examples = data.population, data.examples
+    people, examples = data.population, data.samples
     learnt = as_set(people.train) | as_set(people.val)
     own = as_set(people.test["own_split"]) if "own_split" in protocols else set()
     official = set(range(examples.num_train, len(examples)))
@@ -111,7 +111,7 @@ def test_fractions_are_kept():
     assert sizes == [(60, 15, 25)] * 2
     counts = data.population.label_counts
     assert counts.shape == (2, 6) and counts.sum(axis=1).tolist() == [60, 60]
-    assert counts[0].tolist() == [int((data.examples.targets[data.population.train[0]] == k).sum()) for k in range(6)]
+    assert counts[0].tolist() == [int((data.samples.targets[data.population.train[0]] == k).sum()) for k in range(6)]
 
 
 def _roles(people):
@@ -161,14 +161,14 @@ def test_groups_are_the_partitions():
 
 def test_of_clients_with_few_images_only_theirs_stay_in_memory():
     made = ready(Pathological(2, sizes=(5, 5)))
-    assert len(made.examples.inputs) == len(made.population.images) < len(made.examples)
+    assert len(made.samples.inputs) == len(made.population.images) < len(made.samples)
     whole = BLOBS.load()
     for indices in (*made.population.train, *made.population.test["own_split"]):
         for found, expected in zip(
-            *(each.batch(indices, torch.device("cpu")) for each in (made.examples, whole)), strict=True
+            *(each.batch(indices, torch.device("cpu")) for each in (made.samples, whole)), strict=True
         ):
             assert torch.equal(found, expected)
-    assert made.examples.fingerprint() == whole.fingerprint()
+    assert made.samples.fingerprint() == whole.fingerprint()
 
 
 def test_a_source_may_give_the_same_examples_to_several(monkeypatch):
@@ -178,7 +178,7 @@ def test_a_source_may_give_the_same_examples_to_several(monkeypatch):
         made = ready(Pathological(2, sizes=(5, 5)), seed=seed)
         (indices,) = made.population.train[:1]
         expected = whole.batch(indices, torch.device("cpu"))
-        assert torch.equal(made.examples.batch(indices, torch.device("cpu"))[0], expected[0])
+        assert torch.equal(made.samples.batch(indices, torch.device("cpu"))[0], expected[0])
     assert len(whole.inputs) == len(whole)
 
 
@@ -248,9 +248,9 @@ def test_setup_is_done_once():
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.population
     data.setup("fit")
-    examples, people = data.examples, data.population
+    examples, people = data.samples, data.population
     data.setup("test")
-    assert data.examples is examples and data.population is people
+    assert data.samples is examples and data.population is people
 
 
 def test_written_population_is_a_partition_file(tmp_path):
@@ -258,7 +258,7 @@ def test_written_population_is_a_partition_file(tmp_path):
     data.write(tmp_path / "partition.json")
     content = json.loads((tmp_path / "partition.json").read_text())
     assert content["fingerprint"] == data.population.fingerprint
-    assert content["data_fingerprint"] == data.examples.fingerprint()
+    assert content["data_fingerprint"] == data.samples.fingerprint()
     assert content["test"]["label_view"] == [each.tolist() for each in data.population.test["label_view"]]
     again = ready(
         FromFile(str(tmp_path / "partition.json")), protocols=["own_split", "label_view"], pool="all"
@@ -277,14 +277,14 @@ def test_loaders_pool_the_clients():
     ):
         batches = list(loader)
         assert [len(inputs) for inputs, _ in batches[:-1]] == [16] * (len(batches) - 1)
-        expected = data.examples.batch(np.array(sorted(as_set(lists))), torch.device("cpu"))
+        expected = data.samples.batch(np.array(sorted(as_set(lists))), torch.device("cpu"))
         got = [torch.cat(parts) for parts in zip(*batches, strict=True)]
         assert sorted(map(tuple, got[0].tolist())) == sorted(map(tuple, expected[0].tolist()))
         assert torch.equal(got[1].bincount(), expected[1].bincount())
     orders = [torch.cat([inputs for inputs, _ in data.train_dataloader()]) for _ in range(2)]
     assert not torch.equal(*orders)
     single = data.test_dataloader().dataset
-    assert torch.equal(single[3][0], data.examples.batch(single.indices[3:4], torch.device("cpu"))[0][0])
+    assert torch.equal(single[3][0], data.samples.batch(single.indices[3:4], torch.device("cpu"))[0][0])
 
 
 def test_the_training_loader_leaves_out_a_short_last_batch():
@@ -350,6 +350,6 @@ def test_random_like_keeps_clients_and_fractions_also_with_more_classes_than_sam
     trial = loaded(blobs(num_clients, dataset=dataset, test_fraction=0.5, val_fraction=0).random_like())
     assert trial.population.num_clients == num_clients
     assert [len(each) for each in trial.population.val] == [0] * num_clients
-    assert trial.examples.num_classes == 30
+    assert trial.samples.num_classes == 30
     sizes = zip(trial.population.train, trial.population.test["own_split"], strict=True)
     assert all(abs(len(train) - len(test)) <= 1 for train, test in sizes)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
 from lcfl.data.protocols import PROTOCOLS
-from tests.builders import blobs, loaded
 from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
+from tests.helpers.builders import blobs, loaded
 
 BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
 
@@ -35,7 +35,7 @@ def test_nobody_else_holds_a_proxy_image(partition, pool, proxy, seed):
         loaded(data)
     except ValueError:  # too few free test images, or a draw that cannot be
         return
-    population, official = data.population, set(range(data.examples.num_train, len(data.examples)))
+    population, official = data.population, set(range(data.samples.num_train, len(data.samples)))
     held = set(population.proxy.tolist())
     assert len(held) == proxy and held <= official
     for lists in (population.train, population.val, *population.test.values()):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lcfl.data.augmentation import Augmentation
-from lcfl.data.examples import DatasetExamples, TensorExamples
-from lcfl.data.views import Noise, QuarterTurns, Relabelling, SeenExamples, View, standard_normal
+from lcfl.data.samples import DatasetSamples, TensorSamples
+from lcfl.data.views import Noise, QuarterTurns, Relabelling, View, ViewedSamples, standard_normal
 
 CPU = torch.device("cpu")
 IMAGES = torch.arange(5 * 2 * 3 * 3, dtype=torch.float32).reshape(5, 2, 3, 3)
@@ -77,7 +77,7 @@ def test_numbers_of_images_pixels_and_keys_are_independent():
 
 
 def seen(*views):
-    return SeenExamples(TensorExamples(IMAGES, LABELS, 4, 3), views)
+    return ViewedSamples(TensorSamples(IMAGES, LABELS, 4, 3), views)
 
 
 def test_seen_examples_apply_views_in_order_and_by_index():
@@ -94,8 +94,8 @@ def test_training_batches_are_augmented_before_a_client_sees_them():
         def __call__(self, images):
             return -images
 
-    examples = TensorExamples(IMAGES, LABELS, 5, 3, augmentation=Negative())
-    seen = SeenExamples(examples, (QuarterTurns(1), Noise(0.5, key=3), Relabelling((2, 0, 1))))
+    examples = TensorSamples(IMAGES, LABELS, 5, 3, augmentation=Negative())
+    seen = ViewedSamples(examples, (QuarterTurns(1), Noise(0.5, key=3), Relabelling((2, 0, 1))))
     inputs, targets = seen.training_batch(NUMBERS, CPU)
     plain, same = seen.batch(NUMBERS, CPU)
     noise = plain - QuarterTurns(1).inputs(IMAGES, NUMBERS)
@@ -109,6 +109,6 @@ def test_seen_examples_are_examples():
     assert (len(examples), examples.num_train, examples.num_classes) == (5, 4, 3)
     prints = {each.fingerprint() for each in (examples, seen(), seen(QuarterTurns(1)), seen(QuarterTurns(2)))}
     assert len(prints) == 4
-    items = DatasetExamples(list(zip(IMAGES, LABELS.tolist(), strict=True)), None, 3)
-    turned = SeenExamples(items, (QuarterTurns(1),)).batch(np.array([4, 1]), CPU)
+    items = DatasetSamples(list(zip(IMAGES, LABELS.tolist(), strict=True)), None, 3)
+    turned = ViewedSamples(items, (QuarterTurns(1),)).batch(np.array([4, 1]), CPU)
     assert all(map(torch.equal, turned, seen(QuarterTurns(1)).batch(np.array([4, 1]), CPU)))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lcfl.networks import SplitNetwork
+from lcfl.models import SplitNetwork
 
 SHAPE = (3, 11, 9)
 

@@ -13,14 +13,14 @@ from torch import nn
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
-from lcfl.data.views import SeenExamples, View
-from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make
-from lcfl.local.choice import least_loss
-from lcfl.local.update import LocalData
-from lcfl.module import FederatedModule
-from lcfl.networks import CNN, MLP, LeNet5, ResNet9
-from tests.builders import blobs, loaded
+from lcfl.data.views import View, ViewedSamples
+from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make_engine
+from lcfl.methods.local.least_loss import least_loss
+from lcfl.methods.local.training import LocalData
+from lcfl.models import CNN, MLP, LeNet5, ResNet9
+from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, Functional, Inner, Normal, Plain, Scratch
+from tests.helpers.builders import blobs, loaded
 
 NETWORKS = {
     "plain": (Plain, SHAPE),
@@ -48,7 +48,8 @@ def engines(network, shape, optimizer=None, number=160, **options):
     data, fabric = data_of(shape, number), Fabric(accelerator="cpu", devices=1)
     optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
     return tuple(
-        make(name, fabric, FederatedModule(network, optimizer, **options), data) for name in ("sequential", "compiled")
+        make_engine(name, fabric, FederatedModule(network, optimizer, **options), data)
+        for name in ("sequential", "compiled")
     )
 
 
@@ -98,7 +99,7 @@ def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
 def test_buffers_that_belong_to_no_model_take_no_place_in_it():
     pair = engines(Scratch, SHAPE)
     model = pair[0].module.initial_model(3)
-    theirs, ours = (engine.descend(model, batches_of(9, 9)) for engine in pair)
+    theirs, ours = (engine.run_optimizer(model, batches_of(9, 9)) for engine in pair)
     torch.testing.assert_close(ours.model, theirs.model, **TOLERANCE)
 
 
@@ -108,9 +109,9 @@ def test_scores_and_loss_in_evaluation(name):
     sequential, compiled = engines(network, shape)
     model = sequential.module.initial_model(3)
     if sequential.layout.buffers:
-        model = sequential.descend(model, batches_of(9, 9)).model  # statistics that say something
+        model = sequential.run_optimizer(model, batches_of(9, 9)).model  # statistics that say something
     indices = np.arange(75)
-    inputs, _ = sequential.examples.batch(indices, torch.device("cpu"))
+    inputs, _ = sequential.samples.batch(indices, torch.device("cpu"))
     with torch.no_grad():
         torch.testing.assert_close(compiled.scorer(model)(inputs), sequential.scorer(model)(inputs), **TOLERANCE)
     assert compiled.loss(model, indices) == pytest.approx(sequential.loss(model, indices), rel=1e-5)
@@ -134,7 +135,9 @@ def test_a_run_of_sgd_with_everything_that_enters_a_step(settings, pulls):
     model = both[0].module.initial_model(3)
     centre = near(model) if pulls in ("centre", "both") else None
     embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
-    theirs, ours = (each.descend(model, batches_of(32, 5, 17), centre, embedding, rate_scale=0.5) for each in both)
+    theirs, ours = (
+        each.run_optimizer(model, batches_of(32, 5, 17), centre, embedding, rate_scale=0.5) for each in both
+    )
     torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
     assert not torch.equal(ours.model, model)
@@ -156,7 +159,7 @@ def test_buffers_go_where_the_policy_says(policy):
     first = both[0].module.initial_buffers(3)
     for engine in both:
         engine.buffers = None if first is None else first.clone()
-    theirs, ours = (engine.descend(model, batches_of(12, 8)) for engine in both)
+    theirs, ours = (engine.run_optimizer(model, batches_of(12, 8)) for engine in both)
     torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
     if first is not None:
         for engine in both:
@@ -169,7 +172,7 @@ def test_what_it_is_given_stays_as_it_is():
     model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
     copies, centre = (model.clone(), buffers.clone()), near(model)
     engine.buffers = buffers
-    engine.descend(model, batches_of(12, 8), centre)
+    engine.run_optimizer(model, batches_of(12, 8), centre)
     engine.gradient(model, batches_of(12)[0])
     assert torch.equal(model, copies[0])
     assert torch.equal(buffers, copies[1])
@@ -179,10 +182,10 @@ def test_what_it_is_given_stays_as_it_is():
 def test_the_same_bits_whatever_was_trained_before():
     _, engine = engines(Normal, SHAPE)
     model = engine.module.initial_model(3)
-    first = engine.descend(model, batches_of(12, 33)).model
-    engine.descend(near(model), batches_of(70, 1 + 1))
+    first = engine.run_optimizer(model, batches_of(12, 33)).model
+    engine.run_optimizer(near(model), batches_of(70, 1 + 1))
     engine.scorer(model)(torch.randn(40, *SHAPE))
-    assert torch.equal(engine.descend(model, batches_of(12, 33)).model, first)
+    assert torch.equal(engine.run_optimizer(model, batches_of(12, 33)).model, first)
 
 
 def test_hessian_products_are_those_of_autograd():
@@ -209,7 +212,7 @@ class Pooled(nn.Module):
 def test_ties_within_a_window_go_to_the_first_pixel_as_in_torch():
     sequential, compiled = engines(Pooled, (1, 4, 4))
     for engine in (sequential, compiled):
-        engine.examples.inputs.round_()  # many equal pixels
+        engine.samples.inputs.round_()  # many equal pixels
     model = sequential.module.initial_model(3)
     theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
     torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
@@ -223,7 +226,7 @@ def test_a_weight_that_is_nan_spoils_the_scores_and_the_loss_and_never_wins(name
     broken = model.clone()
     broken[0] = torch.nan
     indices = np.arange(75)
-    inputs, _ = sequential.examples.batch(indices, torch.device("cpu"))
+    inputs, _ = sequential.samples.batch(indices, torch.device("cpu"))
     with torch.no_grad():
         theirs, ours = (engine.scorer(broken)(inputs).isnan() for engine in (sequential, compiled))
     assert theirs.any() and torch.equal(ours, theirs)
@@ -279,9 +282,9 @@ class Made(View):
 )
 def test_refuses_batches_that_it_was_not_made_for(view, says):
     _, compiled = engines(Inner, (7,))
-    compiled.examples = SeenExamples(compiled.examples, (view,))
+    compiled.samples = ViewedSamples(compiled.samples, (view,))
     with pytest.raises(ValueError, match=says):
-        compiled.descend(compiled.module.initial_model(3), batches_of(9))
+        compiled.run_optimizer(compiled.module.initial_model(3), batches_of(9))
 
 
 def test_a_residual_network_of_forty_operations():
@@ -298,7 +301,7 @@ def test_max_steps_cuts_a_run():
     _, engine = engines(Inner, (7,))
     engine.max_steps = 1
     model = engine.module.initial_model(3)
-    one = engine.descend(model, batches_of(4, 4)).model
+    one = engine.run_optimizer(model, batches_of(4, 4)).model
     engine.max_steps = None
-    assert torch.equal(one, engine.descend(model, batches_of(4)).model)
+    assert torch.equal(one, engine.run_optimizer(model, batches_of(4)).model)
     assert isinstance(engine, SequentialEngine)

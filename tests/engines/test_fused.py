@@ -7,11 +7,10 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lcfl.engines import FusedEngine, choose, make
+from lcfl.engines import FusedEngine, choose_engine, make_engine
 from lcfl.engines.fused import check_fused
-from lcfl.engines.program import Unsupported
-from lcfl.module import FederatedModule
-from tests.builders import blobs, blobs_module, loaded
+from lcfl.engines.tracing import Unsupported
+from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
 from tests.engines.test_compiled import NETWORKS, near
 from tests.engines.test_methods import assert_agree
@@ -27,7 +26,8 @@ from tests.engines.test_stacked import (
     model_of,
 )
 from tests.engines.test_stacked_kept import LoggingScores
-from tests.fits import fit
+from tests.helpers.builders import blobs, blobs_module, loaded
+from tests.helpers.fits import fit
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def pair_of(*arguments, batch_size=32, budget=None, **options):
     """A sequential engine and a fused one."""
     sequential, stacked = engines(*arguments, **options)
     made = FusedEngine(
-        sequential.fabric, stacked.module, stacked.examples, arguments[1], torch.float32, batch_size, budget=budget
+        sequential.fabric, stacked.module, stacked.samples, arguments[1], torch.float32, batch_size, budget=budget
     )
     return sequential, made
 
@@ -56,7 +56,7 @@ def assert_same_gradients(theirs, ours):
 def test_runs_of_unequal_clients(name):
     network, shape = NETWORKS[name]
     pair = pair_of(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
 
 
@@ -69,7 +69,7 @@ def test_what_pulls_a_client_and_what_does_not(optimizer, precision):
         model = model_of(engine, client)
         centre = near(model, 7) if client != 1 else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if client != 2 else None
-        return engine.descend(model, batches_of(client, SIZES[client]), centre, embedding)
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding)
 
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if precision == "32-true" else {"rtol": 0.05, "atol": 0.01}
     theirs, ours = both(pair, work)
@@ -103,7 +103,7 @@ def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
     sizes = [(32,), (9, 9), (9, 9), (32, 32, 5), (4, 6, 1)]
 
     def work(client, engine):
-        return engine.descend(model_of(engine, client), batches_of(client, sizes[client]))
+        return engine.run_optimizer(model_of(engine, client), batches_of(client, sizes[client]))
 
     with caplog.at_level("INFO"):
         first, again = (both(pair, work, range(5))[1] for _ in range(2))
@@ -116,7 +116,7 @@ def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
 def test_buffers_and_parameters_that_are_not_trained(network):
     """Also in the first step of a program, before which it is traced."""
     pair = pair_of(network, (7,), partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1))
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
 
 
@@ -131,7 +131,7 @@ def test_buffers_and_parameters_that_are_not_trained(network):
 def test_cross_entropy_with_settings_of_its_own(loss):
     pair = pair_of(Inner, (7,), loss=loss())
     check_fused(pair[1].module, (7,), torch.float32)
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
 
 
@@ -141,13 +141,17 @@ def test_no_program_is_for_more_clients_than_the_budget():
     pair = pair_of(Inner, (7,), **few)
     assert stacked.most_clients not in (1, 2, 4, 8, 16, 32)
     assert pair[1].most_clients == 2 ** (len(f"{stacked.most_clients:b}") - 1)
-    both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (9,))), range(stacked.most_clients))
+    both(
+        pair,
+        lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, (9,))),
+        range(stacked.most_clients),
+    )
     assert max(clients for clients, *_ in pair[1]._programs) == pair[1].most_clients
 
 
 def test_programs_are_for_no_longer_batches_than_there_are():
     data, fabric = loaded(blobs(batch_size=10**6)), Fabric(accelerator="cpu", devices=1)
-    made = make("fused", fabric, blobs_module(), data)
+    made = make_engine("fused", fabric, blobs_module(), data)
     assert made._batch_size == data.population.sizes.max() < 10**3
     assert made.most_clients == 256
 
@@ -173,24 +177,24 @@ def test_refuses_what_has_no_one_size_of_batch(module):
 
 
 def test_it_is_chosen_by_name_only():
-    assert choose("fused", blobs_module(), blobs(), "cpu", "32-true") == "fused"
+    assert choose_engine("fused", blobs_module(), blobs(), "cpu", "32-true") == "fused"
     with pytest.raises(ValueError, match=r"trainer\.engine: got fused, but 16-mixed needs a loss scale"):
-        choose("fused", blobs_module(), blobs(), "cuda", "16-mixed")
+        choose_engine("fused", blobs_module(), blobs(), "cuda", "16-mixed")
 
 
 def test_without_what_torch_compile_needs_it_is_refused(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=r"got fused, but torch\.compile needs a compiler, and there is no C"):
-        choose("fused", blobs_module(), blobs(), "cpu", "32-true")
+        choose_engine("fused", blobs_module(), blobs(), "cpu", "32-true")
     monkeypatch.setattr("lcfl.engines.fused.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"got fused, but torch\.compile needs the package triton"):
-        choose("fused", blobs_module(), blobs(), "cuda", "32-true")
+        choose_engine("fused", blobs_module(), blobs(), "cuda", "32-true")
 
 
 @pytest.mark.slow
 def test_compiled_by_inductor():
     pair = pair_of(*NETWORKS["LeNet5"], partial(torch.optim.SGD, lr=0.05, momentum=0.9))
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (32, 17)[i % 2 :])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, (32, 17)[i % 2 :])))
     assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
 
 

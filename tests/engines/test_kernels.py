@@ -6,8 +6,8 @@ from ctypes import c_float, c_int32, c_int64
 
 import pytest
 
-from lcfl.engines import choose, kernels
-from tests.builders import blobs, blobs_module
+from lcfl.engines import choose_engine, kernels
+from tests.helpers.builders import blobs, blobs_module
 
 SHARED = kernels.SOURCE.with_name("program.h")
 
@@ -52,9 +52,9 @@ def test_says_why_it_cannot_build_and_leaves_nothing(fresh, tmp_path, monkeypatc
 def test_without_a_compiler_auto_goes_on_and_compiled_says_so(fresh, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
     with pytest.raises(ValueError, match=r"trainer.engine: got compiled, but there is no C\+\+ compiler"):
-        choose("compiled", blobs_module(), blobs(), "cpu", "32-true")
+        choose_engine("compiled", blobs_module(), blobs(), "cpu", "32-true")
 
 
 def test_a_folder_that_cannot_be_written_is_named(fresh, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_user_without_a_home_is_told_where_to_keep_them(fresh, monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(kernels.Path, "home", homeless)
-    assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
     with pytest.raises(kernels.Unavailable, match=r"no folder to keep its kernels in .* set XDG_CACHE_HOME"):
         kernels.load()
 

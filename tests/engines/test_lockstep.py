@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from lcfl import rng
-from lcfl.engines.lockstep import in_lockstep
+from lcfl.core import rng
+from lcfl.engines.lockstep import run_in_lockstep
 
 
 def doubled(questions):
@@ -25,13 +25,13 @@ def test_all_questions_are_answered_at_once_and_in_order():
     def work(number, ask):
         return [ask(10 * number + step) for step in range(number)]
 
-    found = in_lockstep([lambda ask, number=number: work(number, ask) for number in (2, 0, 3)], answer)
+    found = run_in_lockstep([lambda ask, number=number: work(number, ask) for number in (2, 0, 3)], answer)
     assert found == [[40, 42], [], [60, 62, 64]]
     assert asked == [[20, 30], [21, 31], [32]]
 
 
 def test_no_work_asks_nothing():
-    assert in_lockstep([], doubled) == []
+    assert run_in_lockstep([], doubled) == []
 
 
 def test_only_one_runs_at_a_time():
@@ -45,7 +45,7 @@ def test_only_one_runs_at_a_time():
             running.remove(threading.get_ident())
             ask(1)
 
-    in_lockstep([work] * 5, doubled)
+    run_in_lockstep([work] * 5, doubled)
     assert max(most) == 1
 
 
@@ -57,7 +57,7 @@ def test_draws_go_on_after_a_question_as_if_nobody_else_drew():
             return torch.cat([first, torch.rand(2)])
 
     before = torch.get_rng_state()
-    together = in_lockstep([lambda ask, number=number: work(number, ask) for number in range(3)], doubled)
+    together = run_in_lockstep([lambda ask, number=number: work(number, ask) for number in range(3)], doubled)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(torch.stack(together), torch.stack([work(number, lambda _: None) for number in range(3)]))
 
@@ -69,7 +69,7 @@ def test_an_answer_that_is_an_exception_is_raised_where_it_was_asked_for():
         except KeyError as error:
             return error.args
 
-    assert in_lockstep([work, work], lambda questions: [5, KeyError("why")]) == [5, ("why",)]
+    assert run_in_lockstep([work, work], lambda questions: [5, KeyError("why")]) == [5, ("why",)]
 
 
 def waiting(ended):
@@ -102,7 +102,7 @@ def test_after_an_exception_nothing_is_left_running(fails):
 
     works = [waiting(ended), failing, asks_twice] if fails == "answer" else [asks_twice, failing, waiting(ended)]
     with pytest.raises(ZeroDivisionError, match="by hand"):
-        in_lockstep(works, answer)
+        run_in_lockstep(works, answer)
     assert threading.active_count() == threads
     assert len(ended) == (1 if fails == "answer" else 2)
 
@@ -117,5 +117,5 @@ def test_an_interrupt_while_one_computes_ends_it_at_its_next_question():
         went_on.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        in_lockstep([work], doubled)
+        run_in_lockstep([work], doubled)
     assert not went_on

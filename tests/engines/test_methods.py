@@ -6,11 +6,11 @@ import pytest
 import torch
 import yaml
 
-from lcfl import checkpoint
-from lcfl.engines import choose
-from tests.builders import blobs, blobs_module
-from tests.commandline import CONFIGS
-from tests.fits import fit, newest_run, newest_state, rows
+from lcfl.engines import choose_engine
+from lcfl.runs import checkpoint, checkpoint_lookup
+from tests.helpers.builders import blobs, blobs_module
+from tests.helpers.commandline import CONFIGS
+from tests.helpers.fits import fit, newest_run, newest_state, rows
 
 pytestmark = pytest.mark.usefixtures("not_compiled")
 
@@ -106,35 +106,35 @@ def test_stacks_of_two_ranks_agree_with_those_of_one(tmp_path):
 
 
 def test_auto_takes_the_compiled_engine_where_it_can():
-    assert choose("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
+    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():
-    assert choose("auto", blobs_module(), blobs(), "cuda", "bf16-mixed") == "stacked"
-    assert choose("stacked", blobs_module(), blobs(), "cpu", "32-true") == "stacked"
+    assert choose_engine("auto", blobs_module(), blobs(), "cuda", "bf16-mixed") == "stacked"
+    assert choose_engine("stacked", blobs_module(), blobs(), "cpu", "32-true") == "stacked"
 
 
 def test_auto_says_once_why_it_cannot(caplog):
     with caplog.at_level("INFO"):
-        assert choose("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
-        assert choose("auto", blobs_module(), blobs(), "cuda", "16-mixed") == "sequential"
+        assert choose_engine("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
+        assert choose_engine("auto", blobs_module(), blobs(), "cuda", "16-mixed") == "sequential"
     assert caplog.text.count("Engine sequential, because compiled is not for this: it computes in float32") == 1
     assert caplog.text.count("Engine sequential, because stacked is not for this: 16-mixed") == 1
 
 
 def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but it computes in float32 on a CPU"):
-        choose("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
+        choose_engine("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
-        choose("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
+        choose_engine("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
     with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled, stacked and fused"):
-        choose("fast", blobs_module(), blobs(), "cpu", "32-true")
+        choose_engine("fast", blobs_module(), blobs(), "cpu", "32-true")
 
 
 def test_a_resumed_run_keeps_its_engine_and_refuses_another(tmp_path):
     fit(tmp_path, "fedavg", 1, 2, "--trainer.engine=sequential")
     fit(tmp_path, "fedavg", 1, 3, "--ckpt_path=last")
-    saved = checkpoint.read(checkpoint.newest([newest_run(tmp_path)]))
+    saved = checkpoint.read(checkpoint_lookup.newest([newest_run(tmp_path)]))
     assert (saved.identity["engine"], saved.state.round) == ("sequential", 3)
     with pytest.raises(checkpoint.CheckpointError, match="engine"):
         fit(tmp_path, "fedavg", 1, 4, "--ckpt_path=last", "--trainer.engine=compiled")

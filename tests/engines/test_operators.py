@@ -9,9 +9,9 @@ from lightning.fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lcfl.engines import CompiledEngine, StackedEngine
-from lcfl.module import FederatedModule
-from lcfl.networks import LeNet5
-from tests.builders import dealt, engine
+from lcfl.models import LeNet5
+from lcfl.models.module import FederatedModule
+from tests.helpers.builders import dealt, engine
 
 # Operators of LeNet-5 beside those of a plain loop over ready batches. The loop's are counted here, too, because they
 # depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one
@@ -63,7 +63,7 @@ def count():
     def counted(steps, pulled=False):
         batches = [torch.arange(32).numpy()] * steps
         with Operators() as operators:
-            ready.descend(start, batches, **(pulls if pulled else {}))
+            ready.run_optimizer(start, batches, **(pulls if pulled else {}))
         return operators.counts.total()
 
     counted(1)  # what is made once, such as the examples on the device
@@ -101,12 +101,12 @@ def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01))
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
     fabric = Fabric(accelerator="cpu", devices=1)
-    stacked = StackedEngine(fabric, module, data.examples, (1, 28, 28), torch.float32, 32)
+    stacked = StackedEngine(fabric, module, data.samples, (1, 28, 28), torch.float32, 32)
 
     def counted(clients, steps):
         batches = [torch.arange(32).numpy()] * steps
         with Operators() as operators:
-            stacked.run_all([lambda engine: engine.descend(start, batches)] * clients)
+            stacked.run_all([lambda engine: engine.run_optimizer(start, batches)] * clients)
         return operators.counts.total()
 
     steps = {clients: counted(clients, 3) - counted(clients, 2) for clients in (2, 7)}
@@ -117,14 +117,14 @@ def test_a_compiled_step_asks_torch_for_its_batch_only_and_the_kernels_twice():
     """Gathering inputs and targets, and a gradient and an update of all parameters: each pulled or not."""
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
-    compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.examples, (1, 28, 28))
+    compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.samples, (1, 28, 28))
     compiled._kernels = calls = CountedCalls(compiled._kernels)
     pulls = {"centre": start, "embedding": start[: module.layout.num_embedding]}
 
     def counted(steps, pulled):
         calls.names.clear()
         with Operators() as operators:
-            compiled.descend(start, [torch.arange(32).numpy()] * steps, **(pulls if pulled else {}))
+            compiled.run_optimizer(start, [torch.arange(32).numpy()] * steps, **(pulls if pulled else {}))
         return operators.counts, Counter(calls.names)
 
     counted(1, False)

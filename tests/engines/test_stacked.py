@@ -10,18 +10,18 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lcfl import rng
+from lcfl.core import rng
 from lcfl.data.augmentation import CropAndFlip
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
 from lcfl.engines import SequentialEngine, StackedEngine
-from lcfl.engines.program import Unsupported
 from lcfl.engines.stacked import check_stacked
-from lcfl.module import FederatedModule
-from lcfl.networks import CNN, MLP, SplitNetwork
-from tests.builders import blobs, loaded
+from lcfl.engines.tracing import Unsupported
+from lcfl.models import CNN, MLP, SplitNetwork
+from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, Inner, Normal, Plain
 from tests.engines.test_compiled import NETWORKS, near
+from tests.helpers.builders import blobs, loaded
 
 TOLERANCE = {"rtol": 5e-5, "atol": 1e-5}
 SIZES = [(32, 5, 17), (32, 32, 32, 9), (6,), (32, 17)]  # of the batches of four clients
@@ -32,11 +32,11 @@ def engines(network, shape, optimizer=None, precision="32-true", augmentation=No
     draw = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(160, *shape, generator=draw), torch.randint(4, (160,), generator=draw)
     data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
-    data.examples.augmentation = augmentation
+    data.samples.augmentation = augmentation
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     made = [FederatedModule(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
-    stacked = StackedEngine(fabric, made[1], data.examples, shape, torch.float32, 32, budget=budget)
-    return SequentialEngine(fabric, made[0], data.examples), stacked
+    stacked = StackedEngine(fabric, made[1], data.samples, shape, torch.float32, 32, budget=budget)
+    return SequentialEngine(fabric, made[0], data.samples), stacked
 
 
 def batches_of(client, sizes):
@@ -74,7 +74,7 @@ def assert_same_runs(theirs, ours, **tolerance):
 def test_runs_of_unequal_clients_with_every_network(name):
     network, shape = NETWORKS[name]
     pair = engines(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
     assert pair[1]._fills_up == (name not in ("normal", "CNN"))
 
@@ -115,7 +115,7 @@ def test_a_run_with_everything_that_enters_a_step(optimizer, pulls):
         centre = near(model, 7) if pulls in ("centre", "both") else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "both") else None
         scale = 0.5 if client < 3 else 1.0  # one has a learning rate of its own
-        return engine.descend(model, batches_of(client, SIZES[client]), centre, embedding, rate_scale=scale)
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding, rate_scale=scale)
 
     assert_same_runs(*both(pair, work), rtol=1e-3, atol=1e-4)
 
@@ -123,7 +123,9 @@ def test_a_run_with_everything_that_enters_a_step(optimizer, pulls):
 @pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
 def test_buffers_go_where_the_policy_says(policy):
     pair = engines(Normal, SHAPE, buffer_policy=policy)
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, (9, 5, 9)[i:])), range(3))
+    runs = both(
+        pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, (9, 5, 9)[i:])), range(3)
+    )
     assert_same_runs(*runs)
     slopes = both(pair, lambda i, engine: engine.gradient(model_of(engine, i), batches_of(i, [9])[0]), range(3))
     for (one, kept), (other, own) in zip(*slopes, strict=True):
@@ -171,7 +173,7 @@ def test_scores_and_losses(name, shared, monkeypatch):
     def work(client, engine):
         indices = np.arange(75) if shared else np.arange(client, 20 + 40 * client)
         model = model_of(engine, client)
-        return engine.scores(model, engine.examples, indices), engine.loss(model, indices)
+        return engine.scores(model, engine.samples, indices), engine.loss(model, indices)
 
     for (((one, labels), loss), _), (((other, own), their), _) in zip(*both(pair, work), strict=True):
         torch.testing.assert_close(other, one, **TOLERANCE)
@@ -201,7 +203,7 @@ def test_every_clients_draws_are_its_own(monkeypatch):
 
     def work(client, engine):
         model = model_of(engine, client)
-        first = engine.descend(model, batches_of(client, [4, 3])).model
+        first = engine.run_optimizer(model, batches_of(client, [4, 3])).model
         drawn = torch.rand(1).item(), np.random.random(), random.random()
         slope = engine.gradient(first, batches_of(client, [4])[0])
         return torch.cat([slope.vector, torch.tensor([*drawn, torch.rand(1).item(), random.random()])])
@@ -231,10 +233,10 @@ def test_a_training_step_of_ones_own_is_used_with_what_it_logs():
     sequential, _ = engines(Inner, (7,))
     made = [Logging(Inner, partial(torch.optim.SGD, lr=0.1)) for _ in range(2)]
     check_stacked(made[0], (7,), torch.float32)
-    args = sequential.examples, (7,), torch.float32, 32
+    args = sequential.samples, (7,), torch.float32, 32
     pair = SequentialEngine(sequential.fabric, made[0], args[0]), StackedEngine(sequential.fabric, made[1], *args)
     assert not pair[1]._fills_up, "the share of hits would count what is filled up"
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
 
@@ -244,7 +246,7 @@ def test_an_exception_reaches_the_client_that_is_to_blame():
 
     def work(client, engine):
         try:
-            return engine.descend(model_of(engine, client), batches_of(client, [6, 1 if client == 2 else 6])).loss
+            return engine.run_optimizer(model_of(engine, client), batches_of(client, [6, 1 if client == 2 else 6])).loss
         except ValueError as error:
             return str(error)
 
@@ -258,7 +260,7 @@ def assert_alone_with_it(pair, diverged):
 
     def work(client, engine):
         model = model_of(engine, client) * (float("inf") if client == diverged else 1)
-        return engine.descend(model, batches_of(client, SIZES[client]))
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]))
 
     theirs, ours = both(pair, work)
     assert not ours.pop(diverged)[0].model.isfinite().all()
@@ -277,7 +279,7 @@ def test_what_it_is_given_stays_as_it_is_and_results_own_their_memory():
 
     def work(client, seat):
         seat.buffers = buffers
-        return seat.descend(model, batches_of(client, [12, 8]), centre).model, seat.buffers
+        return seat.run_optimizer(model, batches_of(client, [12, 8]), centre).model, seat.buffers
 
     found = engine.run_all([partial(work, client) for client in range(3)])
     assert torch.equal(model, copies[0]) and torch.equal(buffers, copies[1]) and torch.equal(centre, near(model))
@@ -294,7 +296,7 @@ def test_a_budget_bounds_how_many_are_at_work_at_once(budget):
     def work(client, engine):
         at_work.add(client)
         seen.append(len(at_work))
-        found = engine.descend(model_of(engine, client), batches_of(client, SIZES[client]))
+        found = engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
         at_work.remove(client)
         return found
 
@@ -312,7 +314,7 @@ def test_max_steps_cuts_a_run():
     pair = engines(Inner, (7,))
     for engine in pair:
         engine.max_steps = 1
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
 
 
@@ -324,7 +326,7 @@ def test_in_bf16_it_is_no_further_from_the_sequential_engine_than_that_is_from_f
     check_stacked(pair[0].module, shape, torch.float32, "bf16-mixed")
 
     def work(client, engine):
-        return engine.descend(model_of(engine, client), batches_of(client, SIZES[client]))
+        return engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
 
     narrow, stacked = ([run for run, _ in runs] for runs in both(pair, work))
     wide = [run for run, _ in both(engines(network, shape, optimizer), work)[0]]
@@ -394,7 +396,7 @@ def test_words_as_inputs():
     fabric = Fabric(accelerator="cpu", devices=1)
     inputs, labels = torch.randint(20, (160, 5)), torch.randint(4, (160,))
     data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
-    stacked = StackedEngine(fabric, FederatedModule(Bag), data.examples, (5,), torch.int64, 32)
-    pair = SequentialEngine(fabric, module, data.examples), stacked
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    stacked = StackedEngine(fabric, FederatedModule(Bag), data.samples, (5,), torch.int64, 32)
+    pair = SequentialEngine(fabric, module, data.samples), stacked
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lcfl.engines import SequentialEngine, StackedEngine
-from lcfl.module import FederatedModule
+from lcfl.models.module import FederatedModule
 from tests.engines.networks import Counting, Frozen, Inner, Watching
 from tests.engines.test_stacked import SIZES, assert_same_runs, batches_of, both, engines, model_of
 
@@ -34,8 +34,8 @@ def test_what_a_step_leaves_beside_the_weights(module, fills_up):
     """Batches are filled up only where nothing that is kept or logged would count what fills them."""
     sequential, _ = engines(Inner, (7,))
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-    stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.examples, (7,), torch.float32, 32)
-    pair = SequentialEngine(sequential.fabric, module(optimizer), sequential.examples), stacked
+    stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.samples, (7,), torch.float32, 32)
+    pair = SequentialEngine(sequential.fabric, module(optimizer), sequential.samples), stacked
     assert stacked._fills_up == fills_up
-    runs = both(pair, lambda i, engine: engine.descend(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)

@@ -1,9 +1,9 @@
-"""Data sets: what is known of them without reading a file, how they get here, and how they become ``Examples``."""
+"""Data sets: what is known of them without reading a file, how they get here, and how they become ``Samples``."""
 
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.datasets.fileless import Digits, RandomLike, Synthetic
+from lcfl.data.datasets.bundled import Digits, RandomLike, Synthetic
+from lcfl.data.datasets.custom import Datasets, Tensors
 from lcfl.data.datasets.images import CIFAR10, CIFAR100, EMNIST, MNIST, SVHN, FashionMNIST, TorchvisionImages
-from lcfl.data.datasets.own import Datasets, Tensors
 
 __all__ = [
     "CIFAR10",

@@ -5,13 +5,13 @@ from abc import ABC, abstractmethod
 import torch
 
 from lcfl.data.augmentation import Augmentation
-from lcfl.data.examples import Examples
+from lcfl.data.samples import Samples
 
 __all__ = ["FederatedDataset"]
 
 
 class FederatedDataset(ABC):
-    """A source of ``Examples`` that knows its shape and classes before a file is read.
+    """A source of ``Samples`` that knows its shape and classes before a file is read.
 
     Attributes:
         shape: of one input, images as (channels, height, width).
@@ -33,5 +33,5 @@ class FederatedDataset(ABC):
         """
 
     @abstractmethod
-    def load(self) -> Examples:
+    def load(self) -> Samples:
         """Reads everything; called on every process after ``prepare``."""

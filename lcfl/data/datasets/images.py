@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.examples import Examples, TensorExamples
+from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SVHN", "FashionMNIST", "TorchvisionImages"]
 
@@ -58,13 +58,13 @@ class TorchvisionImages(FederatedDataset):
         """Downloads if ``download`` is set; either way both parts are read once, so that a damaged file shows here."""
         self._parts(self.download)
 
-    def load(self) -> Examples:
+    def load(self) -> Samples:
         """Training images, then official test images, in torchvision's order."""
         train, test = self._parts(download=False)
         inputs = torch.cat([self._images(part) for part in (train, test)])
         targets = np.concatenate([self._labels(part) for part in (train, test)])
         mean, std = self._mean_and_std()
-        return TensorExamples(inputs, targets, len(train), self.num_classes, mean, std, self.augmentation)
+        return TensorSamples(inputs, targets, len(train), self.num_classes, mean, std, self.augmentation)
 
     def _parts(self, download: bool) -> tuple[Any, Any]:
         import torchvision.datasets  # type: ignore[import-untyped,unused-ignore]

@@ -10,7 +10,7 @@ only ``split``; in YAML it is named by its class path::
 
 from lcfl.data.partition.base import Partition, Shares
 from lcfl.data.partition.dirichlet import ClassDirichlet, ClientDirichlet
-from lcfl.data.partition.fixed import FromFile, write_partition
+from lcfl.data.partition.from_file import FromFile, write_partition
 from lcfl.data.partition.label_skew import LabelRing, LabelSkew
 from lcfl.data.partition.overlapping import CopyPerGroup, OverlappingFractions
 from lcfl.data.partition.pathological import Pathological

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from lcfl.core.validation import check_choices
+from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
 from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
-from lcfl.data.partition.owners import check_demand, check_num_classes, share_out, take
-from lcfl.wording import check_choices
 
 __all__ = ["LabelRing", "LabelSkew"]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
 from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
-from lcfl.data.partition.owners import check_demand, check_num_classes, share_out, take
 
 __all__ = ["Pathological", "class_blocks"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lcfl.data.partition.allocation import share_out
 from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
-from lcfl.data.partition.owners import share_out
 
 __all__ = ["Shards"]
 

@@ -1,0 +1,106 @@
+"""A metric that a callback decides by: never of test data, known to exist where that can be known, larger is better."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Literal
+
+from lcfl.core.validation import check_choices
+from lcfl.server.server import Server
+
+__all__ = ["MonitoredMetric"]
+
+OWN = ("val/", "cluster/", "comm/", "time/")  # what lcfl logs; other names are a module's or a callback's
+SOMETIMES = (  # of these some rounds have no value, e.g. the first one has nothing to compare its clusters with
+    "cluster/stability",
+    "cluster/granularity",
+    "cluster/threshold",
+    "cluster/mean_update",
+    "cluster/max_update",
+    "cluster/admitted",
+    "cluster/tested_models",
+)
+
+
+@dataclass(frozen=True)
+class MonitoredMetric:
+    """The metric that `owner` watches.
+
+    Args:
+        owner: the name of the callback, for errors.
+        name: of the metric, e.g. ``val/own_split/personal/acc``.
+        mode: whether larger (``max``) or smaller (``min``) is better.
+
+    Raises:
+        ValueError: for a metric of test data, which is reported and never chosen by, or another mode.
+    """
+
+    owner: str
+    name: str
+    mode: Literal["max", "min"]
+
+    def __post_init__(self) -> None:
+        if self.name.startswith("test/"):
+            raise ValueError(
+                f"{self.owner}: got monitor={self.name}; test data may not decide anything. Use its validation twin, "
+                f"val/{self.name.removeprefix('test/')}."
+            )
+        check_choices(self.owner, self)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raises a ValueError if it is a metric of evaluations and not among `names`."""
+        if not self.name.startswith("val/"):
+            return
+        if not names:
+            raise ValueError(
+                f"{self.owner}: monitor={self.name} is never measured during a run with trainer.evaluate_every=0; set "
+                "it to 1 or more."
+            )
+        known = [name for name in names if name.startswith("val/")]
+        if not known:
+            raise ValueError(
+                f"{self.owner}: monitor={self.name} needs validation data, and no client has any: set "
+                "data.val_fraction, e.g. to 0.1."
+            )
+        self._check_among(known)
+
+    def score(self, row: Mapping[str, float], server: Server) -> float | None:
+        """The metric of a round, negated under ``min`` and -inf for NaN; None in a round that does not measure it.
+
+        Raises:
+            ValueError: if a round that is evaluated shows that there is no such metric.
+        """
+        if self.name in row:
+            score = row[self.name] if self.mode == "max" else -row[self.name]
+            return -inf if isnan(score) else score
+        if server.is_evaluated(row) and self.name not in server.table.columns:
+            self._check_row(row)
+        return None
+
+    def warn_if_never_seen(self, server: Server) -> None:
+        """Says at the end of a complete run that no round had the metric."""
+        columns = server.table.columns
+        if server.is_done and self.name not in columns:
+            known = ", ".join(sorted(name for name in columns if name != "round"))
+            warnings.warn(
+                f"{self.owner}: no round had monitor={self.name}, so nothing was decided by it; there were {known}.",
+                stacklevel=2,
+            )
+
+    def _check_row(self, row: Mapping[str, float]) -> None:
+        """Of a round that is evaluated and lacks the metric, as all before it did."""
+        if self.name.startswith(SOMETIMES) and "cluster/count" in row:
+            return
+        if self.name.startswith(OWN):
+            self._check_among(list(row))
+        elif "train/loss" in row:  # else nobody has reported what training steps log
+            warnings.warn(
+                f"{self.owner}: no round so far has had monitor={self.name}. Unless the module or a callback logs it "
+                "later, it is misspelt; metrics.csv has those that there are.",
+                stacklevel=2,
+            )
+
+    def _check_among(self, known: list[str]) -> None:
+        if self.name not in known:
+            raise ValueError(f"{self.owner}: there is no metric {self.name}; there are {', '.join(sorted(known))}.")

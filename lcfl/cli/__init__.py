@@ -1,0 +1,1 @@
+"""The command line: LightningCLI over a `Federation`, layered configurations, and the other commands."""

@@ -1,0 +1,226 @@
+"""``lcfl compare RUN...``: finished runs in one table, as text, CSV and Markdown, and as curves."""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lcfl.runs import comparison
+from lcfl.runs.comparison import MAJORITY, Entry, Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["accuracy", "main", "parser"]
+
+Lines = list[list[str]]
+
+Curves = dict[str, dict[str, dict[int, list[tuple[int, float, float]]]]]  # of a setting, by model, label and seed
+
+CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes", "acc")
+AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of pictures: name, label and unit
+KINDS = ("personal", "cluster", "global", "after_local")  # of models, in the order of their columns
+PEAK = "rounds to 90 % of peak"
+PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="lcfl compare", description="Finished runs side by side.")
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
+    made.add_argument("--target", type=accuracy, help="up to 1: the first round with it is looked for (0.9 x the best)")
+    made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
+    made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
+    made.add_argument("--out", type=Path, help="folder for comparison.csv and .md, curves.csv and the pictures")
+    return made
+
+
+def accuracy(text: str) -> float:
+    """An accuracy on the command line; argparse says what is wrong with another text."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}; an accuracy is a part of 1, such as 0.6 for 60 %")
+    return value
+
+
+def main(args: Sequence[str]) -> None:
+    """Prints the table of the runs at the given paths; with ``--out`` writes table and pictures there.
+
+    Raises:
+        FileNotFoundError: for a path without a run.
+        ValueError: if no run is finished, or if they do not compare and ``--mix`` is not given.
+    """
+    options = parser().parse_args(args)
+    entries = comparison.entries_of(comparison.find_runs(options.runs))
+    if not entries:
+        raise ValueError("compare: none of these runs is finished.")
+    if not options.mix:
+        comparison.check_same_setting(entries)
+    rows, targets = comparison.rows_of(entries, options.target)
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
+    many = len({row.setting for row in rows}) > 1
+    for (setting, protocol), target in targets.items():
+        lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        if options.wide:
+            console.print(_table(_title(setting, protocol, many), _by_model(lines)))
+            continue
+        console.print(_table(_caption(setting, protocol, target, many), _accuracies(lines)))
+        console.print(_table("cost of a run", _costs(lines)))
+    if options.out is not None:
+        _write(options.out, rows, targets, entries)
+        console.print(f"written to {options.out}", highlight=False)
+
+
+def _title(setting: int, protocol: str, many: bool) -> str:
+    return f"test accuracy in %, {f'setting {setting}, {protocol}' if many else protocol}"
+
+
+def _caption(setting: int, protocol: str, target: float, many: bool) -> str:
+    return f"{_title(setting, protocol, many)}; rounds and MB until {100 * target:.2f} %"
+
+
+def _by_model(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each method, a column for each kind of model; the baseline as a line of its own."""
+    kinds = [kind for kind in KINDS if any(row.model == kind for row in rows)]
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cells.setdefault(row.label, {})[row.model or kinds[0]] = _accuracy(row)
+    lines = [["method", *kinds], *([label, *(of.get(kind, "") for kind in kinds)] for label, of in cells.items())]
+    return _with_options(lines, rows)
+
+
+def _with_options(lines: Lines, rows: Sequence[Row]) -> Lines:
+    """A further column for what the labels in the first one leave out, if they do."""
+    options = {row.label: row.options for row in rows}
+    if not any(options.values()):
+        return lines
+    return [[*lines[0], "options"], *([*cells, options[cells[0]]] for cells in lines[1:])]
+
+
+def _accuracy(row: Row) -> str:
+    return f"{100 * row.acc:.2f}" + ("" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}")
+
+
+def _accuracies(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each kind of model, the method named on the first of its lines."""
+    lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB"]]
+    previous = ""
+    for row in rows:
+        cells = [row.label if row.label != previous else "", row.model, _accuracy(row)]
+        cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
+        lines.append(cells)
+        previous = row.label
+    return lines
+
+
+def _costs(rows: Sequence[Row]) -> Lines:
+    """Header and cells: a line for each method, the last column by the kind of model that it reports first."""
+    lines = [["method", "seeds", "clusters", "ARI", "stability", "MB", "minutes", PEAK]]
+    firsts: dict[str, Row] = {}
+    for row in rows:
+        if row.seeds:
+            firsts.setdefault(row.label, row)
+    for row in firsts.values():
+        numbers = [_number(row.clusters, 1), _number(row.rand_index, 2), _number(row.stability, 2)]
+        numbers += [_megabytes(row.total_bytes), _minutes(row.seconds), _number(row.rounds_to_peak90)]
+        lines.append([row.label, str(row.seeds), *numbers])
+    return _with_options(lines, rows)
+
+
+def _number(value: float, digits: int = 0) -> str:
+    return "" if isnan(value) else f"{value:.{digits}f}"
+
+
+def _megabytes(size: float) -> str:
+    return _number(size / 1e6, 0 if size >= 1e7 else 2)
+
+
+def _minutes(seconds: float) -> str:
+    return _number(seconds / 60, 1 if seconds >= 60 else 2)
+
+
+def _table(title: str, lines: Lines) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for header in lines[0]:
+        is_text, wraps = header in ("method", "model", "options"), header in ("method", PEAK, "options")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
+    for cells in lines[1:]:
+        table.add_row(*cells)
+    return table
+
+
+def _markdown(lines: Lines) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
+
+
+def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], float], entries: Sequence[Entry]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "comparison.csv", [field.name for field in fields(Row)], map(astuple, rows))
+    many = len({row.setting for row in rows}) > 1
+    text = []
+    for (setting, protocol), target in targets.items():
+        lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
+        text += [_title(setting, protocol, many), "", *_markdown(_by_model(lines)), ""]
+        text += [_caption(setting, protocol, target, many), "", *_markdown(_accuracies(lines)), ""]
+        text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
+    (folder / "comparison.md").write_text("\n".join(text))
+    points: list[tuple[object, ...]] = []
+    for setting, protocol in targets:
+        members = [entry for entry in entries if entry.setting == setting]
+        curves = _curves(members, protocol)
+        points += [
+            (setting, protocol, label, seed, kind, *point)
+            for kind, methods in curves.items()
+            for label, seeds in methods.items()
+            for seed, curve in seeds.items()
+            for point in curve
+        ]
+        baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
+        _draw(folder, f"{protocol}_{setting}" if many else protocol, curves, f"Test accuracy, {protocol}", baseline)
+    _write_csv(folder / "curves.csv", CURVE_COLUMNS, points)
+
+
+def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) -> None:
+    """Pictures of accuracies over rounds and over bytes; none where nothing was evaluated during the runs."""
+    from lcfl import figures
+
+    if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds.values()):
+        return
+    for axis, (over, x_label, scale) in enumerate(AXES):
+        drawn = {
+            kind: {
+                label: [[(point[axis] / scale, point[2]) for point in curve] for curve in seeds.values()]
+                for label, seeds in methods.items()
+            }
+            for kind, methods in curves.items()
+        }
+        picture = figures.accuracy_curves(drawn, x_label, title, baseline)
+        figures.save(picture, folder / f"accuracy_over_{over}_{name}.png")
+
+
+def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
+    """Accuracies during the runs of one setting."""
+    kinds = {kind for entry in entries for of, kind in entry.test_sets if of == protocol}
+    return {
+        kind: {
+            entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/acc") for run in entry.runs} for entry in entries
+        }
+        for kind in KINDS
+        if kind in kinds
+    }
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)

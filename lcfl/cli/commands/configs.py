@@ -1,0 +1,39 @@
+"""``lcfl configs``: lists the configurations that come with lcfl, or copies them."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lcfl.cli.shipped_configs import configurations
+
+__all__ = ["main", "parser"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="lcfl configs", description="The configurations that come with lcfl.")
+    made.add_argument("--copy", type=Path, metavar="DIR", help="copy all of them to this new folder")
+    return made
+
+
+def main(args: Sequence[str]) -> None:
+    """Prints every configuration with the comment in its first line, or copies the folder.
+
+    Raises:
+        FileExistsError: if the folder to copy to is there already.
+    """
+    options = parser().parse_args(args)
+    folder = configurations()
+    if options.copy is not None:
+        if options.copy.exists():
+            raise FileExistsError(f"{options.copy} exists already; name a new folder, nothing is overwritten.")
+        shutil.copytree(folder, options.copy)
+        print(f"copied to {options.copy}")
+        return
+    print(folder)
+    paths = sorted(folder.rglob("*.yaml"))
+    width = max(len(str(path.relative_to(folder))) for path in paths)
+    for path in paths:
+        comment = path.read_text().partition("\n")[0]
+        print(f"  {path.relative_to(folder)!s:<{width}}  {comment.removeprefix('#').strip()}")

@@ -1,0 +1,59 @@
+"""``lcfl export RUN --model cluster --cluster 2``: one trained model as a file."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lcfl.cli.federated_cli import instantiate_data
+from lcfl.cli.loading import load
+from lcfl.core.files import check_new, new_file
+
+__all__ = ["main", "parser"]
+
+FORMATS = ("state_dict", "torch_export")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
+    made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint")
+    made.add_argument("--client", type=int, help="whose personal model, or whose cluster's")
+    made.add_argument("--cluster", type=int, help="which cluster's model")
+    made.add_argument("--out", type=Path, required=True, help="the file; it must not be there yet")
+    made.add_argument(
+        "--format",
+        default="state_dict",
+        choices=FORMATS,
+        help="state_dict: weights by name, for model.init_from or the network's load_state_dict; torch_export: the "
+        "whole network for any batch size, for torch.export.load",
+    )
+    return made
+
+
+def main(args: Sequence[str]) -> None:
+    """Writes the model.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        FileExistsError: if the file is there already.
+        FileNotFoundError: if there is no run.
+        ValueError: if the run's method has no such model, or its numbers do not fit.
+    """
+    options = parser().parse_args(args)
+    check_new(options.out)
+    run = load(options.run, ckpt_path=options.ckpt_path)
+    network = run.model(options.model, client=options.client, cluster=options.cluster)
+    with new_file(options.out) as path:
+        if options.format == "state_dict":
+            torch.save(network.state_dict(), path)
+        else:
+            dataset = instantiate_data(options.run / "config.yaml").dataset
+            example = torch.zeros(2, *dataset.shape, dtype=dataset.dtype)
+            program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+            with path.open("wb") as file:
+                torch.export.save(program, file)
+    print(f"written to {options.out}")

@@ -1,0 +1,1 @@
+"""What every room builds on: the state, the messages, the callbacks' base class, random streams and files."""

@@ -1,0 +1,122 @@
+"""Everything of a federation that outlives a round; what is not in here does not survive one.
+
+Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lcfl.core.clients import ClientState, ClientStore
+
+__all__ = ["FederationState"]
+
+
+@dataclass
+class FederationState:
+    """The server's knowledge and the clients' private parts after `round` complete rounds.
+
+    Attributes:
+        round: the next round; negative while warm-up rounds are due.
+        initial: the common initial model ``[P + Q]``.
+        global_model: the mean model ``[P + Q]``; its first P_phi entries are the global embedding Phi.
+        centres: Omega, the cluster models ``[K, P + Q]``.
+        assignment: R, the cluster of each client ``[N]``, int64; -1 while it has none, and is sent the global model.
+        participated: who has completed a training round and has not left ``[N]``, bool.
+        clients: the clients' private states.
+        projection: M as ``[P, D]`` where a clustering uses one.
+        codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
+        aggregation: what the aggregation remembers between rounds, by name; tensors and plain values.
+        total_bytes: sent and received so far, warm-up rounds included.
+        should_stop: set by a callback that wants no further round.
+        callbacks: what each callback keeps, by its key; plain values and tensors.
+        active: who belongs to the federation now ``[N]``, bool: everybody but newcomers, which are kept out
+            until it has ended, and clients that have left. Left out, everybody.
+    """
+
+    round: int
+    initial: Tensor
+    global_model: Tensor
+    centres: Tensor
+    assignment: Tensor
+    participated: Tensor
+    clients: ClientStore
+    projection: Tensor | None = None
+    codes: Tensor | None = None
+    aggregation: dict[str, Any] = field(default_factory=dict)
+    total_bytes: int = 0
+    should_stop: bool = False
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    active: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        if len(self.active) == 0:
+            self.active = torch.ones(len(self.assignment), dtype=torch.bool)
+
+    @classmethod
+    def create(
+        cls,
+        initial: Tensor,
+        num_clients: int,
+        keeps_model: bool,
+        num_warmup_rounds: int = 0,
+        newcomers: Iterable[int] = (),
+        buffers: Tensor | None = None,
+        folder: Path | None = None,
+    ) -> "FederationState":
+        """The state before the first round: one cluster, everybody in it, everything at the initial model.
+
+        Where buffers are not exchanged `initial` is without them, and `buffers` are those of the initial model. With a
+        `folder` the clients' vectors live in memory-mapped files there.
+        """
+        state = cls(
+            round=-num_warmup_rounds,
+            initial=initial,
+            global_model=initial,
+            centres=initial.unsqueeze(0),
+            assignment=torch.zeros(num_clients, dtype=torch.int64),
+            participated=torch.zeros(num_clients, dtype=torch.bool),
+            clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers), folder),
+        )
+        outside = list(newcomers)
+        state.active[outside] = False
+        state.assignment[outside] = -1
+        return state
+
+    @property
+    def num_clients(self) -> int:
+        """N, the size of the population."""
+        return len(self.assignment)
+
+    @property
+    def num_clusters(self) -> int:
+        """K, how many centres there are now."""
+        return len(self.centres)
+
+    def centre_of(self, client: int) -> Tensor:
+        """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster; the global model of a client without one."""
+        cluster = int(self.assignment[client])
+        return self.centres[cluster] if cluster >= 0 else self.global_model
+
+    def model_of(self, client: int) -> Tensor:
+        """w_i as the server last received it; only where clients keep models that they upload whole."""
+        return self.clients[client].sent
+
+    def leave(self, clients: Iterable[int]) -> None:
+        """Takes clients out for good and forgets their models: no mean and no clustering counts them any more."""
+        clients = list(clients)
+        if not clients:
+            return
+        self.assignment = self.assignment.clone()
+        for client in clients:
+            self.active[client] = self.participated[client] = False
+            self.assignment[client] = -1
+            self.clients.forget(client)
+
+    def members(self, cluster: int) -> list[int]:
+        """The clients of a cluster that have taken part, ascending: those whose models count."""
+        return torch.nonzero((self.assignment == cluster) & self.participated).flatten().tolist()

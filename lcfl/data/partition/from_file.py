@@ -1,0 +1,58 @@
+"""A partition read from a file, and the function that writes such a file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lcfl.core.files import write_json
+from lcfl.data.partition.base import Indices, Partition, Shares
+
+__all__ = ["FromFile", "write_partition"]
+
+
+@dataclass(frozen=True)
+class FromFile(Partition):
+    """A partition made elsewhere: by another framework, by ``write_partition``, or a run's ``partition.json``.
+
+    Args:
+        path: JSON file ``{"indices": [[...], ...], "groups": [...] or null}`` with one list of sample indices per
+            client. Indices count the training images first and the official test images (``pool: all``) after them.
+            With ``"overlapping": true`` an index may belong to several clients. Further keys are ignored.
+    """
+
+    path: str
+
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+        """Reads the file; draws nothing."""
+        try:
+            content = json.loads(Path(self.path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(f"FromFile: there is no file {self.path!r}; give the path of a partition file") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"FromFile: {self.path!r} cannot be read as JSON: {error}") from error
+        if not isinstance(content, dict) or not isinstance(content.get("indices"), list):
+            raise ValueError(f"FromFile: {self.path!r} must hold an object with a list 'indices', one entry per client")
+        indices = [self._integers(f"indices[{client}]", share) for client, share in enumerate(content["indices"])]
+        groups, overlapping = content.get("groups"), content.get("overlapping", False)
+        if not isinstance(overlapping, bool):
+            raise ValueError(f"FromFile: overlapping in {self.path!r} must be true or false, got {overlapping!r}")
+        return Shares(indices, None if groups is None else self._integers("groups", groups), overlapping)
+
+    def _integers(self, key: str, values: Any) -> Indices:
+        # bool is an int to Python, but true is no index.
+        if not isinstance(values, list) or any(type(value) is not int for value in values):
+            raise ValueError(f"FromFile: {key} in {self.path!r} must be a list of integers")
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError as error:
+            raise ValueError(f"FromFile: {key} in {self.path!r} holds a number beyond 64 bits") from error
+
+
+def write_partition(path: str | Path, shares: Shares) -> None:
+    """Writes ``shares`` as a file that ``FromFile`` reads; the file is replaced as a whole."""
+    groups = None if shares.groups is None else shares.groups.tolist()
+    indices = [share.tolist() for share in shares.indices]
+    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping})

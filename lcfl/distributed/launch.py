@@ -1,0 +1,270 @@
+"""Starting the ranks: how many, how they are made, one clean error, and signals that become a flag."""
+
+import ctypes
+import gc
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+__all__ = ["STRATEGIES", "Placement", "StopFlag", "launch", "one_thread", "resolve_placement", "usable_cores"]
+
+STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen of these before its writer must wait for a reader
+LOST = -1  # a rank has failed: whoever waits for it need not finish the round
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What Fabric is asked for: ranks per machine, machines, and how the ranks are started."""
+
+    devices: int | list[int]
+    num_nodes: int
+    strategy: str
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, cut by the container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, max(1, math.floor(int(limit) / int(period))))
+    return cores
+
+
+def resolve_placement(
+    accelerator: str, devices: int | list[int] | str, num_nodes: int, strategy: str, most: int
+) -> Placement:
+    """Resolves ``auto``: ranks from the environment under torchrun or SLURM, else one per core or GPU.
+
+    Args:
+        accelerator: ``cpu`` or ``cuda``, resolved.
+        devices: a number, a list of GPUs or ``auto``.
+        num_nodes: machines.
+        strategy: one of `STRATEGIES`.
+        most: no more ranks than this: clients per round.
+
+    Raises:
+        ValueError: if the settings and the environment disagree.
+    """
+    started = _started_ranks()
+    if started is not None:
+        local, nodes = started
+        # num_nodes has no "auto": 1, its default, stands for it.
+        for name, got, found, free in (("devices", devices, local, "auto"), ("num_nodes", num_nodes, nodes, 1)):
+            if got not in (free, found):
+                raise ValueError(f"trainer.{name}: got {got}, but this job was started with {found}: use auto.")
+        if strategy not in ("auto", "ddp"):
+            raise ValueError(f"trainer.strategy: got {strategy}, but the ranks are already started: use auto or ddp.")
+        return Placement(local, nodes, "ddp" if local * nodes > 1 else "auto")
+    if num_nodes > 1:
+        raise ValueError(
+            f"trainer.num_nodes: got {num_nodes}, but nothing has started the ranks of other machines: start the same "
+            "command on every machine with torchrun, or let SLURM do it, and leave num_nodes as it is."
+        )
+    if devices == "auto":
+        can_fork = sys.platform == "linux" or strategy in ("ddp", "ddp_spawn")
+        found = usable_cores() if accelerator == "cpu" else torch.cuda.device_count()
+        devices = max(1, min(found, most)) if can_fork else 1
+    if accelerator == "cpu" and isinstance(devices, list):
+        raise ValueError(
+            f"trainer.devices: got {devices} on a CPU; a list names GPUs. Give the number of processes, or auto."
+        )
+    if isinstance(devices, str):
+        raise ValueError(f"trainer.devices: got {devices!r}; allowed are a number, a list of GPUs or auto.")
+    num_ranks = (devices if isinstance(devices, int) else len(devices)) * num_nodes
+    if num_ranks < 1:
+        raise ValueError(f"trainer: got devices={devices}, num_nodes={num_nodes}; at least one of each is needed.")
+    if num_ranks == 1:
+        return Placement(devices, 1, "auto")
+    return Placement(devices, 1, "ddp_fork" if strategy == "auto" else strategy)
+
+
+def _started_ranks() -> tuple[int, int] | None:
+    """Ranks per machine and machines, where torchrun or SLURM has started this process; else None."""
+    environ = os.environ
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return int(environ["LOCAL_WORLD_SIZE"]), int(environ["GROUP_WORLD_SIZE"])
+    if (
+        "SLURM_NTASKS" in environ
+        and "SLURM_PROCID" in environ
+        and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+    ):
+        nodes = int(environ.get("SLURM_NNODES", "1"))
+        return int(environ["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+class StopFlag:
+    """The first SIGINT or SIGTERM asks for a stop after the round; a second one ends everything at once.
+
+    Made before the ranks are forked: they share its number. Forked and spawned ranks leave signals to the parent.
+    """
+
+    def __init__(self) -> None:
+        self._shared = torch.zeros(1, dtype=torch.int32).share_memory_()
+        self._owner = os.getpid()
+        self._asked = False
+
+    @property
+    def signal(self) -> int:
+        """The number of the signal received, 0 for none."""
+        return max(0, int(self._shared))
+
+    def mark_lost(self) -> None:
+        """Notes that a rank has failed."""
+        self._shared.fill_(LOST)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if os.getpid() != self._owner:
+            if int(self._shared) == LOST:  # torch ends the siblings of a failed rank with SIGTERM
+                os._exit(128 + number)
+            self._shared.fill_(number)
+        elif self._asked:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise KeyboardInterrupt
+        else:
+            self._asked = True
+            self._shared.fill_(number)
+
+    def install(self) -> None:
+        """Handles the two signals from now on, in the process that made this flag.
+
+        Outside the main thread Python allows no handlers, and none is set.
+        """
+        if os.getpid() == self._owner and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Puts the handlers of SIGINT and SIGTERM back when the block ends."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One computing thread inside: ranks are the only parallelism, and thread counts change bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls ``function(fabric, flag, *args)`` on every rank and returns what rank 0 returned.
+
+    Under fork and spawn the return value must be small and plain. The first exception of any rank is
+    raised here, not the ones that follow from it; where it was raised on that rank stands in its notes.
+    """
+    flag = StopFlag()
+    launcher = fabric.strategy.launcher
+    start_method = getattr(launcher, "_start_method", None)
+    # A queue can be handed to processes of its own kind only. Where none are started here there is none to hand it to,
+    # and its semaphores would outlive a rank that is killed.
+    errors = None if start_method is None else multiprocessing.get_context(start_method).SimpleQueue()
+    guarded = _Guarded(function, flag, errors, os.getpid())
+    environ = dict(os.environ)
+    with handlers_kept(), one_thread():
+        # Until ranks that were started elsewhere have met (`Ranks`), one may wait for another that has failed, deep
+        # in a call that no handler of Python's interrupts: the signal that is then sent must end it.
+        if launcher is None or start_method is not None:
+            flag.install()
+        if start_method == "fork":  # else the first full collection in a rank would copy all that it shares
+            gc.freeze()
+        try:
+            return fabric.launch(guarded, *args)
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise _cause(error, errors) from None
+        finally:
+            gc.unfreeze()
+            # Lightning leaves the ranks' address behind, which a second launch would try to use again.
+            for name in ("MASTER_ADDR", "MASTER_PORT"):
+                if name not in environ:
+                    os.environ.pop(name, None)
+
+
+class _Guarded:
+    """`function` on one rank: one thread, dies with its parent, reports its exception before it ends."""
+
+    def __init__(self, function: Callable[..., Any], flag: StopFlag, errors: Any, parent: int) -> None:
+        self.function, self.flag, self.errors, self.parent = function, flag, errors, parent
+
+    def __call__(self, fabric: Fabric, *args: Any) -> Any:
+        is_child = os.getpid() != self.parent and multiprocessing.parent_process() is not None
+        if is_child:
+            _die_with(self.parent)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent's flag is enough
+        torch.set_num_threads(1)
+        try:
+            return self.function(fabric, self.flag, *args)
+        except BaseException as error:
+            if not is_child:
+                raise
+            error.add_note("".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip())
+            if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
+                self.errors.put((fabric.global_rank, _portable(error)))
+            self.flag.mark_lost()
+            sys.exit(1)  # of an exception torch would leave a file behind
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The exception itself if it survives pickling and is small enough for a pipe, else one with its text."""
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:
+        pickled = None
+    if pickled is None or len(pickled) > PIPE_BYTES:
+        return RuntimeError(f"{type(error).__name__}: {error}"[: PIPE_BYTES // 4])
+    return error
+
+
+def _cause(error: Exception, errors: Any) -> BaseException:
+    """The exception that came first; a rank that is gone without a word left none."""
+    if errors.empty():
+        return RuntimeError(f"a rank was lost: {str(error).strip().splitlines()[-1]}")
+    rank, first = errors.get()
+    if isinstance(first, RuntimeError) and "gloo" in str(first).lower():
+        lost = str(error).strip().splitlines()[-1]
+        return RuntimeError(f"a rank was lost (out of memory, or killed): {lost}")
+    assert isinstance(first, BaseException)
+    first.add_note(f"(raised on rank {rank})")
+    return first
+
+
+def _die_with(parent: int) -> None:
+    """Linux: this process is killed when `parent` dies, instead of going on as an orphan."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,219 @@
+"""What every rank does: train clients and evaluate models, each task a function of its arguments.
+
+Legend: P + Q length of a model's flat vector.
+"""
+
+import copy
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.core import rng
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink, Uplink, all_finite
+from lcfl.core.validation import abbreviated
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.samples import Samples
+from lcfl.engines import EngineName, SequentialEngine, make_engine
+from lcfl.methods.exchange import Exchange
+from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
+
+__all__ = ["ClientError", "EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
+
+
+class ClientError(RuntimeError):
+    """A client's local work raised an exception; names client, round and cause."""
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """One client's part of a round.
+
+    Attributes:
+        client: its number.
+        round: negative in an warm-up round.
+        state: the client's private part.
+        downlink: what the server sends.
+        local_update: the local work; None for the method's own.
+        exchange: says what comes up; None for the method's own.
+    """
+
+    client: int
+    round: int
+    state: ClientState
+    downlink: Downlink
+    local_update: LocalUpdate | None = None
+    exchange: Exchange | None = None
+
+    def __str__(self) -> str:
+        return f"client {self.client}, round {self.round}"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a `TrainingTask` gave.
+
+    Attributes:
+        state: the client's new private part.
+        uplink: what it sends.
+        output: its trained model, the mean loss of its steps and what they logged.
+    """
+
+    state: ClientState
+    uplink: Uplink
+    output: LocalOutput
+
+    def is_finite(self) -> bool:
+        """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
+        kept = [each for each in (self.output.model, self.state.buffers) if each is not None]
+        # A model is mostly sent as it is: once is enough.
+        distinct = {id(each): each for each in (*kept, *self.uplink.payload.values())}
+        return (self.output.loss is None or isfinite(self.output.loss)) and all(map(all_finite, distinct.values()))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on a rank, as text: it is raised once, on the server."""
+
+    message: str
+    details: str
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """One model ``[P + Q]`` and the sets of samples it is measured on; what clients see alike is scored once.
+
+    Attributes:
+        model: ``[P + Q]``.
+        sets: indices of the samples in each.
+        clients: whose model it is; none for one that the server tries on its proxy set.
+        owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
+        buffers: of the model, ``[Q]``, where they are not part of it.
+    """
+
+    model: Tensor
+    sets: tuple[NDArray[np.int64], ...]
+    clients: tuple[int, ...]
+    owners: tuple[int | None, ...] = ()
+    buffers: Tensor | None = None
+
+    def __str__(self) -> str:
+        if not self.clients:
+            return "evaluation on the proxy set"
+        return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {abbreviated(self.clients, 3)}"
+
+
+Task = TrainingTask | EvaluationTask
+Outcome = TrainingResult | list[dict[str, float]] | Failure
+
+
+class Worker:
+    """The engine of this rank and all that its tasks need.
+
+    Args:
+        fabric: device and precision of this rank.
+        module: network, loss, optimizer.
+        data: a federated data module that has been set up.
+        method: its local update and exchange are used here.
+        seed: the run's seed.
+        engine: the name of the one that trains.
+        max_steps: cuts every local run after so many steps.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        data: FederatedDataModule,
+        method: Method,
+        seed: int,
+        engine: EngineName = "sequential",
+        max_steps: int | None = None,
+    ) -> None:
+        module = copy.deepcopy(module)  # spawned ranks would otherwise share, and train, the same memory
+        self.fabric = fabric
+        self.data = data
+        self.method = method
+        self.seed = seed
+        self.engine = make_engine(engine, fabric, module, data, max_steps)
+
+    def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Carries out tasks one by one or at once, as the engine does it; their outcomes in the same order.
+
+        An exception becomes a `Failure` of its task that says where it happened; the others go on.
+        """
+        return self.engine.run_all([partial(self._run, task) for task in tasks])
+
+    def run(self, task: Task) -> Outcome:
+        """Carries out one task; see `run_all`."""
+        (outcome,) = self.run_all([task])
+        return outcome
+
+    def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
+        try:
+            return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
+        except Exception as error:
+            message = f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
+            return Failure(message, traceback.format_exc())
+
+    def train(self, task: TrainingTask, engine: SequentialEngine | None = None) -> TrainingResult:
+        """One client's local work; everything random in it is addressed by (seed, round, client).
+
+        Args:
+            task: what is to be done.
+            engine: computes; if not given, the worker's own.
+        """
+        engine = engine or self.engine
+        local_update = task.local_update or self.method.local_update
+        indices = self.data.population.train[task.client]
+        data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last, task.round)
+        engine.samples, engine.buffers = self.data.seen_by(task.client), task.state.buffers
+        exchange = task.exchange or self.method.exchange
+        downlink = exchange.at_client(task.downlink, task.state, engine.layout)
+        with rng.scope(self.seed, "local", task.round, task.client):
+            output: LocalOutput = local_update(task.state, downlink, data, engine)
+        draw = rng.generator(self.seed, "upload", task.round, task.client)
+        payload = exchange.encode(output, task.downlink, engine.layout, draw)
+        uplink = Uplink(task.client, payload, len(indices))
+        kept = output.model if exchange.keeps_model else None
+        own = engine.buffers if engine.module.buffer_policy == "local" else None
+        return TrainingResult(replace(task.state, model=kept, consumed=output.consumed, buffers=own), uplink, output)
+
+    @torch.no_grad()
+    def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
+        """The loss and the module's metrics of a model on each set, none of them empty. Arguments as of `train`."""
+        engine = engine or self.engine
+        engine.buffers = task.buffers
+        sets: dict[Samples, dict[int, NDArray[np.int64]]] = {}
+        keys: list[tuple[Samples, int]] = []
+        for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
+            seen = self.data.samples if owner is None else self.data.seen_by(owner)
+            sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is measured once
+            keys.append((seen, id(indices)))
+        results: dict[tuple[Samples, int], dict[str, float]] = {}
+        for seen, distinct in sets.items():
+            union = np.unique(np.concatenate(list(distinct.values())))
+            with rng.scope(self.seed, "evaluate"):
+                scores, targets = engine.scores(task.model, seen, union)
+            for key, indices in distinct.items():
+                rows = torch.from_numpy(np.searchsorted(union, indices))
+                results[seen, key] = measure(engine.module, scores[rows], targets[rows])
+        return [results[key] for key in keys]
+
+
+def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
+    """The loss and every metric of the module for scores ``[n, classes]`` and labels ``[n]``, by name."""
+    module.metrics.reset()
+    module.metrics.update(scores, targets)
+    values: Mapping[str, Tensor] = module.metrics.compute()
+    return {"loss": float(module.loss(scores, targets)), **{name: float(value) for name, value in values.items()}}

@@ -1,0 +1,87 @@
+"""Which engine trains a module."""
+
+import logging
+from typing import Literal, cast, get_args
+
+from lightning.fabric import Fabric
+
+from lcfl.core.validation import check_choice
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.engines.compiled import CompiledEngine, check_compiled
+from lcfl.engines.fused import FusedEngine, check_fused
+from lcfl.engines.sequential import SequentialEngine
+from lcfl.engines.stacked import StackedEngine, check_stacked
+from lcfl.engines.tracing import Unsupported
+from lcfl.models.module import FederatedModule
+
+__all__ = ["EngineName", "choose_engine", "make_engine"]
+
+LOGGER = logging.getLogger(__name__)
+EngineName = Literal["sequential", "compiled", "stacked", "fused"]
+WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
+
+
+def choose_engine(
+    wanted: str,
+    module: FederatedModule,
+    data: FederatedDataModule,
+    device: str,
+    precision: str,
+    advice: str = "use auto or sequential",
+) -> EngineName:
+    """The engine of that name, or under ``auto`` the fastest that trains the module as it wants to be trained.
+
+    That is ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` where they cannot. It depends on the
+    module, the shape of the data, the device and whether there is a compiler, and on no measurement: the same command
+    gives the same engine again, and so the same bits.
+
+    Args:
+        wanted: a name or ``auto``.
+        module: network, loss and optimizer.
+        data: what is trained on; need not be set up.
+        device: the type of the device.
+        precision: of a step's arithmetic.
+        advice: what to do where the engine of that name cannot train the module, for the error.
+
+    Raises:
+        ValueError: for another name, or an engine that cannot train the module; says why.
+    """
+    check_choice("trainer.engine: got ", wanted, ("auto", *get_args(EngineName)))
+    tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
+    try:
+        if tried == "compiled":
+            program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
+            if wanted == "auto" and program.widest > WIDEST:
+                raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
+        elif tried == "stacked":
+            check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
+        elif tried == "fused":
+            check_fused(module, data.dataset.shape, data.dataset.dtype, device, precision)
+    except Unsupported as reason:
+        if wanted != "auto":
+            raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
+        LOGGER.info("Engine sequential, because %s is not for this: %s.", tried, reason)
+        return "sequential"
+    return cast(EngineName, tried)
+
+
+def make_engine(
+    name: EngineName, fabric: Fabric, module: FederatedModule, data: FederatedDataModule, max_steps: int | None = None
+) -> SequentialEngine:
+    """The engine of a rank.
+
+    Args:
+        name: what `choose` gave.
+        fabric: device and precision of the rank.
+        module: network, loss and optimizer; the engine trains in it.
+        data: set up.
+        max_steps: cuts every local run after so many steps.
+    """
+    shape = data.dataset.shape
+    if name == "compiled":
+        return CompiledEngine(fabric, module, data.samples, shape, max_steps)
+    if name != "sequential":
+        stacking = FusedEngine if name == "fused" else StackedEngine
+        longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches that there are
+        return stacking(fabric, module, data.samples, shape, data.dataset.dtype, longest, max_steps)
+    return SequentialEngine(fabric, module, data.samples, max_steps)

@@ -1,0 +1,89 @@
+"""What the clients that are trained at once have as stacks: some rows of them, their optimizer, their means.
+
+Legend: C clients at once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lcfl.engines.vmapped import Named
+from lcfl.models.module import FederatedModule
+
+__all__ = ["RowMeans", "Rows", "at", "filled_up", "give_gradient", "joined", "optimizer_of"]
+
+Rows = slice | Tensor  # of a stack: all, or their numbers
+
+
+def at(stacked: Named, rows: Rows) -> Named:
+    """Some rows of a stack: itself for all of them, else copies."""
+    if isinstance(rows, slice):
+        return stacked
+    return {name: each.detach()[rows].requires_grad_(each.requires_grad) for name, each in stacked.items()}
+
+
+def give_gradient(parameter: Tensor, rows: Rows, slope: Tensor) -> None:
+    """Puts a gradient of some rows where an optimizer finds it."""
+    if isinstance(rows, slice):
+        parameter.grad = slope
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    parameter.grad[rows] = slope
+
+
+def joined(stacked: Named) -> Tensor:
+    """Tensors of a stack side by side in one matrix ``[C, ...]``."""
+    return torch.cat([each.detach()[:, None].flatten(1).float() for each in stacked.values()], dim=1)
+
+
+def filled_up(values: Tensor, length: int) -> Tensor:
+    """Followed by its first row up to a length."""
+    return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
+
+
+def optimizer_of(module: FederatedModule, stacks: Named) -> Optimizer:
+    """The module's own with stacks in its groups: made of these it would see one dimension more.
+
+    Args:
+        module: gives the optimizer.
+        stacks: of its parameters ``[C, ...]``, by name.
+    """
+    own = module.configure_optimizers()
+    stack_of = {id(each): stacks[name] for name, each in module.network.named_parameters()}
+    groups = [{**group, "params": [stack_of[id(each)] for each in group["params"]]} for group in own.param_groups]
+    make: Callable[[Any], Optimizer] = type(own)
+    made = make(groups)
+    for each, kept in own.state.items():  # Adagrad's sums do not begin at zero
+        stack = stack_of[id(each)]
+        made.state[stack] = {
+            name: value.expand_as(stack).clone() if value.shape == each.shape else value.clone()
+            for name, value in kept.items()
+        }
+    return made
+
+
+class RowMeans:
+    """Means of values per client, of which some come up in some steps only."""
+
+    def __init__(self, num_clients: int, device: torch.device) -> None:
+        self._zeros = torch.zeros(2, num_clients, device=device)
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, rows: Rows, values: Named) -> None:
+        """Values ``[C, times]`` by name of the clients in these rows."""
+        for name, each in values.items():
+            sums = self._sums.setdefault(name, self._zeros.clone())
+            sums[0, rows] += each.sum(1)
+            sums[1, rows] += each.shape[1]
+
+    def by_row(self) -> list[dict[str, float]]:
+        """The means of every client, by name."""
+        numbers = {name: sums.tolist() for name, sums in self._sums.items()}
+        return [
+            {name: sums[row] / times[row] for name, (sums, times) in numbers.items() if times[row]}
+            for row in range(self._zeros.shape[1])
+        ]

@@ -1,0 +1,220 @@
+"""A module's training step and scores for several models at once, by torch.vmap.
+
+Legend: C models, P parameters and Q buffer entries of each, B batch size.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lcfl.core import rng
+from lcfl.engines.tracing import Unsupported
+from lcfl.models.module import FederatedModule, loss_of_step
+
+__all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
+
+Named = dict[str, Tensor]
+
+SAMPLES = 3  # of a trial
+APART = 1e-3  # float32 sums in another order, also in TF32, differ by less
+
+
+class StepOutput(NamedTuple):
+    """What a training step of each model gave: losses ``[C]``, logged values ``[C, times]`` by name, buffers."""
+
+    losses: Tensor
+    logged: Named
+    buffers: Named
+
+
+class Probe(NamedTuple):
+    """What a trial found out.
+
+    Attributes:
+        fills_up: whether samples with the loss's ``ignore_index`` as their label change nothing for the others.
+        sample_bytes: what autograd keeps of one sample, the sample included.
+    """
+
+    fills_up: bool
+    sample_bytes: int
+
+
+class VmappedModule:
+    """`module.training_step` and `module.forward` of C models, whose tensors have C as their first dimension.
+
+    Args:
+        module: its own parameters and buffers are neither used nor changed.
+    """
+
+    def __init__(self, module: FederatedModule) -> None:
+        self.module = module
+        self._step = _Step(module)
+        dtypes = {name: buffer.dtype for name, buffer in module.network.named_buffers()}
+        with_buffers = module.layout if module.buffer_layout is None else module.buffer_layout
+        self._buffers = [(name, shape, dtypes[name]) for name, shape, _ in with_buffers.buffers]
+        self._trained = {name for name, parameter in module.network.named_parameters() if parameter.requires_grad}
+
+    def parameters(self, models: Tensor) -> Named:
+        """Copies of the parameters in models ``[C, P + ...]``, by name; those that are trained require gradients."""
+        parameters, offset = {}, 0
+        for name, shape in self.module.layout.parameters:
+            part = models[:, offset : offset + shape.numel()].reshape(-1, *shape)
+            copied = part.clone(memory_format=torch.contiguous_format)
+            parameters[name] = copied.requires_grad_(name in self._trained)
+            offset += shape.numel()
+        return parameters
+
+    def buffers(self, vectors: Tensor) -> Named:
+        """Copies of the buffers in vectors ``[C, Q]``, by name."""
+        buffers, offset = {}, 0
+        for name, shape, dtype in self._buffers:
+            part = vectors[:, offset : offset + shape.numel()].reshape(-1, *shape)
+            buffers[name] = part.to(dtype, copy=True, memory_format=torch.contiguous_format)
+            offset += shape.numel()
+        return buffers
+
+    def step(
+        self,
+        parameters: Named,
+        buffers: Named,
+        inputs: Tensor,
+        targets: Tensor,
+        number: int = 0,
+        centre: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> StepOutput:
+        """The training step of every model on its batch; gradients flow to `parameters`.
+
+        Args:
+            parameters: ``[C, ...]`` each.
+            buffers: ``[C, ...]`` each; may be changed.
+            inputs: ``[C, B, ...]``.
+            targets: ``[C, B]``.
+            number: of the step.
+            centre: Omega ``[C, P]`` of the cluster pull, or None.
+            embedding: Phi ``[C, P_phi]`` of the global pull, or None.
+        """
+        module = self.module.train()
+
+        def one(
+            parameters: Named,
+            buffers: Named,
+            centre: Tensor | None,
+            embedding: Tensor | None,
+            inputs: Tensor,
+            targets: Tensor,
+        ) -> StepOutput:
+            module.pull_towards(centre, embedding)
+            tensors = {f"module.network.{name}": each for name, each in {**parameters, **buffers}.items()}
+            with module.collecting() as logged:
+                loss = functional_call(self._step, tensors, ((inputs, targets), number))
+            return StepOutput(loss, {name: torch.stack(values).float() for name, values in logged.items()}, buffers)
+
+        dims = [None if each is None else 0 for each in (centre, embedding)]
+        mapped = torch.vmap(one, in_dims=(0, 0, *dims, 0, 0), randomness="error")
+        try:
+            found: StepOutput = mapped(parameters, buffers, centre, embedding, inputs, targets)
+            return found
+        finally:
+            module.pull_towards()
+
+    def scores(self, parameters: Named, buffers: Named, inputs: Tensor, shared: bool = False) -> Tensor:
+        """Class scores ``[C, B, classes]``, in float32, of every model as it is evaluated.
+
+        Args:
+            parameters: ``[C, ...]`` each.
+            buffers: ``[C, ...]`` each.
+            inputs: ``[C, B, ...]``, or ``[B, ...]`` where they are `shared`.
+            shared: whether all models look at the same inputs.
+        """
+        module = self.module.eval()
+
+        def one(parameters: Named, buffers: Named, inputs: Tensor) -> Tensor:
+            tensors = {f"network.{name}": each for name, each in {**parameters, **buffers}.items()}
+            scores: Tensor = functional_call(module, tensors, (inputs,))
+            return scores.float()
+
+        mapped = torch.vmap(one, in_dims=(0, 0, None if shared else 0), randomness="error")
+        scores: Tensor = mapped(parameters, buffers, inputs)
+        return scores
+
+    def trial(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Probe:
+        """Tries a step and an evaluation of two models on random inputs.
+
+        Args:
+            shape: of one input of the network.
+            dtype: of the inputs.
+            device: where the module is.
+
+        Raises:
+            Unsupported: if they fail, draw random numbers, or a sample's scores depend on the others; says why.
+        """
+        with rng.scope(0, "stacked trial"):
+            inputs = torch.randn(2, SAMPLES, *shape) if dtype.is_floating_point else torch.zeros(2, SAMPLES, *shape)
+        inputs, targets = inputs.to(device, dtype), torch.zeros(2, SAMPLES, dtype=torch.int64, device=device)
+        network = self.module.network
+        models = torch.stack([self.module.layout.pack(network)] * 2).to(device)
+        apart = self.module.buffer_layout
+        kept = (
+            models[:, self.module.layout.num_parameters :] if apart is None else torch.stack([apart.pack(network)] * 2)
+        )
+        parameters = self.parameters(models)
+        known = {each.data_ptr() for each in parameters.values()}
+        saved = []
+
+        def save(tensor: Tensor) -> Tensor:
+            saved.append(0 if tensor.data_ptr() in known else tensor.nbytes)
+            return tensor
+
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+                self.step(parameters, self.buffers(kept.to(device)), inputs, targets)
+            scores = self.scores(parameters, self.buffers(kept.to(device)), inputs)
+            far = torch.cat([inputs[:, :1], 10 * inputs[:, 1:]], dim=1)
+            first = self.scores(parameters, self.buffers(kept.to(device)), far)[:, :1]
+        except Exception as error:
+            if "random operation" in str(error):
+                raise Unsupported(
+                    "its step draws random numbers, as dropout does, and every client has a stream of its own"
+                ) from None
+            reason = str(error).strip().partition("\n")[0]
+            raise Unsupported(f"torch.vmap cannot map it over clients ({type(error).__name__}: {reason})") from None
+        if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
+            raise Unsupported("in evaluation the scores of one sample depend on the others")
+        sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
+        fills_up = dtype.is_floating_point and self._fills_up(parameters, kept.to(device), inputs, targets)
+        return Probe(fills_up, sample_bytes)
+
+    def _fills_up(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether a step stays the same when an ignored sample, far from the others, comes to its batch.
+
+        That is its loss and what becomes of the buffers. What a step logs may count samples as it likes.
+        """
+        loss = self.module.loss
+        plain = type(self.module).training_step is FederatedModule.training_step
+        if not plain or type(loss) is not nn.CrossEntropyLoss or loss.reduction != "mean":
+            return False
+        more = torch.cat([inputs, 10 * inputs[:, :1].flip(-1)], dim=1)
+        ignored = torch.cat([targets, torch.full_like(targets[:, :1], loss.ignore_index)], dim=1)
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            few = self.step(parameters, self.buffers(kept), inputs, targets)
+            many = self.step(parameters, self.buffers(kept), more, ignored)
+        pairs = [(few.losses, many.losses), *((each, many.buffers[name]) for name, each in few.buffers.items())]
+        return not few.logged and all(
+            torch.allclose(one.double(), other.double(), rtol=APART, atol=APART) for one, other in pairs
+        )
+
+
+class _Step(nn.Module):
+    """A module whose forward pass is the training step of another."""
+
+    def __init__(self, module: FederatedModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+        """The loss."""
+        return loss_of_step(self.module, batch, number)

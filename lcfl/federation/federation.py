@@ -1,0 +1,155 @@
+"""The federation as users see it: what `lcfl fit`, `validate` and `test` do."""
+
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from lightning.fabric import Fabric
+
+from lcfl.callbacks import Progress
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.launch import launch, one_thread, resolve_placement
+from lcfl.engines import EngineName, choose_engine
+from lcfl.federation.checks import check_batches, check_method, check_network, check_parts, number_of_clients
+from lcfl.federation.session import Session
+from lcfl.federation.settings import Precision, Settings
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
+from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.result import Run
+from lcfl.server.schedule import Schedule
+
+__all__ = ["Federation"]
+
+
+class Federation(Settings):
+    """Trains a method on a federation of clients; its arguments are those of `Settings`."""
+
+    def fit(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None = None,
+    ) -> Run:
+        """Trains the federation.
+
+        Args:
+            model: network, loss and optimizer.
+            datamodule: the clients and their data.
+            method: what is trained.
+            ckpt_path: resume: a checkpoint, ``last`` (the newest of this name) or ``best``.
+
+        Returns:
+            The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` says so.
+
+        Raises:
+            TypeError: for another object in the place of module, data or method.
+            ValueError: for settings that do not fit together, before any data is loaded.
+            CheckpointError: if `ckpt_path` is missing, damaged, or of another configuration.
+            ClientError: if a client's local work raises; names client and round.
+        """
+        if self.fast_dev_run:
+            if ckpt_path is not None:
+                warnings.warn("trainer.fast_dev_run starts from the beginning: ckpt_path is not used.", stacklevel=2)
+            return self._fast_dev_run(model, datamodule, method)
+        done = self._launch("fit", model, datamodule, method, ckpt_path)
+        return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
+
+    def validate(
+        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+    ) -> dict[str, float]:
+        """Evaluates every kind of model of a checkpoint on the clients' validation data; writes nothing."""
+        return dict(self._launch("val", model, datamodule, method, ckpt_path)["metrics"])
+
+    def test(
+        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+    ) -> dict[str, float]:
+        """Evaluates every kind of model of a checkpoint on all local test sets; writes nothing."""
+        return dict(self._launch("test", model, datamodule, method, ckpt_path)["metrics"])
+
+    def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:
+        """One round of everything on random data, in a folder that is deleted afterwards."""
+        check_parts(model, datamodule, method)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
+            warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose at most two models
+            warnings.filterwarnings("ignore", message="data.proxy: the")  # few inputs do not have every label
+            warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # it may be there from the second on
+            trial = replace(
+                self,
+                rounds=1,
+                evaluate_every=1,
+                client_dropout=0.0,
+                logger=False,
+                clients_per_round=min(2, datamodule.num_participants),
+                evaluate_clients=1.0,
+                callbacks=[callback for callback in self.all_callbacks if not isinstance(callback, Progress)],
+                enable_checkpointing=True,
+                enable_progress_bar=False,
+                default_root_dir=folder,
+            )
+            done = trial._launch("fit", model, datamodule.random_like(), method, None)
+            run = Run(Path(done["run"]), model, method, done["signal"])
+            run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
+        return run
+
+    @one_thread()  # from the first tensor on: a process that was forked may hang with more
+    def _launch(
+        self,
+        stage: Literal["fit", "val", "test"],
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None,
+    ) -> dict[str, Any]:
+        """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
+        check_parts(model, datamodule, method)
+        schedule = self._schedule(datamodule)
+        check_method(method, model, datamodule.num_participants)
+        check_network(model, datamodule)
+        resumed = None if ckpt_path is None else checkpoint_lookup.find(str(ckpt_path), self.root, self.name)
+        engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
+        placement = resolve_placement(
+            self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
+        )
+        fabric = Fabric(
+            accelerator=self.device_type,
+            devices=placement.devices,
+            num_nodes=placement.num_nodes,
+            strategy=placement.strategy,
+            precision=cast(Precision, self.precision),
+            callbacks=[*method.clustering, *self.all_callbacks],
+        )
+        if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here
+            datamodule.prepare_data()
+            datamodule.setup(stage)
+            check_batches(model, datamodule)  # other ranks do it when they have set up
+        method = method.calibrated(schedule.releases(datamodule.num_staying(self.rounds)))
+        session = Session(self, schedule, engine, stage, model, datamodule, method, resumed)
+        result: dict[str, Any] | None = launch(fabric, session)
+        if result is None:  # only where every rank is a process of its own, as under torchrun
+            raise RuntimeError("rank 0 ended with an error; its message says which.")
+        return result
+
+    def _schedule(self, datamodule: FederatedDataModule) -> Schedule:
+        """How long and how often, with the counts of clients that fractions stand for."""
+        num_newcomers = len(datamodule.newcomer_clients)
+        sampled, measured = (
+            number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
+            for option in ("clients_per_round", "evaluate_clients")
+        )
+        trial = 2 if self.fast_dev_run else None
+        return Schedule(
+            self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models, measured
+        )
+
+    def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:
+        """What carries out local runs; of a run that is resumed, and given none by name, what it had."""
+        engine, advice = self.engine, "use auto or sequential"
+        if resumed is not None and engine == "auto":
+            engine = checkpoint.read_manifest(resumed)["identity"].get("engine", "auto")
+            advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
+        return choose_engine(engine, model, datamodule, self.device_type, self.precision, advice)

@@ -1,0 +1,303 @@
+"""What one `fit`, `validate` or `test` does on every rank: set up, then lead (rank 0) or serve."""
+
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning
+import torch
+import yaml
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+
+import lcfl
+from lcfl.core.files import write_json
+from lcfl.core.state import FederationState
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.worker import Worker
+from lcfl.engines import EngineName
+from lcfl.federation.checks import check_batches
+from lcfl.federation.settings import Settings
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
+from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.directory import RunDirectory
+from lcfl.runs.identity import describe, describe_module, differences
+from lcfl.server.evaluation import final_kinds, reported_metrics
+from lcfl.server.schedule import Schedule
+from lcfl.server.server import Server
+
+__all__ = ["Session", "run_of"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every rank does after launch; picklable, for spawned ranks.
+
+    Args:
+        settings: of the federation.
+        schedule: with the counts of clients that fractions in the settings stand for.
+        engine: what computes local updates.
+        stage: what is done.
+        module: network, loss, optimizer.
+        data: set up by each rank.
+        method: the four parts.
+        resumed: the checkpoint to go on from; None for a new run.
+    """
+
+    settings: Settings
+    schedule: Schedule
+    engine: EngineName
+    stage: Literal["fit", "val", "test"]
+    module: FederatedModule
+    data: FederatedDataModule
+    method: Method
+    resumed: Path | None
+
+    def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
+        """Every rank returns rank 0's result; the others carry out its tasks until then. None if rank 0 failed."""
+        if fabric.local_rank == 0:
+            self.data.prepare_data()
+        fabric.barrier()
+        self.data.setup(self.stage)
+        check_batches(self.module, self.data)
+        settings = self.settings
+        engine = fabric.broadcast(self.engine)  # under torchrun every rank has chosen, some without a compiler
+        max_steps = 1 if settings.fast_dev_run else None
+        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps)
+        ranks = Ranks(fabric, worker.run_all, flag)
+        if not fabric.is_global_zero:
+            result: dict[str, Any] | None = ranks.serve()
+            return result
+        with ranks:
+            ranks.result = done = self._fit(fabric, ranks) if self.stage == "fit" else self._evaluate(fabric, ranks)
+        return done
+
+    def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+        state = self._state()
+        self._check_monitors()
+        if self.resumed is None:
+            run = RunDirectory.claim(self.settings.root, self.settings.name)
+        else:
+            run = RunDirectory(run_of(self.resumed))
+        try:
+            loggers = self._loggers(run.path, state.round)
+            server = self._server(fabric, ranks, state, run.path, loggers)
+            server.table.cut(state.round)
+            checkpoint_lookup.drop_after(run.checkpoints, state.round)
+            server.restore_callback_states()
+            (run.path / "summary.json").unlink(missing_ok=True)  # of an earlier, shorter run
+            self._describe(server)
+            metrics = _fit_logged(server, loggers, is_new=self.resumed is None)
+            if metrics:
+                write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
+            return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
+        finally:
+            run.close()
+
+    def _check_monitors(self) -> None:
+        """Refuses a callback that waits for a metric which no evaluation of the run will have."""
+        names = reported_metrics(self.module, self.data, self.method) if self.schedule.evaluate_every else []
+        for callback in self.settings.all_callbacks:
+            callback.check_monitor(names)
+
+    def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            state = self._state()
+            server = self._server(fabric, ranks, state, Path(folder), [])
+            kinds = final_kinds(self.method.exchange, self.schedule.final_models)
+            evaluation = server.evaluate(state, kinds, stages=[self.stage])
+        if self.stage == "val" and not evaluation.by_name:
+            raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
+        metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
+        return {"metrics": metrics, "signal": 0}
+
+    def _state(self) -> FederationState:
+        """The first state, or the checkpoint's if that is of this configuration."""
+        folder = None
+        if self.settings.client_store == "mapped":
+            folder = self.settings.root  # of the file system that the run's checkpoints must fit into, too
+            folder.mkdir(parents=True, exist_ok=True)
+        if self.resumed is None:
+            initial = self.module.initial_model(self.settings.seed)
+            num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_participants))
+            return FederationState.create(
+                initial,
+                self.data.num_clients,
+                self.method.exchange.keeps_model,
+                num_warmup_rounds,
+                self.data.population.newcomers,
+                self.module.initial_buffers(self.settings.seed),
+                folder,
+            )
+        saved = checkpoint.read(self.resumed, folder)
+        now = self._identity()
+        compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
+        changed = differences(
+            {name: saved.identity.get(name) for name in compared}, {name: now[name] for name in compared}
+        )
+        if changed:
+            raise checkpoint.CheckpointError(
+                f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
+            )
+        return saved.state
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the bits of a run; rounds, ranks, loggers, watching callbacks and paths are free."""
+        identity = {
+            "seed": self.settings.seed,
+            "data": self.data.samples.fingerprint(),
+            "augmentation": describe(self.data.samples.augmentation),
+            "partition": self.data.population.fingerprint,
+            "batch_size": self.data.batch_size,
+            "drop_last": self.data.drop_last,
+            "newcomers": describe(self.data.population.newcomers) or None,
+            "leavers": describe(self.data.leavers) or None,
+            "clients_per_round": self.schedule.clients_per_round,
+            "client_dropout": self.schedule.client_dropout,
+            "engine": self.engine,
+            "precision": self.settings.precision,
+            "model": describe_module(self.module),
+            "init_from": self.module.initial_fingerprint,
+            "method": describe(self.method),
+            "callbacks": describe([each for each in self.settings.all_callbacks if each.shapes_result]),
+        }
+        plain: dict[str, Any] = describe(identity)  # a number of numpy, say, is none of YAML's and JSON's
+        return plain
+
+    def _server(
+        self, fabric: Fabric, ranks: Ranks, state: FederationState, path: Path, loggers: list[Logger]
+    ) -> Server:
+        return Server(
+            fabric,
+            ranks,
+            self.module,
+            self.data,
+            self.method,
+            self.schedule,
+            state,
+            self.settings.seed,
+            self._identity(),
+            path,
+            [*self.method.clustering, *self.settings.all_callbacks],
+            loggers,
+        )
+
+    def _loggers(self, path: Path, next_round: int) -> list[Logger]:
+        """The user's loggers, or TensorBoard in the run directory; TensorBoard cut back to before the next round."""
+        given = self.settings.loggers
+        if given is False:
+            return []
+        if given is True:
+            # Its curves are metrics and nothing else: the configuration lies beside them.
+            own = TensorBoardLogger(path.parent.parent, path.parent.name, path.name, default_hp_metric=False)
+            loggers: list[Logger] = [own]
+        else:
+            loggers = given
+        for logger in loggers:
+            if isinstance(logger, TensorBoardLogger) and self.resumed is not None:
+                _forget_from(logger, max(next_round, 0))
+        return loggers
+
+    def _describe(self, server: Server) -> None:
+        """``partition.json``, and ``config.yaml``: from the command line by its own callback, else by description."""
+        self.data.write(server.run_dir / "partition.json")
+        for callback in self.settings.save_config:
+            callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
+        if not self.settings.save_config:
+            text = "# Described from Python objects; lcfl.load(run, model, method) wants them again.\n"
+            (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}))
+
+    def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
+        measured = self.schedule.num_evaluated
+        return {
+            "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
+            "rounds": server.state.round,
+            "evaluate_clients": None if measured == self.data.num_participants else measured,  # None: all
+            "total_bytes": server.state.total_bytes,
+            "privacy": describe(server.guarantee()),
+            "identity": server.identity,
+            "ranks": server.fabric.world_size,
+            "versions": {
+                "lcfl": lcfl.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "lightning": lightning.__version__,
+                "scikit-learn": version("scikit-learn"),
+            },
+            "command": shlex.join(sys.argv),
+        }
+
+
+def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict[str, float]:
+    """Fits, with loggers that are told what the run is and how it ended; as by Lightning, a stop is ``failed``, too."""
+    try:
+        for logger in loggers if is_new else ():
+            with suppress(NotImplementedError):  # Fabric's CSVLogger has it and cannot do it
+                logger.log_hyperparams(server.identity)
+        metrics = server.fit()
+    except BaseException as error:
+        for logger in loggers:
+            try:
+                logger.finalize("failed")
+            except Exception as another:  # of whatever kind: the first error is the one to raise
+                error.add_note(f"{type(logger).__name__}.finalize: {another}")
+        raise
+    for logger in loggers:
+        logger.finalize("success" if metrics else "failed")
+    return metrics
+
+
+def run_of(path: Path) -> Path:
+    """The run directory that a checkpoint lies in.
+
+    Raises:
+        CheckpointError: if it lies elsewhere, where there is neither its configuration nor its history.
+    """
+    run = path.resolve().parent.parent
+    if path.resolve().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
+        raise checkpoint.CheckpointError(
+            f"{path} lies outside a run directory, so there is no metrics.csv to go on with: copy it back into the "
+            "folder checkpoints of its run."
+        )
+    return run
+
+
+def _forget_from(logger: TensorBoardLogger, step: int) -> None:
+    """Tells TensorBoard to drop what an earlier process wrote for `step` and later."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # not at every start: only resumed runs need it
+
+    # TensorBoard orders its files by the second in their names; a resumed run's must come last.
+    written = [int(path.name.split(".")[3]) for path in Path(logger.log_dir).glob("events.out.tfevents.*")]
+    while written and int(time.time()) <= max(written) <= time.time() + 2:
+        time.sleep(0.05)
+    events = logger.experiment.file_writer
+    events.add_event(Event(step=step, file_version="brain.Event:2"))  # sessions are understood from this version on
+    events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+
+
+class _RunView:
+    """As much of a Trainer as LightningCLI's SaveConfigCallback looks at."""
+
+    is_global_zero = True
+
+    def __init__(self, path: Path) -> None:
+        self.log_dir = str(path)
+        self.strategy = self
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Only the server writes: there is nobody to tell."""
+        return value

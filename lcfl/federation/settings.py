@@ -1,0 +1,171 @@
+"""The settings of a federation: what ``trainer`` holds in a YAML file."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.fabric.loggers.logger import Logger
+from lightning.pytorch.cli import SaveConfigCallback
+
+from lcfl.callbacks import Checkpoint, Monitor, Progress
+from lcfl.core.callback import Callback
+from lcfl.core.validation import check_choice, check_instance
+from lcfl.distributed.launch import STRATEGIES
+from lcfl.federation.checks import check_callbacks
+from lcfl.methods.exchange import ModelKind
+
+__all__ = ["Settings"]
+
+Accelerator = Literal["auto", "cpu", "cuda", "gpu"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+ClientStorage = Literal["memory", "mapped"]
+NO_SPLITTING = (
+    " Strategies that split one model over devices (fsdp, deepspeed) are not supported: a client's model fits on one "
+    "device."
+)
+ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
+
+
+@dataclass
+class Settings:
+    """How a federation runs: rounds, clients, evaluation, processes, files.
+
+    Args:
+        rounds: number of training rounds in total; a resumed run continues up to this number.
+        clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
+        evaluate_every: rounds between two evaluations; 0 evaluates only at the end. The final evaluation goes to
+            ``summary.json`` and belongs to no round, so an interrupted run has the same rows as an uninterrupted one.
+        evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1). They are
+            drawn once at random and stay the same; 1.0 measures all.
+        final_models: kinds of model to evaluate at the end, and in `validate` and `test`, beside those that the
+            method's paper reports; None for all that the method has.
+        client_dropout: probability that a sampled client receives the server's message and never answers.
+        client_store: where clients' models are kept: in ``memory``, or in memory-``mapped`` files next to the run
+            directories, for populations that do not fit into memory. A client needs space only after it has taken
+            part. The files have no names, end with the run and are never read by another run.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        devices: number of processes per machine, a list of GPUs, or ``auto``: on a CPU one process per core, but at
+            most one per client of a round; otherwise all GPUs; under torchrun or SLURM the processes they started.
+        num_nodes: number of machines.
+        strategy: how processes are started; ``auto`` forks them.
+        engine: what computes local updates: ``compiled`` (common layers with SGD on a CPU), ``stacked`` (all clients
+            of a rank at once on a GPU), ``fused`` (``stacked`` with a step compiled by torch.compile), ``sequential``
+            (everything), or ``auto``, which never picks ``fused``. A resumed run keeps its engine.
+        precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
+        logger: True for TensorBoard, False or None for no logger, or Lightning loggers. ``metrics.csv`` is always
+            written.
+        callbacks: further callbacks.
+        enable_checkpointing: add a `Checkpoint` if `callbacks` has none.
+        enable_progress_bar: add a `Progress` if `callbacks` has none.
+        default_root_dir: the folder of the run directories.
+        name: of the run; its directory is ``<default_root_dir>/<name>/version_<n>``.
+        seed: of everything random except the partition; on the command line ``seed_everything``.
+        fast_dev_run: try everything once and keep nothing: the real configuration on random data of the same shape,
+            with 2 clients, 1 round, 1 step, one evaluation, and one checkpoint saved and read back.
+
+    Attributes:
+        all_callbacks: with the defaults, `Checkpoint` last.
+        loggers: as a list; True for the run's own TensorBoard, False for none.
+        save_config: callbacks of LightningCLI that write ``config.yaml``.
+        root: `default_root_dir` as a path.
+
+    Raises:
+        TypeError: for a callback or logger of another class.
+        ValueError: for a setting that is not allowed; names the allowed ones.
+    """
+
+    rounds: int = 100
+    clients_per_round: int | float = 1.0
+    evaluate_every: int = 10
+    evaluate_clients: int | float = 1.0
+    final_models: list[ModelKind] | None = None
+    client_dropout: float = 0.0
+    client_store: ClientStorage = "memory"
+    accelerator: Accelerator = "auto"
+    devices: int | list[int] | str = "auto"
+    num_nodes: int = 1
+    strategy: str = "auto"
+    engine: str = "auto"
+    precision: str = "32-true"
+    logger: Logger | Iterable[Logger] | bool | None = True
+    callbacks: list[Callback] | Callback | None = None
+    enable_checkpointing: bool = True
+    enable_progress_bar: bool = True
+    default_root_dir: str | Path = "logs"
+    name: str = "lcfl"
+    seed: int = 0
+    fast_dev_run: bool = False
+
+    def __post_init__(self) -> None:
+        self._check()
+        if isinstance(self.devices, Integral):
+            self.devices = int(self.devices)  # Fabric refuses numpy's integers
+        self.root = Path(self.default_root_dir)
+        self.loggers = _as_loggers(self.logger)
+        given = _as_list(self.callbacks)
+        # LightningCLI's own callback has the hooks of a Trainer; only its `setup` is of use here.
+        self.save_config = [each for each in given if isinstance(each, SaveConfigCallback)]
+        self.all_callbacks: list[Callback] = [each for each in given if not isinstance(each, SaveConfigCallback)]
+        check_callbacks(self.all_callbacks)
+        defaults = {
+            Checkpoint: self.enable_checkpointing,
+            Monitor: bool(self.loggers),
+            Progress: self.enable_progress_bar,
+        }
+        for kind, is_wanted in defaults.items():
+            if is_wanted and not any(isinstance(callback, kind) for callback in self.all_callbacks):
+                self.all_callbacks.append(kind())
+        # Checkpoints come last: they save what the other callbacks remember.
+        self.all_callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))
+
+    @property
+    def device_type(self) -> Literal["cpu", "cuda"]:
+        """The type of the device: `accelerator`, or for ``auto`` CUDA if there is a GPU."""
+        is_cuda = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator in ("cuda", "gpu")
+        return "cuda" if is_cuda else "cpu"
+
+    def _check(self) -> None:
+        """Refuses values that are not allowed."""
+        if self.rounds < 0 or self.evaluate_every < 0:
+            raise ValueError(
+                f"trainer: got rounds={self.rounds}, evaluate_every={self.evaluate_every}; neither may be negative."
+            )
+        for kind in self.final_models or ():
+            check_choice("trainer.final_models: got ", kind, get_args(ModelKind))
+        if not 0 <= self.client_dropout < 1:
+            raise ValueError(f"trainer.client_dropout: got {self.client_dropout}; it must lie in [0, 1).")
+        check_choice("trainer.client_store: got ", self.client_store, get_args(ClientStorage))
+        check_choice("trainer.strategy: got ", self.strategy, STRATEGIES, NO_SPLITTING)
+        check_choice("trainer.precision: got ", self.precision, get_args(Precision), ONLY_STEPS)
+        check_choice("trainer.accelerator: got ", self.accelerator, get_args(Accelerator))
+        if self.device_type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"trainer.accelerator: got {self.accelerator}, but torch finds no GPU; use auto or cpu.")
+        if self.precision == "16-mixed" and self.device_type == "cpu":
+            raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
+        if os.path.basename(self.name) != self.name or self.name in ("", ".", ".."):
+            raise ValueError(f"trainer.name: got {self.name!r}; it must be the name of one folder.")
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    """Callbacks as a list; the command line may give one by itself."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+
+
+def _as_loggers(given: Logger | Iterable[Logger] | bool | None) -> list[Logger] | bool:
+    """Loggers as a list; True for the run's own TensorBoard, False for none.
+
+    Raises:
+        TypeError: for an object that is not a logger.
+    """
+    if given is None or isinstance(given, bool):
+        return bool(given)
+    loggers = list(given) if isinstance(given, Iterable) and not isinstance(given, Logger) else [given]
+    for logger in loggers:
+        check_instance("trainer.logger", logger, Logger)
+    return loggers or False

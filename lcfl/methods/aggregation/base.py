@@ -1,0 +1,71 @@
+"""The base class of aggregations, and the mean that most of them take.
+
+Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lcfl.core.messages import Uplink
+from lcfl.core.model_sums import add_models
+from lcfl.core.state import FederationState
+from lcfl.models.layout import Layout
+
+__all__ = ["Aggregation", "NoAggregation", "Weights", "mean_model"]
+
+Weights = Literal["samples", "uniform"]
+
+
+def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
+    """The weighted mean of flat models ``[P + Q]``; integer buffers take their maximum.
+
+    Weights are normalised first and summed up in float64 in the given order, so that a mean does not
+    depend on where the models were trained.
+    """
+    share = torch.tensor(weights, dtype=torch.float64)
+    share /= share.sum()
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    add_models(total, models, share.tolist())
+    mean = total.to(torch.float32)
+    for place in layout.integer_slices():
+        mean[place] = torch.stack([model[place] for model in models]).amax(dim=0)
+    return mean
+
+
+class Aggregation(ABC):
+    """Merges a round's uploads, or the stored models, into the server's models.
+
+    What it must remember between rounds, such as a momentum, it puts into ``state.aggregation``; that is part of every
+    checkpoint.
+
+    Class attributes:
+        reads: the names in an uplink that it merges.
+        keeps_centres: whether there is one centre per cluster afterwards.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("model",)
+    keeps_centres: ClassVar[bool] = True
+
+    @property
+    def over_stored(self) -> bool:
+        """Whether it merges models of clients that did not take part in this round, too."""
+        return False
+
+    @abstractmethod
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """Replaces the models in `state`; is not called in a round without uploads."""
+
+
+@dataclass(frozen=True)
+class NoAggregation(Aggregation):
+    """The server learns nothing (Local)."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """Leaves the state as it is."""

@@ -1,0 +1,167 @@
+"""Aggregations into one model per cluster.
+
+Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lcfl.core.messages import Uplink
+from lcfl.core.model_sums import ModelSums
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.aggregation.base import Aggregation, Weights, mean_model
+from lcfl.models.layout import Layout
+
+__all__ = ["REFRESH_EVERY", "BlendedClusterMean", "ClusterMean", "stored_mean", "stored_sums"]
+
+REFRESH_EVERY = 100  # rounds after which sums of stored models are made from nothing
+
+
+def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout: Layout) -> ModelSums:
+    """The sums of the stored models of each group: those that the store keeps, brought up to date, or new ones.
+
+    New ones in every hundredth round (`REFRESH_EVERY`), where the number of groups has changed, and where roundings
+    may have come near to what float32 shows.
+
+    Args:
+        state: whose store is meant.
+        group_N: the group of every client, int64; -1 for those that do not count.
+        num_groups: how many there are.
+        layout: of the models.
+    """
+    sums = state.clients.sums
+    if sums is not None and len(sums.total) == num_groups and state.round % REFRESH_EVERY > 0:
+        sums.regroup(group_N, state.model_of)
+        if sums.is_exact_enough:
+            return sums
+    sums = state.clients.sums = ModelSums.from_models(group_N, num_groups, layout.size, state.model_of)
+    return sums
+
+
+def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: Layout) -> Tensor | None:
+    """The mean ``[P + Q]`` of the stored models of some groups; integer buffers take their maximum. None of nobody."""
+    counts = sums.counts()
+    number = int(counts[groups].sum())
+    if not number:
+        return None
+    mean = (sums.total[groups].sum(dim=0) / number).float()
+    if layout.integer_slices():
+        wanted = torch.zeros(len(counts), dtype=torch.bool)
+        wanted[groups] = True
+        clients = torch.nonzero(wanted[sums.group] & (sums.group >= 0)).flatten().tolist()
+        for place in layout.integer_slices():
+            mean[place] = torch.stack([state.model_of(client)[place] for client in clients]).amax(dim=0)
+    return mean
+
+
+@dataclass(frozen=True)
+class ClusterMean(Aggregation):
+    """Means per cluster and over everybody, unweighted as in LCFed section III-A and FedAC Eq. 3 and 5.
+
+    Omega_k is the mean of the models of cluster k, Phi the embedding of the mean of all: the paper
+    prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (reading A2).
+    A cluster without any such model keeps its centre.
+
+    Means over stored models are quotients of sums that follow what changes, see `stored_sums`: a round costs what it
+    moved and trained, however many models are stored.
+
+    Args:
+        over: whose models make a centre. ``stored``: the last received model of every member that ever
+            took part, as LCFed section III-A; ``participants``: of this round's members only (reading A34).
+        embedding_over: whose embeddings make Phi. ``stored``: everybody that ever took part (LCFed);
+            ``participants``: this round's clients (FedAC Algorithm 1, line 9).
+        weights: ``uniform`` gives every client the same weight, ``samples`` weighs it by n_i (FedAvg inside every
+            cluster; over participants only).
+
+    Raises:
+        ValueError: for another word, or weights by samples over stored models.
+    """
+
+    over: Literal["stored", "participants"] = "stored"
+    embedding_over: Literal["stored", "participants"] = "stored"
+    weights: Weights = "uniform"
+
+    def __post_init__(self) -> None:
+        check_choices("method.aggregation", self)
+        if self.weights == "samples" and self.over_stored:
+            raise ValueError(
+                f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
+                f"{self.embedding_over!r}; weights by samples are those of a round's uploads: set both to "
+                "participants, or weights to uniform."
+            )
+
+    @property
+    def over_stored(self) -> bool:
+        """Whether one of the two means is over stored models."""
+        return "stored" in (self.over, self.embedding_over)
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new centres and the new global model, whose embedding is Phi."""
+        centres, num_clusters = state.centres.clone(), state.num_clusters
+        if self.over == "stored":
+            of_cluster_N = torch.where(state.assignment >= 0, state.assignment, num_clusters)  # the last: of no cluster
+            sums = stored_sums(state, torch.where(state.participated, of_cluster_N, -1), num_clusters + 1, layout)
+            means = [stored_mean(state, sums, slice(k, k + 1), layout) for k in range(num_clusters)]
+        else:
+            cluster_n = state.assignment[[upload.client for upload in uploads]].tolist()
+            sent = list(zip(uploads, cluster_n, strict=True))
+            means = [self._mean([each for each, own in sent if own == k], layout) for k in range(num_clusters)]
+            if self.embedding_over == "stored":
+                sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
+        for cluster, mean in enumerate(means):
+            if mean is not None:
+                centres[cluster] = mean
+        state.centres = centres
+        if self.embedding_over == "stored":
+            mean = stored_mean(state, sums, slice(None), layout)
+        else:
+            mean = self._mean(uploads, layout)
+        assert mean is not None, "somebody has just sent a model"
+        state.global_model = mean
+
+    def _mean(self, uploads: Sequence[Uplink], layout: Layout) -> Tensor | None:
+        """Of models that were just sent; None of nobody."""
+        if not uploads:
+            return None
+        weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
+        return mean_model([upload.payload["model"] for upload in uploads], weights, layout)
+
+
+@dataclass(frozen=True)
+class BlendedClusterMean(ClusterMean):
+    """`ClusterMean` that goes only a part of the way: ``Omega_k <- (1 - beta) Omega_k + beta mean`` (pFedMe, CGPFL).
+
+    Args:
+        over: see `ClusterMean`.
+        embedding_over: see `ClusterMean`.
+        weights: see `ClusterMean`.
+        beta: 1 is `ClusterMean`; above 1 a centre's parameters go beyond the mean, up to 2.
+
+    Raises:
+        ValueError: for a beta outside (0, 2].
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta <= 2:
+            raise ValueError(f"method.aggregation: got beta={self.beta}; allowed are numbers above 0 and up to 2.")
+
+    def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
+        """The new centres; the global model is the mean itself. A counter in buffers is always the mean's."""
+        before = state.centres
+        super().__call__(state, uploads, layout)
+        if self.beta == 1:
+            return
+        blended = before + self.beta * (state.centres - before)
+        # Beyond the mean a running variance can be negative: buffers stop there.
+        kept = [slice(layout.num_parameters, None)] if self.beta > 1 else layout.integer_slices()
+        for place in kept:
+            blended[:, place] = state.centres[:, place]
+        state.centres = blended

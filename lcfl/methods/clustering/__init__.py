@@ -1,0 +1,33 @@
+"""Who belongs together: callbacks of the server that run at the end of a round, one per paper."""
+
+from lcfl.methods.clustering.base import Clustering, ExtraRound
+from lcfl.methods.clustering.bipartition import RecursiveBipartition
+from lcfl.methods.clustering.client_choice import ClientChoice
+from lcfl.methods.clustering.greedy_incentive import GreedyIncentive
+from lcfl.methods.clustering.hierarchical_updates import HierarchicalUpdates
+from lcfl.methods.clustering.low_rank_cosine import LowRankCosine
+from lcfl.methods.clustering.model_kmeans import ModelKMeans
+from lcfl.methods.clustering.one_shot import OneShotHierarchical
+from lcfl.methods.clustering.principal_angles import PrincipalAngles
+from lcfl.methods.clustering.refreshed_low_rank_cosine import RefreshedLowRankCosine
+from lcfl.methods.clustering.tuning import ClusterNumberTuning
+from lcfl.methods.clustering.update_directions import UpdateDirections
+from lcfl.methods.clustering.update_em import SplitAndMerge, UpdateEM
+
+__all__ = [
+    "ClientChoice",
+    "ClusterNumberTuning",
+    "Clustering",
+    "GreedyIncentive",
+    "HierarchicalUpdates",
+    "LowRankCosine",
+    "ModelKMeans",
+    "OneShotHierarchical",
+    "ExtraRound",
+    "PrincipalAngles",
+    "RecursiveBipartition",
+    "RefreshedLowRankCosine",
+    "SplitAndMerge",
+    "UpdateDirections",
+    "UpdateEM",
+]

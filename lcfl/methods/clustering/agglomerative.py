@@ -1,0 +1,192 @@
+"""Agglomerative clustering of clients: distances, the tree of merges, and where to cut it.
+
+Legend: N clients, P entries of a vector, K clusters. Suffixes name the axes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl.methods.clustering.similarity import squared_distances
+
+__all__ = [
+    "Choose",
+    "TreeCut",
+    "Linkage",
+    "Metric",
+    "check_options",
+    "cut_tree",
+    "pairwise_distances",
+    "largest_gap",
+    "tree_labels",
+    "linkage_tree",
+    "silhouette",
+]
+
+Linkage = Literal["average", "complete", "single", "weighted", "ward"]
+Metric = Literal["l2", "l1", "cosine"]
+Choose = Literal["gap", "silhouette"]
+Merges = NDArray[np.float64]
+
+
+def pairwise_distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.float64]:
+    """The proximity matrix M ``[N, N]`` of vectors in float64: symmetric, with a diagonal of zeros.
+
+    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2, and 1 between a
+    vector of zeros and any other.
+    """
+    rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-12) if metric == "cosine" else vector_NP
+    total_NN = squared_distances(rows_NP, 1.0 if metric == "l1" else 2.0)
+    # Of unit vectors |a - b|^2 = 2 (1 - cos).
+    if metric == "cosine":
+        zero_N = (rows_NP == 0).all(dim=1).double()
+        total_NN += zero_N[:, None] + zero_N
+    distance_NN = {"l2": total_NN.sqrt(), "l1": total_NN, "cosine": total_NN / 2}[metric]
+    matrix: NDArray[np.float64] = distance_NN.fill_diagonal_(0.0).numpy()
+    return np.maximum(matrix, matrix.T)
+
+
+def linkage_tree(distance_NN: NDArray[np.float64], linkage: Linkage) -> Merges:
+    """The tree ``[N - 1, 4]`` of agglomerative clustering: which two clusters are joined, and at which height.
+
+    Starts with every client alone and joins the closest pair until one cluster is left (FedClust section 3.4).
+    Rows are in ascending order of height, in scipy's form.
+
+    Args:
+        distance_NN: finite, symmetric, with a diagonal of zeros.
+        linkage: the distance of two clusters: ``average`` (UPGMA), ``complete``, ``single``, ``weighted``
+            (WPGMA), or ``ward``, which is only right for Euclidean distances of vectors.
+    """
+    from scipy.cluster import hierarchy  # not at every start: only some methods need it
+    from scipy.spatial.distance import squareform
+
+    assert np.isfinite(distance_NN).all() and (distance_NN == distance_NN.T).all()
+    if len(distance_NN) == 1:
+        return np.empty((0, 4))
+    tree: Merges = hierarchy.linkage(squareform(distance_NN, checks=False), linkage)
+    return tree
+
+
+def tree_labels(tree: Merges, num_clusters: int) -> NDArray[np.int64]:
+    """The clusters ``[N]`` when K are left, numbered from 0 in the order of their smallest client."""
+    num_clients = len(tree) + 1
+    assert 1 <= num_clusters <= num_clients
+    members = {client: [client] for client in range(num_clients)}
+    for number, (one, other) in enumerate(tree[: num_clients - num_clusters, :2].astype(int).tolist()):
+        members[num_clients + number] = members.pop(one) + members.pop(other)
+    label_N = np.empty(num_clients, dtype=np.int64)
+    for cluster, clients in enumerate(sorted(members.values(), key=min)):
+        label_N[clients] = cluster
+    return label_N
+
+
+def largest_gap(tree: Merges) -> int:
+    """K at the largest gap between the heights of consecutive merges; the smallest such K in a tie.
+
+    Says at least 2 and at most N - 1 (N for N below 3): a single gap cannot be compared with anything.
+    """
+    heights = tree[:, 2]
+    if len(heights) < 2:
+        return len(heights) + 1
+    gaps = np.diff(heights)  # gaps[m] lies after merge m + 1, where N - 1 - m clusters are left
+    return len(heights) - int(np.flatnonzero(gaps == gaps.max())[-1])
+
+
+def silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
+    """K with the largest mean silhouette of its clusters; the smallest such K in a tie.
+
+    Looks at 2 to N - 1 clusters; for N below 3 it says N, where no silhouette is defined.
+    """
+    from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+
+    num_clients = len(distance_NN)
+    scores = {
+        number: float(silhouette_score(distance_NN, tree_labels(tree, number), metric="precomputed"))
+        for number in range(2, num_clients)
+    }
+    return max(scores, key=scores.__getitem__, default=num_clients)
+
+
+@dataclass(frozen=True)
+class TreeCut:
+    """Clusters and how they came about.
+
+    Attributes:
+        labels: the cluster of each client ``[N]``, numbered from 0 in the order of their smallest client.
+        threshold: a distance that gives them: the one asked for, else the middle between the last merge that was
+            made and the first that was not.
+        num_clusters: K.
+    """
+
+    labels: NDArray[np.int64]
+    threshold: float
+    num_clusters: int
+
+
+def cut_tree(
+    distance_NN: NDArray[np.float64],
+    linkage: Linkage,
+    threshold: float | None = None,
+    num_clusters: int | None = None,
+    choose: Choose | None = None,
+) -> TreeCut:
+    """Agglomerative clustering of a distance matrix, cut in one of three ways.
+
+    Args:
+        distance_NN: see `merges`.
+        linkage: see `merges`.
+        threshold: lambda: no pair farther apart than this is joined.
+        num_clusters: K, at most N.
+        choose: K by the data: `gap` or `silhouette`.
+    """
+    assert sum(way is not None for way in (threshold, num_clusters, choose)) == 1
+    tree = linkage_tree(distance_NN, linkage)
+    heights = tree[:, 2]
+    if threshold is not None:
+        num_clusters = len(distance_NN) - int((heights <= threshold).sum())
+    elif choose is not None:
+        num_clusters = largest_gap(tree) if choose == "gap" else silhouette(tree, distance_NN)
+    assert num_clusters is not None
+    if threshold is None:
+        padded = np.concatenate([[0.0], heights, heights[-1:]])
+        made = len(distance_NN) - num_clusters
+        threshold = float(padded[made : made + 2].mean())
+    return TreeCut(tree_labels(tree, num_clusters), threshold, num_clusters)
+
+
+def check_options(
+    owner: str,
+    linkage: Linkage,
+    threshold: float | None,
+    num_clusters: int | None,
+    choose: Choose | None,
+    euclidean: bool = True,
+) -> None:
+    """What a clustering that cuts such a tree can refuse before there are any distances.
+
+    Args:
+        owner: its class, for the messages.
+        linkage: of the tree.
+        threshold: a number >= 0, or None.
+        num_clusters: a number >= 1, or None.
+        choose: how K is chosen by the data, or None.
+        euclidean: whether the distances are l2, which ``ward`` needs.
+
+    Raises:
+        ValueError: for another value, or unless exactly one of `threshold`, `num_clusters` and `choose` is given.
+    """
+    if linkage == "ward" and not euclidean:
+        raise ValueError(f"{owner}: linkage=ward joins Euclidean vectors only; use metric=l2 or another linkage.")
+    if sum(way is not None for way in (threshold, num_clusters, choose)) != 1:
+        raise ValueError(
+            f"{owner}: got threshold={threshold}, num_clusters={num_clusters}, choose={choose}; exactly one of them "
+            "says where to stop joining: set the other two to null."
+        )
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"{owner}: got threshold={threshold}; a distance is a number >= 0.")
+    if num_clusters is not None and num_clusters < 1:
+        raise ValueError(f"{owner}: got num_clusters={num_clusters}; it must be at least 1.")

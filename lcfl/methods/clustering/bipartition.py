@@ -1,0 +1,138 @@
+"""Clusters that are cut in two when their members pull in different directions: CFL.
+
+Legend: N clients, n of them in a cluster, K clusters, P parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.core.messages import Uplink
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.clustering.agglomerative import cut_tree, pairwise_distances
+from lcfl.methods.clustering.base import Clustering, ServerView
+
+__all__ = ["RecursiveBipartition", "halves"]
+
+
+def halves(update_nP: Tensor, bipartition: Literal["complete", "optimal"]) -> tuple[NDArray[np.int64], float]:
+    """Two groups ``[n]`` of clients by the cosines of their updates, and the largest cosine across (alpha_cross).
+
+    ``optimal`` makes that cosine as small as it can be (the paper's: merging by falling similarity until two groups
+    are left, which is single linkage); ``complete`` joins by the smallest cosine within, as the authors'
+    code does (reading A19). Group 0 holds the first client.
+    """
+    distance_nn = pairwise_distances(update_nP, "cosine")
+    label_n = cut_tree(distance_nn, "complete" if bipartition == "complete" else "single", num_clusters=2).labels
+    return label_n, 1.0 - float(distance_nn[label_n == 0][:, label_n == 1].min())
+
+
+@dataclass
+class RecursiveBipartition(Clustering):
+    """A cluster whose mean update vanishes while single updates do not is cut in two (CFL).
+
+    At the end of a round, with Delta_i = w_i - Omega_c: split c if ``|mean Delta_i| < eps1``, ``max |Delta_i| > eps2``,
+    it has at least `min_size` members and the round is `min_round` or later. Both halves go on from Omega_c; this
+    round's mean is already taken in each half alone.
+
+    With partial participation the paper says nothing. Here every member, sampled or not, counts with its latest
+    update, and there is no split before all members have one that is at most `stale_max` rounds old and was made since
+    the cluster came about. Old updates decide about splits only: they are never added to a model.
+
+    Args:
+        eps1: below it the mean update is small.
+        eps2: above it an update is large.
+        relative: the two are shares of the largest |Delta_i| in round 0 instead of lengths.
+        bipartition: ``complete`` or ``optimal``, see `halves`.
+        gamma_max: split only if ``sqrt((1 - alpha_cross) / 2)`` is larger; None for no such condition.
+        min_size: of a cluster that may be split.
+        min_round: the first round in which one may be split.
+        stale_max: how many rounds old an update may be.
+    """
+
+    eps1: float = 0.4
+    eps2: float = 1.6
+    relative: bool = False
+    bipartition: Literal["complete", "optimal"] = "complete"
+    gamma_max: float | None = None
+    min_size: int = 3
+    min_round: int = 20
+    stale_max: int = 0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_choices(name, self)
+        if self.gamma_max is not None and not 0 <= self.gamma_max <= 1:
+            raise ValueError(f"{name}: got gamma_max={self.gamma_max}; it must lie between 0 and 1, or be null.")
+        for option, least in (("eps1", 0), ("eps2", 0), ("min_size", 2), ("min_round", 0), ("stale_max", 0)):
+            if not getattr(self, option) >= least:
+                raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
+        self._forget()
+
+    def _forget(self) -> None:
+        self._updates: dict[int, Tensor] = {}
+        self._rounds: dict[int, int] = {}
+        self._scale: float | None = None
+
+    def on_fit_start(self, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._forget()
+
+    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Takes in the new updates, then tests every cluster."""
+        self._remember(server, state, uploads)
+        for cluster in range(state.num_clusters):
+            member_n = torch.nonzero((state.assignment == cluster) & state.active).flatten()
+            known = [client for client in member_n.tolist() if client in self._updates]
+            if not known:
+                continue
+            update_nP = torch.stack([self._updates[client] for client in known])
+            mean, largest = float(update_nP.mean(dim=0).norm()), float(update_nP.norm(dim=1).max())
+            server.log(f"cluster/mean_update_{cluster}", mean)
+            server.log(f"cluster/max_update_{cluster}", largest)
+            is_due = len(known) == len(member_n) >= self.min_size and state.round >= self.min_round
+            scale = (self._scale or 0.0) if self.relative else 1.0
+            if is_due and mean < self.eps1 * scale and largest > self.eps2 * scale:
+                self._split(state, cluster, member_n, update_nP)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The latest update of each client and its round, and the largest one of round 0."""
+        return {"updates": dict(self._updates), "rounds": dict(self._rounds), "scale": self._scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the latest updates."""
+        self._updates, self._rounds, self._scale = dict(state["updates"]), dict(state["rounds"]), state["scale"]
+
+    def _remember(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        num_parameters = server.layout.num_parameters
+        for upload in uploads:
+            update = upload.payload["model"] - state.centre_of(upload.client)
+            self._updates[upload.client] = update[:num_parameters].clone()
+            self._rounds[upload.client] = state.round
+        oldest = state.round - self.stale_max
+        self._drop([i for i, number in self._rounds.items() if number < oldest or not state.active[i]])
+        if self._scale is None and self._updates:
+            self._scale = max(float(update.norm()) for update in self._updates.values())
+
+    def _drop(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            del self._updates[client], self._rounds[client]
+
+    def _split(self, state: FederationState, cluster: int, member_n: Tensor, update_nP: Tensor) -> None:
+        """The half without the first member becomes a new cluster; `member_n` are clients' numbers, not positions."""
+        label_n, across = halves(update_nP, self.bipartition)
+        if self.gamma_max is not None and not sqrt(max(1.0 - across, 0.0) / 2) > self.gamma_max:
+            return
+        assignment = state.assignment.clone()
+        assignment[member_n[torch.from_numpy(label_n == 1)]] = state.num_clusters
+        state.assignment = assignment
+        state.centres = torch.cat([state.centres, state.centres[cluster : cluster + 1]])
+        self._drop(member_n.tolist())

@@ -1,0 +1,118 @@
+"""Clusters that the clients choose themselves: the server's side of IFCA.
+
+Legend: N clients, K clusters, P + Q length of a model's flat vector.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from lcfl.core.messages import Uplink
+from lcfl.core.state import FederationState
+from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerView
+from lcfl.methods.exchange import ClusterChoice
+from lcfl.methods.local.least_loss import LeastLoss
+
+__all__ = ["ClientChoice"]
+
+
+@dataclass
+class ClientChoice(Clustering):
+    """R_i is what client i chose: ``arg min_k F_i(Omega_k)`` by its training loss (IFCA Algorithm 1).
+
+    Training begins with K different random models, the first of them the one that all other methods begin with. A
+    client that has never chosen has no cluster.
+
+    Where one random model is the best for nearly everybody it alone is trained and stays the best. So all clients
+    choose once before round 0, without training; while a model is chosen by fewer than `min_share` of N / K clients,
+    K other models are drawn and tried, `max_redraws` times at most. Then the draw stays whose least chosen model was
+    chosen most often. Each of these extra rounds costs K P floats down per client, counted in round 0.
+
+    Args:
+        num_clusters: K.
+        max_redraws: 0 for no such extra round at all.
+        min_share: of an equal share of the clients, 0 to 1.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("cluster",)
+    has_extra_rounds: ClassVar[bool] = True
+
+    num_clusters: int = 4
+    max_redraws: int = 10
+    min_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.num_clusters < 1 or self.max_redraws < 0 or not 0 <= self.min_share <= 1:
+            raise ValueError(
+                f"ClientChoice: got num_clusters={self.num_clusters}, max_redraws={self.max_redraws}, min_share="
+                f"{self.min_share}; needed are num_clusters >= 1, max_redraws >= 0 and min_share from 0 to 1."
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._draw = 0  # the one that the centres are of
+        self._least: list[int] = []  # of each draw tried: how often its least chosen model was chosen
+        self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
+
+    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+        """K random models and nobody in a cluster, unless a checkpoint says otherwise."""
+        if state.callbacks or state.round > 0:
+            return
+        self._forget()
+        state.assignment = torch.full((state.num_clients,), -1)
+        self._use(0, server, state)
+        if self.num_clusters > 1 and bool((state.centres[0] == state.centres[1:]).all(dim=1).any()):
+            raise ValueError(
+                "ClientChoice: the initial models are equal, so that every client would choose the first of them for "
+                "ever. IFCA needs models that are drawn at random: remove model.init_from."
+            )
+
+    def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
+        """All clients choose among the models of a draw until one is good enough or all are tried."""
+        if self._is_settled:
+            return None
+        return ExtraRound(torch.nonzero(state.active).flatten().tolist(), LeastLoss(), ClusterChoice())
+
+    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Keeps the draw, or takes the next one, or the best of all."""
+        if self._is_settled or state.round < 0:
+            return
+        chosen = torch.tensor([int(upload.payload["cluster"]) for upload in uploads], dtype=torch.int64)
+        self._least.append(int(chosen.bincount(minlength=self.num_clusters).min()))
+        if self._least[-1] >= self.min_share * len(chosen) / self.num_clusters:
+            self._is_settled = True
+        elif len(self._least) <= self.max_redraws:
+            self._use(len(self._least), server, state)
+        else:
+            self._is_settled = True
+            best = self._least.index(max(self._least))
+            self._use(best, server, state)
+            warnings.warn(
+                f"ClientChoice: after {self.max_redraws} redraws no {self.num_clusters} initial models are each chosen "
+                f"by {self.min_share} of an equal share of the clients; going on with draw {best}, whose least chosen "
+                f"model was chosen by {self._least[best]} of {len(chosen)}. Fewer clusters may help.",
+                stacklevel=2,
+            )
+        server.log("cluster/redraws", len(self._least) - 1)
+
+    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """R_i of this round's clients."""
+        state.assignment = state.assignment.clone()
+        for upload in uploads:
+            state.assignment[upload.client] = int(upload.payload["cluster"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which initial models are in use, and whether they stay."""
+        return {"draw": self._draw, "least": list(self._least), "is_settled": self._is_settled}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back which initial models are in use."""
+        self._draw, self._least, self._is_settled = state["draw"], list(state["least"]), state["is_settled"]
+
+    def _use(self, draw: int, server: ServerView, state: FederationState) -> None:
+        self._draw = draw
+        numbers = range(draw * self.num_clusters, (draw + 1) * self.num_clusters)
+        state.centres = torch.stack([server.initial_model(number) for number in numbers])

@@ -1,0 +1,96 @@
+"""Hierarchical clustering of the updates of all clients, once during training: FL+HC.
+
+Legend: N clients, K clusters, P parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from lcfl.core.messages import Uplink
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.clustering.agglomerative import Linkage, Metric, check_options, cut_tree, pairwise_distances
+from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerView, check_num_clusters
+
+__all__ = ["HierarchicalUpdates"]
+
+
+@dataclass
+class HierarchicalUpdates(Clustering):
+    """Clusters all clients by their updates Delta_i = w_i - w after n_pre rounds of FedAvg (FL+HC).
+
+    Before training round `after` comes one extra round in which every client trains from the common model w. The
+    agglomerative clustering of what it learnt there is final, and every cluster begins at w. A client whose update is
+    not finite gets no cluster.
+
+    Args:
+        after: n_pre, the training rounds before the clustering.
+        metric: distance of two updates: ``l2``, ``l1`` or ``cosine``. For l1 and l2 it is that of the models.
+        linkage: ``ward`` (l2 only), ``average``, ``complete``, ``single`` or ``weighted``.
+        threshold: no clusters farther apart than this are joined; give this or `num_clusters`.
+        num_clusters: K.
+    """
+
+    has_extra_rounds: ClassVar[bool] = True
+
+    after: int = 10
+    metric: Metric = "l2"
+    linkage: Linkage = "ward"
+    threshold: float | None = None
+    num_clusters: int | None = 4
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_choices(name, self)
+        if self.after < 0:
+            raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
+        if (self.threshold is None) == (self.num_clusters is None):
+            raise ValueError(
+                f"{name}: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one of them "
+                "and set the other to null."
+            )
+        check_options(name, self.linkage, self.threshold, self.num_clusters, None, euclidean=self.metric == "l2")
+        self._is_done = False
+
+    def check(self, num_clients: int) -> None:
+        """K is at most N."""
+        check_num_clusters(self, self.num_clusters, num_clients)
+
+    def on_fit_start(self, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._is_done = False
+
+    def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
+        """All clients train once from the common model."""
+        if self._is_done or state.round < self.after:
+            return None
+        return ExtraRound(torch.nonzero(state.active).flatten().tolist(), sends_own=True)
+
+    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """R, and K centres at the common model."""
+        if self._is_done or state.round < self.after:
+            return
+        if not uploads:
+            raise ValueError("HierarchicalUpdates: no model came up finite; lower the optimizer's learning rate.")
+        common = state.centres[0]
+        num_parameters = server.layout.num_parameters
+        update_nP = torch.stack([(upload.payload["model"] - common)[:num_parameters] for upload in uploads])
+        number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
+        found = cut_tree(pairwise_distances(update_nP, self.metric), self.linkage, self.threshold, number)
+        state.assignment = torch.full_like(state.assignment, -1)
+        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
+        state.centres = common.repeat(found.num_clusters, 1)
+        server.log("cluster/threshold", found.threshold)
+        self._is_done = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the clusters are made."""
+        return {"is_done": self._is_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back whether the clusters are made."""
+        self._is_done = state["is_done"]

@@ -1,0 +1,146 @@
+"""Clusters by the angles between the subspaces of the clients' data, made once before training: PACFL.
+
+Legend: N clients, K clusters, D values of an image, p vectors of a client's signature.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.clustering.agglomerative import Linkage, check_options, cut_tree
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView, check_num_clusters
+from lcfl.methods.exchange import Signature
+from lcfl.methods.local.signature import FLOOR, PixelSignature
+
+__all__ = ["PrincipalAngles", "angle_between", "angles"]
+
+Angle = Literal["vector_min", "principal", "trace"]
+
+
+def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float:
+    """An angle of two signatures in degrees, 0 to 90 (``trace``: times the number of vectors of the smaller one).
+
+    ``vector_min``: the smallest angle of any vector of one with any of the other, as the authors' code, but of lines:
+    the sign of a singular vector is arbitrary (reading A23). ``principal``: the smallest principal angle of the
+    two spaces. ``trace``: the sum of the principal angles. A signature without vectors is at a right angle to all.
+    """
+    if signature_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
+        return 90.0
+    one, other = signature_Dp.double(), other_Dq.double()
+    if angle == "vector_min":
+        cosine = (normalize(one, dim=0).T @ normalize(other, dim=0)).abs().max().reshape(1)
+    else:
+        cosine = torch.linalg.svdvals(_basis(one).T @ _basis(other))
+        cosine = cosine[:1] if angle == "principal" else cosine
+    return float(torch.rad2deg(cosine.clamp(0, 1).acos()).sum())
+
+
+def angles(signatures: Sequence[Tensor], angle: Angle) -> NDArray[np.float64]:
+    """Degrees ``[N, N]`` between all signatures: symmetric, with a diagonal of zeros."""
+    matrix = np.zeros((len(signatures), len(signatures)))
+    for i, one in enumerate(signatures):
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = angle_between(one, signatures[j], angle)
+    return matrix
+
+
+def _basis(signature_Dp: Tensor) -> Tensor:
+    """An orthonormal basis of the space that the vectors of all labels span together."""
+    left_Dp, value_p, _ = torch.linalg.svd(signature_Dp, full_matrices=False)
+    basis_Dp: Tensor = left_Dp[:, value_p > FLOOR * value_p[0]]
+    return basis_Dp
+
+
+@dataclass
+class PrincipalAngles(Clustering):
+    """Clusters all clients once by the angles of their data's signatures (PACFL).
+
+    Before the first round every client sends the `PixelSignature` of its training data; nobody trains. Agglomerative
+    clustering of the angles gives clusters that stay, all of which begin at the common initial model. Where
+    ``data.newcomers`` are kept out, the signatures stay in the state until they come.
+
+    Args:
+        num_vectors: p, singular vectors per label.
+        angle: ``vector_min``, ``principal`` or ``trace``; see `angle_between`.
+        linkage: ``average`` (UPGMA), ``weighted`` (WPGMA, the authors' loop), ``complete`` or ``single``.
+        threshold: in degrees: no clusters farther apart are joined; give this or `num_clusters`.
+        num_clusters: K.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    newcomer_rule: ClassVar[str] = "the cluster whose members' data are at the smallest angle to the newcomer's"
+
+    num_vectors: int = 3
+    angle: Angle = "vector_min"
+    linkage: Linkage = "average"
+    threshold: float | None = None
+    num_clusters: int | None = 4
+
+    def __post_init__(self) -> None:
+        check_choices("PrincipalAngles", self)
+        if self.num_vectors < 1:
+            raise ValueError(f"PrincipalAngles: got num_vectors={self.num_vectors}; it must be at least 1.")
+        if (self.threshold is None) == (self.num_clusters is None):
+            raise ValueError(
+                f"PrincipalAngles: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one "
+                "of them and set the other to null."
+            )
+        check_options("PrincipalAngles", self.linkage, self.threshold, self.num_clusters, None, euclidean=False)
+        self._signatures: dict[int, Tensor] = {}
+
+    def on_fit_start(self, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._signatures = {}
+
+    def check(self, num_clients: int) -> None:
+        """K is at most N."""
+        check_num_clusters(self, self.num_clusters, num_clients)
+
+    def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
+        """Everybody's signature."""
+        return [ExtraRound(range(num_clients), PixelSignature(self.num_vectors), Signature())]
+
+    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """R, and K centres at the initial model."""
+        matrix = angles([upload.payload["signature"] for upload in uploads], self.angle)
+        number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
+        found = cut_tree(matrix, self.linkage, self.threshold, number)
+        state.assignment = torch.full_like(state.assignment, -1)
+        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
+        state.centres = state.initial.repeat(found.num_clusters, 1)
+        if not state.active.all():
+            self._signatures = {upload.client: upload.payload["signature"] for upload in uploads}
+        server.log("cluster/threshold", found.threshold)
+
+    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """The cluster at the smallest angle by the rule of `linkage`, members weighing equally: its signature up."""
+        uplink = newcomer.run(Downlink({}), Signature(), PixelSignature(self.num_vectors))
+        own = uplink.payload["signature"]
+        angles_k: dict[int, list[float]] = {}
+        for client, signature in self._signatures.items():
+            if state.active[client]:
+                angle = angle_between(own, signature, self.angle)
+                angles_k.setdefault(int(state.assignment[client]), []).append(angle)
+        if not angles_k:  # everybody whose signature is known has left
+            return super().place_newcomer(newcomer, state)
+        far = {"single": min, "complete": max}.get(self.linkage, mean)
+        return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The members' signatures, where newcomers will be compared with them."""
+        return {"signatures": self._signatures}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the signatures."""
+        self._signatures = state["signatures"]

@@ -1,0 +1,178 @@
+"""Moves that change the number of clusters, and the two criteria that choose them.
+
+What a cluster is made of - stored models, this round's updates - is behind `Groups`; FedAC and AS-CFL share the rest.
+
+Legend: n clients whose vectors are known, K clusters.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from lcfl.core.state import FederationState
+
+__all__ = ["Groups", "Move", "best_by_silhouette", "by_ratio", "drop_empty", "one_after_another"]
+
+SMALLEST_TO_SPLIT = 4  # clients of a cluster that may be split
+
+
+@dataclass(frozen=True)
+class Move:
+    """Joins the clusters `cluster` and `other`, or (other None) cuts `cluster` along `second_half`."""
+
+    cluster: int
+    other: int | None = None
+    second_half: tuple[int, ...] = ()
+
+
+class Groups(ABC):
+    """The clusters as they stand, and the distances that a criterion asks for.
+
+    Args:
+        state: holds the assignment.
+        clients: whose vectors are known, ascending, n.
+    """
+
+    def __init__(self, state: FederationState, clients: list[int]) -> None:
+        self.state = state
+        self.clients = clients
+
+    @property
+    def label_n(self) -> Tensor:
+        """The cluster of each known client."""
+        return self.state.assignment[self.clients]
+
+    @property
+    def num_clusters(self) -> int:
+        """K, how many clusters count."""
+        return self.state.num_clusters
+
+    @abstractmethod
+    def ratio(self) -> Tensor:
+        """G_k ``[K]`` of every cluster of the state, float64; nan where it is not defined."""
+
+    @abstractmethod
+    def members(self, cluster: int) -> list[int]:
+        """The known clients of a cluster, ascending."""
+
+    @abstractmethod
+    def closest(self, cluster: int) -> int:
+        """The other cluster whose centre is nearest."""
+
+    @abstractmethod
+    def seeded_half(self, cluster: int) -> list[int]:
+        """The members that are nearer to the second of two new centres: a k-means++ pair, one pass."""
+
+    @abstractmethod
+    def silhouette(self, label_n: Tensor) -> float:
+        """The mean silhouette of the known clients under these labels; -1 where it is not defined."""
+
+    @abstractmethod
+    def closest_pair(self, present: list[int]) -> tuple[int, int]:
+        """The two closest of the clusters `present`."""
+
+    @abstractmethod
+    def half_of(self, members: Tensor, cluster: int) -> Tensor:
+        """0 or 1 for each of the rows `members` of a cluster: the best cut in two."""
+
+    @abstractmethod
+    def apply(self, move: Move) -> None:
+        """Changes assignment and centres in the state."""
+
+
+def by_ratio(groups: Groups, ratio_K: Tensor, lower: float, upper: float, min_clusters: int) -> list[Move]:
+    """At most one split and one merge, of one snapshot; the split first, which renumbers nothing."""
+    smallest, largest = _extreme(ratio_K, lowest=True), _extreme(ratio_K, lowest=False)
+    if smallest is None or largest is None:
+        return []
+    moves, closest = [], None
+    if ratio_K[smallest] < lower and groups.num_clusters > min_clusters:
+        closest = groups.closest(smallest)
+    may_split = len(groups.members(largest)) >= SMALLEST_TO_SPLIT and largest != closest
+    if ratio_K[largest] > upper and may_split and groups.num_clusters < len(groups.clients) // 2:
+        moves += _cut(groups, largest)
+    if closest is not None:
+        moves.append(Move(smallest, closest))
+    return moves
+
+
+def one_after_another(look: Callable[[], Groups], lower: float, upper: float) -> bool:
+    """Every cluster in turn, with distances computed anew, any number of moves: whether anything has moved.
+
+    FedAC Algorithm 3, lines 1 to 10; AS-CFL Algorithm 1, lines 19 to 24.
+    """
+    state, moved = look().state, False
+    for everybody in [state.assignment == cluster for cluster in range(state.num_clusters)]:
+        groups = look()
+        found = [k for k in range(state.num_clusters) if torch.equal(state.assignment == k, everybody)]
+        if not found or groups.num_clusters == 1:
+            continue  # merged with another one in the meantime; or G is not defined
+        cluster = found[0]
+        ratio = float(groups.ratio()[cluster])
+        moves = []
+        if ratio < lower:
+            moves = [Move(cluster, groups.closest(cluster))]
+        elif ratio > upper and len(groups.members(cluster)) > 1:
+            moves = _cut(groups, cluster)
+        for move in moves:
+            groups.apply(move)
+            moved = True
+    return moved
+
+
+def best_by_silhouette(groups: Groups, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
+    """The move that raises the mean silhouette most, if by more than the margin."""
+    to_beat = single_threshold if groups.num_clusters == 1 else groups.silhouette(groups.label_n) + margin
+    best: list[Move] = []
+    for move, moved_n in _proposals(groups, min_clusters):
+        score = groups.silhouette(moved_n)
+        if score > to_beat:
+            to_beat, best = score, [move]
+    return best
+
+
+def _proposals(groups: Groups, min_clusters: int) -> Iterator[tuple[Move, Tensor]]:
+    """The closest pair joined; every cluster that is large enough cut in two: move and labels after it."""
+    label_n, clients = groups.label_n, torch.tensor(groups.clients)
+    present = label_n.unique().tolist()
+    if len(present) > min_clusters:
+        cluster, other = groups.closest_pair(present)
+        yield Move(cluster, other), torch.where(label_n == cluster, other, label_n)
+    if len(present) < len(clients) // 2:
+        for cluster in present:
+            members = torch.nonzero(label_n == cluster).flatten()
+            if len(members) < SMALLEST_TO_SPLIT:
+                continue
+            second = members[groups.half_of(members, cluster) == 1]
+            moved_n = label_n.clone()
+            moved_n[second] = groups.state.num_clusters
+            yield Move(cluster, second_half=tuple(clients[second].tolist())), moved_n
+
+
+def drop_empty(state: FederationState) -> None:
+    """Removes clusters that no client is assigned to; the numbers of the others close up."""
+    clustered = state.assignment >= 0
+    used = state.assignment[clustered].unique()
+    if len(used) < state.num_clusters:
+        state.assignment = torch.where(clustered, torch.searchsorted(used, state.assignment), -1)
+        state.centres = state.centres[used]
+
+
+def _cut(groups: Groups, cluster: int) -> list[Move]:
+    """The split, unless one of its halves is empty."""
+    second_half = groups.seeded_half(cluster)
+    if not 0 < len(second_half) < len(groups.members(cluster)):
+        return []
+    return [Move(cluster, second_half=tuple(second_half))]
+
+
+def _extreme(ratio_K: Tensor, lowest: bool) -> int | None:
+    """The cluster with the smallest or the largest G; None where no G is defined."""
+    if bool(ratio_K.isnan().all()):
+        return None
+    filled_K = ratio_K.nan_to_num(nan=inf if lowest else -inf)
+    return int(filled_K.argmin() if lowest else filled_K.argmax())

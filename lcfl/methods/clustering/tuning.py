@@ -1,0 +1,264 @@
+"""The number of clusters, tuned during training: FedAC's Algorithm 3, and a criterion that stops at the right number.
+
+Legend: N clients, n of them with a model, K clusters, P parameters, D components.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isnan, nan
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lcfl.core import rng
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.aggregation import mean_model
+from lcfl.methods.clustering.base import Clustering, ServerView
+from lcfl.methods.clustering.initialisation import spherical_kmeans
+from lcfl.methods.clustering.similarity import cosine_silhouette, principal_components, project
+from lcfl.methods.clustering.split_and_merge import (
+    Groups,
+    Move,
+    best_by_silhouette,
+    by_ratio,
+    drop_empty,
+    one_after_another,
+)
+
+__all__ = ["ClusterNumberTuning", "StoredModels", "Tuning", "granularity"]
+
+COMPONENTS = 50  # of the codes where no clustering keeps any
+SEEN = 0.9  # of the clients have taken part before anything is tuned
+
+
+def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Tensor]:
+    """Dist_intra and Dist_inter of every cluster, ``[K]`` each, float64 (FedAC Algorithm 3, lines 2 and 3).
+
+    Squared L2 distances of whole models: of the members that have taken part to their centre (nan for a
+    cluster without any), and of the centre to the others, the mean over K - 1 of them (nan for K = 1).
+    """
+    centre_KP = state.centres[:, :num_parameters].double()
+    num_clusters = len(centre_KP)
+    inter_K = torch.cdist(centre_KP, centre_KP).square().sum(dim=1) / (num_clusters - 1 or nan)
+    intra = []
+    for cluster, centre_P in enumerate(centre_KP):
+        members = state.members(cluster)
+        total = sum(float((state.model_of(i)[:num_parameters].double() - centre_P).square().sum()) for i in members)
+        intra.append(total / len(members) if members else nan)
+    return torch.tensor(intra, dtype=torch.float64), inter_K
+
+
+@dataclass
+class Tuning(Clustering):
+    """When a criterion is asked, and what it is told; the clusters themselves are a `Groups`.
+
+    Args:
+        criterion: ``ratio`` or ``silhouette``.
+        lower: below it `ratio` merges a cluster.
+        upper: above it `ratio` splits a cluster.
+        margin: of `silhouette`: how much better a move must be.
+        single_threshold: of `silhouette`: the score from which on a single cluster is cut in two.
+        literal: of `ratio`: the papers' algorithms to the letter: one cluster after the other, distances computed anew
+            each time, any number of moves, no bounds.
+        start: the first round that may move anything; None: the first after 90 % of the clients took part.
+        interval: rounds between two looks.
+        cooldown: rounds without a move after a move.
+        min_clusters: fewest K to go on with; the most is half of the clients whose models or updates there are.
+    """
+
+    criterion: Literal["ratio", "silhouette"] = "ratio"
+    lower: float = 0.2
+    upper: float = 0.8
+    margin: float = 0.01
+    single_threshold: float = 0.25
+    literal: bool = False
+    start: int | None = None
+    interval: int = 1
+    cooldown: int = 0
+    min_clusters: int = 2
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_choices(name, self)
+        if not 0 <= self.lower < self.upper:
+            raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; needed is 0 <= lower < upper.")
+        if self.literal and self.criterion != "ratio":
+            raise ValueError(f"{name}: literal is about criterion=ratio; set that, or literal=false.")
+        for option, least in (("interval", 1), ("cooldown", 0), ("min_clusters", 1), ("margin", 0)):
+            if getattr(self, option) < least:
+                raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
+        self._moved = -inf
+
+    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._moved = -inf
+
+    def tune(self, server: ServerView, state: FederationState, look: Callable[[], Groups]) -> None:
+        """Drops empty clusters, logs G, and moves what is due."""
+        drop_empty(state)
+        groups = look()
+        ratio_K = groups.ratio()
+        _log_ratio(server, ratio_K)
+        if not self._is_due(state):
+            return
+        if self.literal:
+            moved = one_after_another(look, self.lower, self.upper)
+        else:
+            if self.criterion == "ratio":
+                moves = by_ratio(groups, ratio_K, self.lower, self.upper, self.min_clusters)
+            else:
+                moves = best_by_silhouette(groups, self.margin, self.single_threshold, self.min_clusters)
+            for move in moves:
+                groups.apply(move)
+            moved = bool(moves)
+        if moved:
+            self._moved = state.round
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round of the last move."""
+        return {"moved": self._moved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back the round of the last move."""
+        self._moved = state["moved"]
+
+    def _is_due(self, state: FederationState) -> bool:
+        seen = state.participated[state.active].float().mean()
+        begun = state.round >= self.start if self.start is not None else seen >= SEEN
+        return bool(begun) and state.round % self.interval == 0 and state.round - self._moved > self.cooldown
+
+
+@dataclass
+class ClusterNumberTuning(Tuning):
+    """Merges and splits clusters after the round's aggregation (FedAC section 4.5, Algorithm 3).
+
+    ``ratio`` is the paper's criterion: G_k = Dist_intra / Dist_inter; a cluster with G_k < a (`lower`) is merged
+    into the closest one, one with G_k > b (`upper`) is split by two new centres and one re-clustering pass. As
+    printed it does not stop at the right number: tight, well separated clusters have a G near 0, and a
+    singleton has 0, so it merges exactly the clusters that are right. Hence the safeguards of `Tuning`.
+
+    ``silhouette`` proposes the same moves - join the closest pair, cut a cluster by two centres - and
+    takes the one, or none, that raises the mean silhouette (cosine distance) of the low-rank models by
+    more than a margin; a single cluster is left when a cut in two scores above a threshold.
+
+    Where a clustering keeps codes they are used, else the models' own principal components. Clients
+    that never took part go with their cluster; in a split they stay in the first half. Clusters that
+    nobody is assigned to are dropped.
+
+    The arguments are those of `Tuning`.
+    """
+
+    @property
+    def uses_stored(self) -> bool:
+        """It needs the models of everybody that ever took part."""
+        return True
+
+    def on_aggregated(self, server: ServerView, state: FederationState) -> None:
+        """One look at the stored models, when the round's models stand."""
+        self.tune(server, state, lambda: StoredModels(server, state))
+
+
+class StoredModels(Groups):
+    """Clusters of the clients that ever took part, by their stored models and these models' codes."""
+
+    def __init__(self, server: ServerView, state: FederationState) -> None:
+        super().__init__(state, torch.nonzero(state.participated).flatten().tolist())
+        self.server = server
+
+    @property
+    def centre_KP(self) -> Tensor:
+        """Omega without buffers."""
+        return self.state.centres[:, : self.server.layout.num_parameters]
+
+    @cached_property
+    def code_nD(self) -> Tensor:
+        """Directions of the low-rank models of all that took part."""
+        return self.directions(self.clients)
+
+    def ratio(self) -> Tensor:
+        """G_k = Dist_intra / Dist_inter."""
+        intra_K, inter_K = granularity(self.state, self.server.layout.num_parameters)
+        return intra_K / inter_K
+
+    def members(self, cluster: int) -> list[int]:
+        """Those that took part."""
+        return self.state.members(cluster)
+
+    def closest(self, cluster: int) -> int:
+        """By the L2 distance of the centres."""
+        centre_KP = self.centre_KP
+        distance_K = (centre_KP.double() - centre_KP[cluster].double()).norm(dim=1)
+        distance_K[cluster] = inf
+        return int(distance_K.argmin())
+
+    def seeded_half(self, cluster: int) -> list[int]:
+        """In the space of the codes' directions."""
+        members = self.members(cluster)
+        code_nD = self.directions(members)
+        draw = rng.generator(self.server.seed, "split", self.state.round, cluster)
+        first = int(draw.integers(len(members)))
+        square_n = (code_nD - code_nD[first]).square().sum(dim=1).numpy()
+        if not square_n.sum() > 0:
+            return []
+        second = int(draw.choice(len(members), p=square_n / square_n.sum()))
+        to_second = (code_nD @ code_nD[second] > code_nD @ code_nD[first]).tolist()
+        return [client for client, moves in zip(members, to_second, strict=True) if moves]
+
+    def silhouette(self, label_n: Tensor) -> float:
+        """Of directions, by their cosine distance."""
+        if not 1 < len(label_n.unique()) < len(label_n):
+            return -1.0
+        return cosine_silhouette(self.code_nD, label_n)
+
+    def closest_pair(self, present: list[int]) -> tuple[int, int]:
+        """By the cosine of the clusters' mean directions."""
+        centre_KD = torch.stack([self.code_nD[self.label_n == cluster].mean(dim=0) for cluster in present])
+        similarity_KK = normalize(centre_KD, dim=1) @ normalize(centre_KD, dim=1).T
+        place = int(similarity_KK.fill_diagonal_(-inf).argmax())
+        return present[place // len(present)], present[place % len(present)]
+
+    def half_of(self, members: Tensor, cluster: int) -> Tensor:
+        """By spherical k-means."""
+        return spherical_kmeans(self.code_nD[members], 2, self.server.seed, self.state.round, cluster)
+
+    def apply(self, move: Move) -> None:
+        """Centres of changed clusters are the means of their stored models."""
+        state = self.state
+        assignment, centres = state.assignment.clone(), state.centres.clone()
+        if move.other is None:
+            changed = [move.cluster, state.num_clusters]
+            assignment[list(move.second_half)] = state.num_clusters
+            centres = torch.cat([centres, centres[move.cluster : move.cluster + 1]])
+        else:
+            changed = [move.other]
+            assignment[assignment == move.cluster] = move.other
+        state.assignment, state.centres = assignment, centres
+        for cluster in changed:
+            models = [state.model_of(client) for client in state.members(cluster)]
+            if models:
+                state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
+        drop_empty(state)
+
+    def directions(self, clients: list[int]) -> Tensor:
+        """Of the clients' codes, or else of their models in the principal components of these, ``[n, D]``."""
+        if self.state.codes is not None:
+            return normalize(self.state.codes[clients].double(), dim=1)
+        num_parameters = self.server.layout.num_parameters
+        model_nP = torch.stack([self.state.model_of(client)[:num_parameters] for client in clients])
+        return normalize(project(model_nP, principal_components(model_nP, COMPONENTS)).double(), dim=1)
+
+
+def _log_ratio(server: ServerView, ratio_K: Tensor) -> None:
+    known = ratio_K[~ratio_K.isnan()]
+    for cluster, ratio in enumerate(ratio_K.tolist()):
+        if not isnan(ratio):
+            server.log(f"cluster/granularity_{cluster:02d}", ratio)
+    if len(known):
+        server.log("cluster/granularity", float(known.mean()))

@@ -1,0 +1,185 @@
+"""Groups by the direction of first updates, made once: FedGroup.
+
+Legend: N clients, n of them pre-trained, K groups, P parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.core import rng
+from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
+from lcfl.methods.aggregation import mean_model
+from lcfl.methods.clustering.agglomerative import cut_tree
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView
+from lcfl.methods.clustering.initialisation import kmeans
+from lcfl.methods.clustering.similarity import EPSILON, assign, cosine, leading_coordinates
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local.training import LocalTraining
+
+__all__ = ["UpdateDirections", "decomposed_cosines", "mean_cosine_differences"]
+
+MAX_ITER = 20  # of k-means, as the authors' code
+
+
+def decomposed_cosines(update_nP: Tensor, dimension: int) -> Tensor:
+    """EDC ``[n, D]``: the cosines of each update with the first D left singular vectors of the matrix of all."""
+    code_nD = leading_coordinates(update_nP, None)
+    length_n1: Tensor = code_nD.norm(dim=1, keepdim=True).clamp(min=EPSILON)
+    return code_nD[:, :dimension] / length_n1
+
+
+def mean_cosine_differences(update_nP: Tensor) -> NDArray[np.float64]:
+    """MADC ``[n, n]``: ``1 / (n - 2) sum_z |cos(i, z) - cos(j, z)|`` over all other clients z."""
+    code_nD = leading_coordinates(update_nP, None)
+    cosine_nn = cosine(code_nD, code_nD).numpy()
+    num = len(cosine_nn)
+    apart_nn = np.abs(cosine_nn[:, None] - cosine_nn[None]).sum(axis=2)
+    own_nn = np.abs(np.diag(cosine_nn)[:, None] - cosine_nn)  # z = i, and by symmetry z = j
+    matrix: NDArray[np.float64] = (apart_nn - own_nn - own_nn.T) / max(num - 2, 1)
+    np.fill_diagonal(matrix, 0.0)
+    return np.maximum(np.maximum(matrix, matrix.T), 0.0)
+
+
+@dataclass
+class UpdateDirections(Clustering):
+    """Groups clients once by the directions of their first updates Delta_i from the initial model (FedGroup).
+
+    Before the first round min(`clients_per_group` K, N) clients, spread evenly over the numbers, pre-train from the
+    initial model. k-means of their decomposed cosines gives the groups; a group's model is the unweighted mean of its
+    members' pre-trained models, its direction the mean of their updates.
+
+    Another client has no group until it is sampled: then it first pre-trains from the initial model, too, in an extra
+    round, and joins the group with ``arg min_g (1 - cos(Delta_i, direction_g)) / 2``. A client whose update is zero
+    joins a random group. Where another callback has merged or split clusters, a group is where most of its clients are.
+
+    Args:
+        num_clusters: K; fewer where there are fewer distinct directions.
+        pretrain_steps: mini-batches of a pre-training.
+        clients_per_group: how many clients pre-train before the first round, times K.
+        measure: ``edc`` as above; ``madc``: complete linkage of the mean differences of pairwise cosines.
+    """
+
+    has_extra_rounds: ClassVar[bool] = True
+    newcomer_rule: ClassVar[str] = "the group whose direction is nearest to that of the newcomer's own pre-training"
+
+    num_clusters: int = 5
+    pretrain_steps: int = 50
+    clients_per_group: int = 20
+    measure: Literal["edc", "madc"] = "edc"
+
+    def __post_init__(self) -> None:
+        for name in ("num_clusters", "pretrain_steps", "clients_per_group"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"UpdateDirections: got {name}={getattr(self, name)}; it must be at least 1.")
+        check_choices("UpdateDirections", self)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._direction_KP: Tensor | None = None
+        self._group_N = torch.zeros(0, dtype=torch.int64)  # whose direction each client has, -1 for none
+        self._asked = -1  # the round whose newcomers have pre-trained
+
+    def on_fit_start(self, state: FederationState) -> None:
+        """Forgets an earlier run of this object."""
+        if not state.callbacks:
+            self._forget()
+
+    def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
+        """The pre-training."""
+        number = min(num_clients, self.clients_per_group * self.num_clusters)
+        chosen = np.linspace(0, num_clients - 1, number).round().astype(int)
+        return [ExtraRound(chosen.tolist(), self._pretraining())]
+
+    def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
+        """The pre-training of sampled clients without a group."""
+        cold = [client for client in sampled if state.assignment[client] < 0]
+        if not cold or self._asked == state.round:
+            return None
+        self._asked = state.round
+        return ExtraRound(cold, self._pretraining())
+
+    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """The groups, or the groups of newcomers."""
+        clients = [upload.client for upload in uploads]
+        deltas = [(upload.payload["model"] - state.initial)[: server.layout.num_parameters] for upload in uploads]
+        state.assignment = state.assignment.clone()
+        if self._direction_KP is None:
+            if not uploads:
+                raise ValueError(
+                    "UpdateDirections: no pre-trained model came up finite; lower the optimizer's learning rate."
+                )
+            label_n = self._grouped(torch.stack(deltas), clients, server.seed)
+            state.assignment[:] = -1
+            state.assignment[clients] = label_n
+            self._group_N = state.assignment.clone()
+            members = [torch.nonzero(label_n == group).flatten().tolist() for group in range(int(label_n.max()) + 1)]
+            models = [upload.payload["model"] for upload in uploads]
+            state.centres = torch.stack(
+                [mean_model([models[i] for i in group], [1] * len(group), server.layout) for group in members]
+            )
+            self._direction_KP = torch.stack([torch.stack([deltas[i] for i in group]).mean(dim=0) for group in members])
+        elif uploads:
+            update_nP = torch.stack(deltas)
+            label_n = assign(cosine(update_nP, self._direction_KP), torch.full((len(clients),), -1))
+            label_n = _with_random(label_n, update_nP, clients, len(self._direction_KP), server.seed)
+            state.assignment[clients] = torch.tensor([self._cluster_of(group, state) for group in label_n.tolist()])
+            self._group_N[clients] = label_n
+
+    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+        """``arg min_g (1 - cos(Delta, direction_g)) / 2``, as a cold client's group: P down, P up.
+
+        By the least loss if its update is zero.
+        """
+        uplink = newcomer.run(Downlink({"model": state.initial}), FullModel(), self._pretraining())
+        update_P = (uplink.payload["model"] - state.initial)[: newcomer.layout.num_parameters]
+        if self._direction_KP is None or not update_P.any():
+            return super().place_newcomer(newcomer, state)
+        return self._cluster_of(int(cosine(update_P[None], self._direction_KP).argmax()), state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The directions of the groups ``[K, P]``, and every client's group ``[N]``."""
+        return {"direction": self._direction_KP, "group": self._group_N}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back directions and groups."""
+        self._direction_KP, self._group_N, self._asked = state["direction"], state["group"], -1
+
+    def _cluster_of(self, group: int, state: FederationState) -> int:
+        """Where most clients of a group are now; where none is left, the cluster of the same number."""
+        cluster_n = state.assignment[(self._group_N == group) & (state.assignment >= 0)]
+        return int(cluster_n.mode().values) if len(cluster_n) else min(group, state.num_clusters - 1)
+
+    def _pretraining(self) -> LocalTraining:
+        return LocalTraining(steps=self.pretrain_steps)
+
+    def _grouped(self, update_nP: Tensor, clients: list[int], seed: int) -> Tensor:
+        """The group ``[n]`` of every pre-trained client; no group is empty."""
+        moved = torch.nonzero(update_nP.any(dim=1)).flatten()
+        label_n = torch.zeros(len(clients), dtype=torch.int64)
+        if len(moved) == 0:
+            return label_n
+        if self.measure == "edc":
+            label_n[moved] = kmeans(
+                decomposed_cosines(update_nP[moved], self.num_clusters), self.num_clusters, seed, max_iter=MAX_ITER
+            )
+        else:
+            number = min(self.num_clusters, len(moved))
+            groups = cut_tree(mean_cosine_differences(update_nP[moved]), "complete", num_clusters=number)
+            label_n[moved] = torch.from_numpy(groups.labels)
+        return _with_random(label_n, update_nP, clients, int(label_n.max()) + 1, seed)
+
+
+def _with_random(label_n: Tensor, update_nP: Tensor, clients: list[int], num_groups: int, seed: int) -> Tensor:
+    """The same groups with a random one where the update is zero."""
+    label_n = label_n.clone()
+    for place in torch.nonzero(~update_nP.any(dim=1)).flatten().tolist():
+        label_n[place] = int(rng.generator(seed, "random group", clients[place]).integers(num_groups))
+    return label_n

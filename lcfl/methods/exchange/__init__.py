@@ -1,0 +1,30 @@
+"""What goes down to a client and what comes up from it: one class per kind of exchange."""
+
+from lcfl.methods.exchange.base import Exchange, ModelKind
+from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
+from lcfl.methods.exchange.global_model import AdaptedModel, FullModel, GlobalReference, NoExchange, NormalisedModel
+from lcfl.methods.exchange.partial_model import PartialModel, SharedEmbedding, SharedLayers
+from lcfl.methods.exchange.personal_model import CentreAndEmbedding, ClusterReference, EnvelopeModel
+from lcfl.methods.exchange.warmup import NamedLayers, Signature
+
+__all__ = [
+    "AdaptedModel",
+    "AllCentres",
+    "CentreAndEmbedding",
+    "ClusterChoice",
+    "ClusterModel",
+    "ClusterReference",
+    "ClusterUpdate",
+    "EnvelopeModel",
+    "Exchange",
+    "FullModel",
+    "ModelKind",
+    "NamedLayers",
+    "NoExchange",
+    "NormalisedModel",
+    "PartialModel",
+    "GlobalReference",
+    "SharedEmbedding",
+    "SharedLayers",
+    "Signature",
+]

@@ -1,0 +1,111 @@
+"""Exchanges of a part of the model, whose rest stays with the client.
+
+Legend: P parameters and Q buffer entries in a model's flat vector, S of them shared.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.state import FederationState
+from lcfl.methods.exchange.base import Exchange, ModelKind
+from lcfl.methods.local.training import LocalOutput
+from lcfl.models.layout import Layout
+from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset
+
+__all__ = ["PartialModel", "SharedEmbedding", "SharedLayers"]
+
+
+@dataclass(frozen=True)
+class PartialModel(Exchange):
+    """A part of the model down and up, 2S floats; the rest is the client's own and goes nowhere.
+
+    A local run starts from the client's own model with the server's part in it, and so does its personal model: the
+    own rest of its last run (of the initial model before the first) with the part of now. On the server the models
+    that come up have the rest of the server's model, so that any aggregation merges the part and nothing else.
+    Buffers belong to their layer.
+    """
+
+    keeps_model = True
+    uploads_whole: ClassVar[bool] = False
+    sends: ClassVar[tuple[str, ...]] = ("shared",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
+    reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
+
+    @abstractmethod
+    def subset(self, layout: Layout) -> ParameterSubset:
+        """The part that is shared."""
+
+    def check(self, layout: Layout) -> None:
+        """Warns of a part that is nothing or everything; raises a ValueError for one that there is not."""
+        try:
+            size = self.subset(layout).size
+        except ValueError as error:
+            raise ValueError(f"method.exchange: {type(self).__name__}: {error}") from None
+        if size in (0, layout.size):
+            what = "no layer, so every client trains alone" if size == 0 else "every layer, so nothing is personal"
+            warnings.warn(f"method.exchange: {type(self).__name__} shares {what}.", stacklevel=3)
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """The server's part ``[S]``."""
+        return Downlink({"shared": self.subset(layout).take(state.centre_of(client))})
+
+    def at_client(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
+        """A ``model`` to start from: the client's own with the server's part in it."""
+        if "shared" not in downlink.payload:  # of an warm-up round
+            return downlink
+        assert state.model is not None, "the exchange keeps models at the clients"
+        return Downlink({"model": self.subset(layout).put(downlink.payload["shared"], state.model)})
+
+    def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
+        """The client's own model with the server's part of now in it."""
+        own, part = state.clients[client].model, self.subset(layout)
+        assert own is not None, "the exchange keeps models at the clients"
+        return part.put(part.take(state.centre_of(client)), own)
+
+    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """The client's part ``[S]``."""
+        return {"shared": self.subset(layout).take(trained.model)}
+
+    def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
+        """A ``model``: the server's own with the client's part in it."""
+        model = self.subset(layout).put(uplink.payload["shared"], state.centre_of(uplink.client))
+        return replace(uplink, payload={"model": model})
+
+
+@dataclass(frozen=True)
+class SharedEmbedding(PartialModel):
+    """The embedding phi is shared, the decision h is the client's own: 2 P_phi floats (FedPer)."""
+
+    def subset(self, layout: Layout) -> ParameterSubset:
+        """phi and the buffers of its layers."""
+        return embedding_subset(layout)
+
+
+@dataclass(frozen=True)
+class SharedLayers(PartialModel):
+    """Some layers are shared, the others are the client's own: 2 P_g floats (LG-FedAvg).
+
+    Args:
+        global_layers: how many of the last layers with parameters, or the names of layers
+            (``[embedding.9, decision]``).
+    """
+
+    global_layers: int | list[str] = 2
+
+    def __post_init__(self) -> None:
+        if self.global_layers in (0, []) or (isinstance(self.global_layers, int) and self.global_layers < 0):
+            raise ValueError(
+                f"method.exchange: got global_layers={self.global_layers}; allowed are a number >= 1 of last layers "
+                "and a list of layers' names."
+            )
+
+    def subset(self, layout: Layout) -> ParameterSubset:
+        """The layers' parameters and buffers."""
+        return layer_subset(layout, self.global_layers)

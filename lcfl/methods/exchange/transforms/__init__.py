@@ -1,0 +1,7 @@
+"""What an upload goes through on its way to the server: compression, clipping and noise."""
+
+from lcfl.methods.exchange.transforms.base import Releases, UploadTransform
+from lcfl.methods.exchange.transforms.low_rank import LowRankCompression
+from lcfl.methods.exchange.transforms.privacy import GaussianNoise, Guarantee
+
+__all__ = ["GaussianNoise", "Guarantee", "LowRankCompression", "Releases", "UploadTransform"]

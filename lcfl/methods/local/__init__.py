@@ -1,0 +1,24 @@
+"""The client's side of a round: what it starts from and minimises, and the engine that runs it."""
+
+from lcfl.methods.local.engine import Engine, Gradient
+from lcfl.methods.local.envelope import EnvelopeTraining
+from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
+from lcfl.methods.local.meta import GradientStep, MetaTraining
+from lcfl.methods.local.normalised import NormalisedTraining
+from lcfl.methods.local.signature import PixelSignature
+from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
+
+__all__ = [
+    "Engine",
+    "EnvelopeTraining",
+    "Gradient",
+    "GradientStep",
+    "LeastLoss",
+    "LeastLossTraining",
+    "LocalTraining",
+    "LocalUpdate",
+    "MetaTraining",
+    "NormalisedTraining",
+    "PixelSignature",
+    "LocalOutput",
+]

@@ -1,0 +1,76 @@
+"""torch.optim.SGD as numbers: what engines that step by themselves, and methods that count its steps, need to know."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from lcfl.models.module import FederatedModule
+
+__all__ = ["SgdSettings", "sgd_settings"]
+
+
+@dataclass(frozen=True)
+class SgdSettings:
+    """One setting of SGD for all parameters.
+
+    Attributes:
+        rate: eta.
+        momentum: rho.
+        dampening: of the momentum, from the second step on.
+        weight_decay: added to the gradient times the parameter.
+        nesterov: whether the momentum is Nesterov's.
+    """
+
+    rate: float
+    momentum: float
+    dampening: float
+    weight_decay: float
+    nesterov: bool
+
+    @torch.no_grad()
+    def step(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        velocities: list[Tensor | None],
+        rate_scale: float = 1.0,
+    ) -> None:
+        """One step in place, with the bits of torch's; a parameter without a gradient stays as it is.
+
+        Args:
+            parameters: what is trained.
+            gradients: of each, or None.
+            velocities: of each, None before its first step; kept by the caller for one run.
+            rate_scale: what the learning rate is multiplied by.
+        """
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if gradient is None:
+                continue
+            if self.weight_decay:
+                gradient = gradient.add(parameter, alpha=self.weight_decay)
+            if self.momentum:
+                velocity = velocities[number]
+                if velocity is None:
+                    velocity = velocities[number] = gradient.clone()
+                else:
+                    velocity.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
+                gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+            parameter.add_(gradient, alpha=-self.rate * rate_scale)
+
+
+def sgd_settings(module: FederatedModule) -> SgdSettings | None:
+    """The settings of the module's optimizer; None unless it is plain SGD with the same ones for all parameters."""
+    optimizer = module.configure_optimizers()
+    if type(optimizer) is not SGD:
+        return None
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    group = groups[0]
+    if any(each != group for each in groups) or group["maximize"] or group["differentiable"]:
+        return None
+    trained = {id(parameter) for each in optimizer.param_groups for parameter in each["params"]}
+    if isinstance(group["lr"], Tensor) or trained != {id(parameter) for parameter in module.network.parameters()}:
+        return None
+    return SgdSettings(group["lr"], group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])

@@ -1,0 +1,169 @@
+"""A method of federated learning: four parts, and nothing else."""
+
+import warnings
+from dataclasses import dataclass, field, replace
+from inspect import isabstract
+from typing import Literal
+
+from lcfl.core.validation import check_instance
+from lcfl.methods import exchange as exchanges
+from lcfl.methods.aggregation import Aggregation
+from lcfl.methods.clustering.base import Clustering, ExtraRound
+from lcfl.methods.exchange import Exchange
+from lcfl.methods.exchange.transforms import GaussianNoise, Guarantee, LowRankCompression, Releases
+from lcfl.methods.exchange.transforms.base import NAMES
+from lcfl.methods.local.training import LocalUpdate
+
+__all__ = ["Method"]
+
+
+@dataclass
+class Method:
+    """What a client does, what crosses the wire, how uploads are merged, and who belongs together.
+
+    Args:
+        local_update: what a client starts from and minimises.
+        exchange: what goes down and what comes up.
+        aggregation: how uploads become the server's models.
+        clustering: callbacks that group the clients at the end of a round, in this order.
+
+    Raises:
+        TypeError: for a part of another class.
+        ValueError: for parts that do not fit together.
+    """
+
+    local_update: LocalUpdate
+    exchange: Exchange
+    aggregation: Aggregation
+    clustering: list[Clustering] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parts = {"local_update": LocalUpdate, "exchange": Exchange, "aggregation": Aggregation, "clustering": list}
+        for name, kind in parts.items():
+            check_instance(f"method.{name}", getattr(self, name), kind)
+        for number, clustering in enumerate(self.clustering):
+            check_instance(f"method.clustering.{number}", clustering, Clustering)
+        exchange, aggregation = self.exchange, self.aggregation
+        readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
+        for part in readers:
+            missing = [name for name in part.reads if name not in exchange.returns]
+            if missing:
+                raise ValueError(
+                    f"method: {_name(part)} reads {', '.join(missing)} in what clients upload, and "
+                    f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that "
+                    f"uploads it: {', '.join(_exchanges_that('returns', missing)) or 'one of your own'}."
+                )
+        unsent = [name for name in self.local_update.reads if name not in exchange.sends]
+        if unsent:
+            raise ValueError(
+                f"method: {_name(self.local_update)} reads {', '.join(unsent)} in what clients are sent, and "
+                f"{_name(exchange)} sends {', '.join(exchange.sends) or 'nothing'}. Use an exchange that sends it: "
+                f"{', '.join(_exchanges_that('sends', unsent)) or 'one of your own'}."
+            )
+        found = self.local_update.provides
+        missing = [name for name in exchange.extras if name not in found]
+        if missing:
+            raise ValueError(
+                f"method: {_name(exchange)} sends {', '.join(missing)}, and {_name(self.local_update)} finds "
+                f"{', '.join(found) or 'nothing'} beside the model. Use the local update that goes with it."
+            )
+        for model_kind in exchange.models:
+            exchange.evaluation_update(model_kind, self.local_update)
+        stores = exchange.keeps_model and exchange.uploads_whole
+        if aggregation.over_stored and not stores:
+            raise ValueError(
+                f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep the model that "
+                f"they upload; {_name(exchange)} keeps none. Set over and embedding_over to participants, or use "
+                "CentreAndEmbedding."
+            )
+        for clustering in self.clustering:
+            if clustering.uses_stored and not stores:
+                raise ValueError(
+                    f"method: {_name(clustering)} looks at stored models, and {_name(exchange)} keeps none. Use "
+                    "ClusterModel with keeps_model: true, or CentreAndEmbedding."
+                )
+            if clustering.needs_centres and not aggregation.keeps_centres:
+                raise ValueError(
+                    f"method: {_name(clustering)} needs a centre for every cluster, and {_name(aggregation)} makes one "
+                    "model for all. Use ClusterMean, or clustering: []."
+                )
+
+        self._check_transforms()
+
+    def _check_transforms(self) -> None:
+        transforms, returns = self.exchange.transforms, self.exchange.returns
+        unknown = [name for name in returns if name not in NAMES]
+        if transforms and not self.exchange.uploads_whole:
+            raise ValueError(
+                f"method.exchange: transforms work on uploads of whole trained models; {_name(self.exchange)} uploads "
+                "a part of one, or another. Set transforms: []."
+            )
+        if transforms and unknown:
+            raise ValueError(
+                f"method.exchange: transforms work on uploads of {', '.join(NAMES)}; {_name(self.exchange)} uploads "
+                f"{', '.join(unknown)}. Set transforms: []."
+            )
+        if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
+            raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
+        if transforms and not returns:
+            warnings.warn(
+                f"method.exchange: transforms have no effect: {_name(self.exchange)} uploads nothing.", stacklevel=4
+            )
+
+    def calibrated(self, releases: Releases) -> "Method":
+        """The same with transforms of uploads whose settings follow from the length of the run.
+
+        Raises:
+            ValueError: where noise is to reach an epsilon that this method's clusterings leave unknown.
+        """
+        if not self.exchange.transforms:
+            return self
+        self._check_noise(releases.num_clients)
+        return replace(self, exchange=self.exchange.calibrated(self._with_warmup_rounds(releases)))
+
+    def guarantee(self, releases: Releases) -> Guarantee | None:
+        """What noise on uploads guarantees after these training rounds, warm-up rounds included; None for nothing."""
+        if self._beside_the_noise(releases.num_clients):
+            return None
+        return self.exchange.guarantee(self._with_warmup_rounds(releases))
+
+    def _check_noise(self, num_clients: int) -> None:
+        noises = [each for each in self.exchange.transforms if isinstance(each, GaussianNoise) and each.clip]
+        reason = self._beside_the_noise(num_clients)
+        if not noises or not reason:
+            return
+        if any(noise.epsilon is not None for noise in noises):
+            raise ValueError(f"method.exchange: GaussianNoise cannot promise an epsilon: {reason}. Give sigma instead.")
+        warnings.warn(f"method.exchange: GaussianNoise gives no privacy guarantee: {reason}.", stacklevel=3)
+
+    def _beside_the_noise(self, num_clients: int) -> str:
+        """Why noise on uploads does not bound what clients give away, empty where it does."""
+        for clustering in self.clustering:
+            if any(extra.exchange is not None for extra in clustering.warmup_rounds(num_clients)):
+                return f"what clients send in the warm-up round of {_name(clustering)} goes without noise"
+            if clustering.has_extra_rounds:
+                return f"nobody knows how many rounds {_name(clustering)} will add"
+        return ""
+
+    def _with_warmup_rounds(self, releases: Releases) -> Releases:
+        return replace(releases, warmup_rounds=len(self.warmup_rounds(releases.num_clients)))
+
+    def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
+        """The warm-up rounds that its clusterings need."""
+        return [extra for clustering in self.clustering for extra in clustering.warmup_rounds(num_clients)]
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the method groups its clients at all."""
+        return bool(self.clustering)
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
+def _exchanges_that(attribute: Literal["sends", "returns"], names: list[str]) -> list[str]:
+    """Of lcfl's, the classes whose downlinks or uploads have all of these."""
+    kinds = [kind for name in exchanges.__all__ if isinstance(kind := getattr(exchanges, name), type)]
+    made = [kind for kind in kinds if issubclass(kind, Exchange) and not isabstract(kind)]
+    return [kind.__name__ for kind in made if set(names) <= set(getattr(kind, attribute))]

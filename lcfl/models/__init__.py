@@ -1,0 +1,11 @@
+"""The LightningModule, networks, how they are split into embedding and decision, and their flat vectors."""
+
+from lcfl.models.cnn import CNN
+from lcfl.models.layout import Layout
+from lcfl.models.lenet import LeNet5
+from lcfl.models.mlp import MLP
+from lcfl.models.resnet9 import ResNet9
+from lcfl.models.split_network import NetworkFactory, SplitNetwork, split
+from lcfl.models.vgg import VGG16
+
+__all__ = ["CNN", "MLP", "VGG16", "Layout", "LeNet5", "NetworkFactory", "ResNet9", "SplitNetwork", "split"]

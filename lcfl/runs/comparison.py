@@ -1,0 +1,350 @@
+"""Finished runs side by side: read, grouped by everything but the seed, and refused where they do not compare."""
+
+import csv
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from lcfl.core.renamed import with_current_names
+
+__all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
+
+MAJORITY = "majority"
+OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each one in the name of a sweep's run
+TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
+SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
+FAIR = (
+    "rounds",
+    "evaluate_clients",
+    "clients_per_round",
+    "client_dropout",
+    "batch_size",
+    "drop_last",
+    "precision",
+)  # may differ, but then the table says so
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One finished run, from its directory.
+
+    Attributes:
+        path: the run directory.
+        summary: the content of ``summary.json``.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``trainer.name``."""
+        return self.path.resolve().parent.name
+
+    @property
+    def seed(self) -> int:
+        """``seed_everything``."""
+        return int(self.summary["identity"]["seed"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics by name."""
+        return {name: nan if value is None else value for name, value in self.summary["metrics"].items()}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that was set but the seed, and what the metrics are of."""
+        identity = with_current_names(self.summary["identity"])
+        identity.pop("seed")
+        return {
+            "rounds": self.summary["rounds"],
+            "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # older summaries do not say
+            "protocols": " ".join(self.protocols),
+            **identity,
+        }
+
+    @property
+    def ended(self) -> int:
+        """When ``summary.json`` was written, in ns."""
+        return (self.path / "summary.json").stat().st_mtime_ns
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """Protocol and kind of model of every test accuracy, the majority baseline left out."""
+        names = [name.split("/") for name in self.metrics]
+        found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == ["acc"]]
+        return [pair for pair in found if pair[1] != MAJORITY]
+
+    @property
+    def protocols(self) -> list[str]:
+        """Whose test images it was tested on."""
+        return sorted({protocol for protocol, _ in self.test_sets})
+
+    @cached_property
+    def history(self) -> list[dict[str, float]]:
+        """The training rounds of ``metrics.csv``."""
+        with (self.path / "metrics.csv").open(newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return [row for row in rows if row["round"] >= 0]
+
+    def curve(self, metric: str) -> list[tuple[int, float, float]]:
+        """Rounds completed, bytes sent and received so far, and the metric, wherever it was measured."""
+        return [(int(row["round"]) + 1, row["comm/total_bytes"], row[metric]) for row in self.history if metric in row]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        label: tells it from the others of its setting: its runs' name, without the options in it where they are not
+            needed for that.
+        runs: in order of their seeds.
+        setting: which data and clients, counted from 1.
+        options: what the label leaves out, as ``lr=0.05 cluster_weight=1``.
+    """
+
+    label: str
+    runs: Sequence[FinishedRun]
+    setting: int
+    options: str = ""
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """Protocol and kind of model of every test accuracy that all of its runs have."""
+        first, *others = [run.test_sets for run in self.runs]
+        return [pair for pair in first if all(pair in each for each in others)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a method's kind of model under one protocol; accuracies 0 to 1, means over seeds.
+
+    Attributes:
+        setting: which data and clients, counted from 1.
+        protocol: whose test images.
+        label: of the entry.
+        model: kind of model.
+        seeds: how many.
+        acc: mean over seeds of the mean over clients.
+        acc_std: standard deviation over seeds (ddof 1), nan for one seed.
+        worst10: mean over the worst tenth of the clients.
+        rounds_to_target: until the target is reached; nan where a seed never does.
+        bytes_to_target: sent and received until then.
+        clusters: at the end, nan without clusters.
+        total_bytes: sent and received in all.
+        seconds: of all rounds.
+        rounds_to_peak90: until 90 % of the run's own highest accuracy during training; nan where none was measured.
+        stability: mean over rounds of ``cluster/stability``, nan without clusters.
+        rand_index: adjusted Rand index of the clusters and the true groups at the end, nan where these are not known.
+        options: in the runs' names, not in the label.
+    """
+
+    setting: int
+    protocol: str
+    label: str
+    model: str
+    seeds: int
+    acc: float
+    acc_std: float
+    worst10: float = nan
+    rounds_to_target: float = nan
+    bytes_to_target: float = nan
+    clusters: float = nan
+    total_bytes: float = nan
+    seconds: float = nan
+    rounds_to_peak90: float = nan
+    stability: float = nan
+    rand_index: float = nan
+    options: str = ""
+
+
+def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
+    """The finished runs at or below the paths, in order of their paths.
+
+    Of several runs with the same settings and seed the one that ended last counts, by the time of its
+    ``summary.json``. The others, and runs without ``summary.json``, are named in a warning and left out.
+
+    Raises:
+        FileNotFoundError: for a path without any run.
+    """
+    runs: dict[str, FinishedRun] = {}
+    for path in paths:
+        folders = [path, *sorted(path.rglob("version_*"), key=_version)] if path.is_dir() else []
+        found = [folder for folder in folders if (folder / "metrics.csv").is_file()]
+        if not found:
+            raise FileNotFoundError(f"{path}: there is no run in it (a directory with metrics.csv).")
+        for folder in found:
+            summary = folder / "summary.json"
+            if not summary.is_file():
+                warnings.warn(f"{folder} is left out: it is not finished (lcfl fit --ckpt_path last).", stacklevel=2)
+                continue
+            run = FinishedRun(folder, json.loads(summary.read_text()))
+            key = json.dumps([run.settings, run.seed], sort_keys=True)
+            known = runs.get(key, run)
+            if known.path.resolve() != folder.resolve():
+                older, run = sorted([known, run], key=lambda each: each.ended)
+                warnings.warn(
+                    f"{older.path} is left out: {run.path} has the same settings and seed, and is newer.", stacklevel=2
+                )
+            runs[key] = run
+    return list(runs.values())
+
+
+def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
+    """Groups runs that differ in the seed only; labels are the shortest names that tell them apart.
+
+    Where neither names nor short options do, labels are numbered and a warning says which runs are meant. A warning
+    names the kinds of model that only some seeds have (``trainer.final_models``), which are left out.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    names = [_common_name([run.name for run in group]) for group in groups.values()]
+    methods = Counter(OPTION.split(name)[0] for name in names)
+    settings = list(dict.fromkeys(_setting(group[0]) for group in groups.values()))
+    used: Counter[tuple[int, str]] = Counter()
+    entries = []
+    for name, group in zip(names, groups.values(), strict=True):
+        namesakes = [other[0].settings for key, other in zip(names, groups.values(), strict=True) if key == name]
+        own = _leaves(group[0].settings)
+        differing = [key for key in own if len({repr(_leaves(each).get(key)) for each in namesakes}) > 1]
+        short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= 24]
+        method, *options = OPTION.split(name)
+        label, left_out = (method, options) if methods[method] == 1 else (" ".join([name, *short]), [])
+        setting = settings.index(_setting(group[0])) + 1
+        used[setting, label] += 1
+        if used[setting, label] > 1:
+            label = f"{label} #{used[setting, label]}"
+            warnings.warn(
+                f"{label} is {group[0].path}: what it differs in is too long for a label. Give such runs names of "
+                "their own (trainer.name).",
+                stacklevel=2,
+            )
+        entry = Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out))
+        of_some = {kind for run in group for _, kind in set(run.test_sets) - set(entry.test_sets)}
+        if of_some:
+            warnings.warn(
+                f"{label}: {', '.join(sorted(of_some))} is left out, as not all of its seeds have it "
+                "(trainer.final_models).",
+                stacklevel=2,
+            )
+        entries.append(entry)
+    return entries
+
+
+def check_same_setting(entries: Sequence[Entry]) -> None:
+    """Raises a ValueError if data, partition or protocols differ; warns of what makes a comparison unfair.
+
+    The message names a run of each setting.
+    """
+    settings: dict[int, FinishedRun] = {}
+    for entry in entries:
+        settings.setdefault(entry.setting, entry.runs[0])
+    if len(settings) > 1:
+        one, other = list(settings.values())[:2]
+        what = [name for name in SETTING if one.settings[name] != other.settings[name]]
+        raise ValueError(
+            f"these runs do not compare: {one.path} and {other.path} differ in {' and '.join(what)}. Compare runs with "
+            "the same data configuration and data.seed, or say --mix to have a section for each."
+        )
+    for name in FAIR:
+        values = {json.dumps(entry.runs[0].settings.get(name)) for entry in entries}
+        if len(values) > 1:
+            warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
+
+
+def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list[Row], dict[tuple[int, str], float]]:
+    """The lines of the table, a majority baseline after each protocol, and the target of each setting and protocol.
+
+    Args:
+        entries: as `entries_of` gives them.
+        target: accuracy whose first round is looked for; None: nine tenths of the best final one.
+    """
+    rows, targets = [], {}
+    for setting in dict.fromkeys(entry.setting for entry in entries):
+        members = [entry for entry in entries if entry.setting == setting]
+        for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.test_sets):
+            best = max(
+                mean(run.metrics[f"test/{protocol}/{kind}/acc"] for run in entry.runs)
+                for entry in members
+                for of, kind in entry.test_sets
+                if of == protocol
+            )
+            targets[setting, protocol] = TARGET_SHARE * best if target is None else target
+            rows += [
+                _row(protocol, entry, kind, targets[setting, protocol])
+                for entry in members
+                for of, kind in entry.test_sets
+                if of == protocol
+            ]
+            baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
+            rows.append(Row(setting, protocol, "majority class", "", 0, baseline, nan))
+    return rows, targets
+
+
+def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
+    name = f"test/{protocol}/{kind}/acc"
+    finals = [run.metrics[name] for run in entry.runs]
+    reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
+    arrived = [each for each in reached if each is not None]
+    everybody = len(arrived) == len(reached)
+    last = [run.history[-1] if run.history else {} for run in entry.runs]  # of no round where rounds=0
+    return Row(
+        entry.setting,
+        protocol,
+        entry.label,
+        kind,
+        len(finals),
+        mean(finals),
+        stdev(finals) if len(finals) > 1 else nan,
+        mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
+        mean(n for n, _ in arrived) if everybody else nan,
+        mean(size for _, size in arrived) if everybody else nan,
+        mean(row.get("cluster/count", nan) for row in last),
+        mean(run.summary["total_bytes"] for run in entry.runs),
+        mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
+        mean(rounds_to_peak(run.curve(name)) for run in entry.runs),
+        mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
+        mean(row.get("cluster/ari", nan) for row in last),
+        entry.options,
+    )
+
+
+def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TARGET_SHARE) -> float:
+    """Rounds until a curve first reaches a share of its own peak, AS-CFL's measure of speed; nan without a curve."""
+    peak = max((accuracy for _, _, accuracy in curve), default=nan)
+    return next((float(number) for number, _, accuracy in curve if accuracy >= share * peak), nan)
+
+
+def _setting(run: FinishedRun) -> str:
+    """What must be equal for two runs to compare."""
+    return json.dumps([run.settings[name] for name in SETTING])
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """The name without what tells the seeds of one experiment apart (``lcfed-seed0``)."""
+    stems = dict.fromkeys(name.rpartition("-seed")[0] or name for name in names)
+    return " / ".join(stems)
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Every plain value of a nested description by its dotted path."""
+    if isinstance(value, dict):
+        return {key: leaf for name, each in value.items() for key, leaf in _leaves(each, f"{path}.{name}").items()}
+    if isinstance(value, list):
+        return {key: leaf for n, each in enumerate(value) for key, leaf in _leaves(each, f"{path}.{n}").items()}
+    return {path: value}
+
+
+def _version(path: Path) -> tuple[str, int]:
+    number = path.name.removeprefix("version_")
+    return str(path.parent), int(number) if number.isdigit() else -1

@@ -1,0 +1,149 @@
+"""What must be equal for a run to be continued: a plain description of configuration and data."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence, Set
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lcfl.core.renamed import public_name
+from lcfl.models.module import FederatedModule
+
+__all__ = ["describe", "describe_module", "differences"]
+
+LATER = ("network_settings", "other_groups")  # what checkpoints of earlier versions do not tell is no difference
+PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
+
+
+def describe(value: Any) -> Any:
+    """Plain JSON values that tell two configurations apart: numbers, text, lists, and objects by class and fields."""
+    if isinstance(value, Enum):  # before the plain types, which an Enum or a number of numpy may be, too
+        return value.name
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return describe(value.tolist())
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [describe(item) for item in value]
+    if isinstance(value, nn.Module):
+        return repr(value)
+    if isinstance(value, Set):
+        return sorted((describe(item) for item in value), key=repr)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, partial):
+        return {"function": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return _path_of(value)
+    name = _path_of(type(value))
+    if dataclasses.is_dataclass(value):
+        names = [item.name for item in dataclasses.fields(value)]
+    else:
+        names = sorted(key for key in getattr(value, "__dict__", {}) if not key.startswith("_"))
+    return {"class": name} | {key: describe(getattr(value, key)) for key in names}
+
+
+def _path_of(value: Any) -> str:
+    """The import path of a class or function; of lcfl's own the name alone."""
+    return public_name(f"{value.__module__}.{value.__qualname__}")
+
+
+def describe_module(module: FederatedModule) -> dict[str, Any]:
+    """Class, network, cut, loss, regulariser weights and optimizer settings of a module, and what a subclass adds.
+
+    A network is its layers' text and those arguments of theirs that they keep as attributes, whoever made it.
+
+    Of the attributes that a subclass of `FederatedModule` adds, the public ones are described (buffers, layers and
+    hyper-parameters saved by Lightning among them): by their values where those are plain data, otherwise by class.
+    """
+    optimizer = module.configure_optimizers()
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
+    first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
+    network_settings = _settings(module.network)
+    has_buffers = bool(module.layout.buffers or module.buffer_layout)
+    return {key: _describe_plain(value) for key, value in _added(module).items()} | {
+        "class": _path_of(type(module)),
+        "network": repr(module.network),
+        **({"network_settings": network_settings} if network_settings else {}),
+        "num_embedding": module.layout.num_embedding,
+        "loss": _describe_loss(module.loss),
+        "cluster_weight": module.cluster_weight,
+        "global_weight": module.global_weight,
+        "optimizer": {"class": type(optimizer).__qualname__} | first | ({"other_groups": others} if others else {}),
+        **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
+    }
+
+
+def _settings(network: nn.Module) -> dict[str, Any]:
+    """Numbers and text that layers were made with and keep under that name, by place; torch's own show them."""
+    found = {}
+    for place, layer in network.named_modules():
+        if type(layer).__module__.startswith("torch.nn.") and not any(layer.children()):
+            continue
+        for key in inspect.signature(type(layer).__init__).parameters:
+            if _is_setting(vars(layer).get(key)):
+                found[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_setting(each) for each in value)
+    return isinstance(value, bool | int | float | str | Enum | np.generic)
+
+
+def _added(module: FederatedModule) -> dict[str, Any]:
+    """The public attributes that a module has and a plain `FederatedModule` has not."""
+    plain = _public(FederatedModule(nn.Identity, cut=None))  # a network that draws nothing
+    added = {key: value for key, value in _public(module).items() if key not in plain}
+    return added | ({"hparams": dict(module.hparams)} if module.hparams else {})
+
+
+def _public(module: nn.Module) -> dict[str, Any]:
+    own = vars(module) | module._parameters | module._buffers | module._modules
+    return {key: value for key, value in own.items() if not key.startswith("_")}
+
+
+def _describe_plain(value: Any) -> Any:
+    """Like `describe`, but other objects by their class alone: they may hold paths, caches and counters."""
+    if isinstance(value, Mapping):
+        return {str(key): _describe_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_describe_plain(item) for item in value]
+    if isinstance(value, Set):
+        return sorted((_describe_plain(item) for item in value), key=repr)
+    if value is None or isinstance(value, PLAIN) or hasattr(value, "__qualname__"):
+        return describe(value)
+    return {"class": _path_of(type(value))}
+
+
+def _describe_loss(loss: nn.Module) -> dict[str, Any]:
+    """A loss's text, settings and tensors: torch's text of a loss leaves out e.g. its label smoothing."""
+    settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
+    return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
+
+
+def differences(saved: Any, now: Any, path: str = "") -> list[str]:
+    """The places where two descriptions differ, as ``path: was, is now``."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        keys = [*saved, *(key for key in now if key not in saved and key not in LATER)]
+        return [
+            line
+            for key in keys
+            for line in differences(saved.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [
+            line
+            for number, (was, new) in enumerate(zip(saved, now, strict=True))
+            for line in differences(was, new, f"{path}.{number}")
+        ]
+    return [] if saved == now else [f"{path}: the checkpoint has {saved!r}, this run {now!r}"]

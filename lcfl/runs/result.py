@@ -1,0 +1,123 @@
+"""What a federation leaves behind: metrics, a run directory, and models that predict."""
+
+import json
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lcfl.core.state import FederationState
+from lcfl.methods.exchange import ModelKind
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
+from lcfl.runs import checkpoint, checkpoint_lookup
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A finished or stopped run. Its state is read from a checkpoint when it is first asked for.
+
+    Args:
+        path: the run directory.
+        module: as it was trained; gives the network.
+        method: says what a client's personal model is.
+        signal: the number of the signal that stopped it, 0 for none.
+        client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
+        ckpt_path: which checkpoint: ``last``, the newest; ``best``, the one that the run's monitor chose; its name; or
+            its path.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        module: FederatedModule,
+        method: Method,
+        signal: int = 0,
+        client_store: str = "memory",
+        ckpt_path: str | Path = "last",
+    ) -> None:
+        self.path = path
+        self.signal = signal
+        self._module = module
+        self._method = method
+        self._client_store = client_store
+        self._ckpt_path = ckpt_path
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics by name; empty if the run was stopped before its end."""
+        summary = self.path / "summary.json"
+        if not summary.is_file():
+            return {}
+        metrics: dict[str, float | None] = json.loads(summary.read_text())["metrics"]
+        return {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
+
+    @cached_property
+    def state(self) -> FederationState:
+        """The state of its checkpoint.
+
+        Raises:
+            CheckpointError: if the run has none, or it is damaged.
+        """
+        folder = self.path if self._client_store == "mapped" else None
+        return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), folder).state
+
+    def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
+        """A plain network that predicts, in evaluation mode.
+
+        Args:
+            kind: ``global``; ``cluster``, of the cluster number `cluster` or of the one that `client` is
+                in; ``personal``, of `client`.
+            client: its number. Where ``model.buffer_policy`` is ``local``, a model of any kind gets this client's
+                buffers; those of the initial model if no client is given.
+            cluster: a cluster's number.
+
+        Raises:
+            ValueError: if the method has no such model, or the numbers do not fit.
+        """
+        exchange, local_update = self._method.exchange, self._method.local_update
+        # The server has the model of every cluster, also where clients choose theirs; other models that a client makes
+        # take its data.
+        allowed = [
+            name
+            for name in exchange.models
+            if name == "cluster" or exchange.evaluation_update(name, local_update) is None
+        ]
+        if kind not in allowed:
+            raise ValueError(f"model: got kind={kind!r}; this run's method has {', '.join(allowed)}.")
+        for name, number, end in (
+            ("client", client, self.state.num_clients),
+            ("cluster", cluster, self.state.num_clusters),
+        ):
+            if number is not None and not 0 <= number < end:
+                raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
+        if client is not None and not self.state.active[client]:
+            raise ValueError(
+                f"model: client {client} is not in the federation: it is a newcomer, which lcfl onboard brings in, or "
+                "it has left."
+            )
+        if kind == "global":
+            vector = self.state.global_model
+        elif kind == "cluster" and cluster is not None:
+            vector = self.state.centres[cluster]
+        elif client is None:
+            raise ValueError(
+                f"model: kind={kind!r} needs client=<number>" + (" or cluster=<number>." * (kind == "cluster") or ".")
+            )
+        elif kind == "cluster":
+            vector = self.state.centre_of(client)
+        else:
+            vector = self._method.exchange.personal(self.state, client, self._module.layout)
+        clients = self.state.clients
+        buffers = clients.blank.buffers if client is None else clients[client].buffers
+        return self._module.fill(self._module.make_network(), vector, buffers).eval()
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        return dict(json.loads((self.path / "summary.json").read_text()))

@@ -1,0 +1,207 @@
+"""The server's side of an evaluation: which model is measured on which client's data.
+
+Legend: P + Q length of a model's flat vector.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.population import Population
+from lcfl.data.protocols import PLAIN
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.worker import ClientError, EvaluationTask, Failure, TrainingResult, TrainingTask, measure
+from lcfl.methods.exchange import Exchange, ModelKind
+from lcfl.methods.local.training import LocalUpdate
+from lcfl.methods.method import Method
+from lcfl.models.layout import Layout
+from lcfl.models.module import FederatedModule
+from lcfl.server.metrics import Evaluation
+
+__all__ = ["Evaluator", "final_kinds", "raise_failures", "reported_metrics", "local_sets"]
+
+TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
+
+OwnModel = tuple[int, Tensor, Tensor | None]  # a client, a model and its buffers if they are not part of it
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures kinds of models on the clients' local data sets, on all ranks.
+
+    Clients that share a model share its forward pass, and an image is scored once per model and view of it.
+
+    Args:
+        ranks: carry out the forward passes.
+        method: says which model of a client is meant.
+        population: whose data there are.
+        protocols: the local test sets to use.
+        layout: of the models.
+        chosen: who of the clients that belong to the federation ``[N]`` is measured, ascending; None for all.
+    """
+
+    ranks: Ranks
+    method: Method
+    population: Population
+    protocols: Sequence[str]
+    layout: Layout
+    chosen: Callable[[Tensor], list[int]] | None = None
+
+    def __call__(
+        self, state: FederationState, kinds: Iterable[ModelKind], stages: Iterable[str] = ("val", "test")
+    ) -> Evaluation:
+        """Every metric of every kind of model on every stage and protocol, per client.
+
+        Newcomers and clients that have left are not measured. A client without samples in a set has no value there;
+        a set that nobody has is left out.
+        """
+        sets = local_sets(self.population, self.protocols, stages)
+        evaluation = Evaluation()
+        chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
+        clients = [i for i in chosen if any(len(client_sets[i]) for client_sets in sets.values())]
+        for kind in kinds:
+            found = self._measured(self._models(state, kind, clients), sets)
+            for name in sets:
+                measured = [i for i in clients if (i, name) in found]
+                num_samples = [len(sets[name][i]) for i in measured]
+                evaluation.add(f"{name}/{kind}", measured, [found[i, name] for i in measured], num_samples)
+        _warn_of_broken_models(evaluation)
+        return evaluation
+
+    def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
+        """Each client, its model of that kind, and the buffers that go with it where they are not part of it."""
+        exchange = self.method.exchange
+        local_update = exchange.evaluation_update(kind, self.method.local_update)
+        if local_update is None:
+            for client in clients:
+                yield client, self._known_model(state, kind, client), state.clients[client].buffers
+            return
+        centres = list(state.centres)
+        for client, result in self._local_runs(state, clients, local_update):
+            model, own = result.output.model, result.state.buffers
+            if kind == "cluster":  # clients that chose one cluster share its memory, so it is measured once for them
+                model = centres[int(result.output.extras["cluster"])]
+            yield client, model, state.clients[client].buffers if own is None else own
+
+    def _known_model(self, state: FederationState, kind: ModelKind, client: int) -> Tensor:
+        """The model of that kind as the server knows it."""
+        if kind == "global":
+            return state.global_model
+        if kind == "cluster":
+            return state.centre_of(client)
+        return self.method.exchange.personal(state, client, self.layout)
+
+    def _local_runs(
+        self, state: FederationState, clients: list[int], local_update: LocalUpdate
+    ) -> Iterator[tuple[int, TrainingResult]]:
+        """Runs of copies of the clients, from what the server would send them now."""
+        exchange = self.method.exchange
+        for start in range(0, len(clients), TASKS_AT_A_TIME):
+            part = clients[start : start + TASKS_AT_A_TIME]
+            tasks = [
+                TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, self.layout), local_update)
+                for i in part
+            ]
+            results: list[TrainingResult] = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
+            raise_failures(results)
+            yield from zip(part, results, strict=True)
+
+    def _measured(
+        self, models: Iterator[OwnModel], sets: dict[str, list[NDArray[np.int64]]]
+    ) -> dict[tuple[int, str], dict[str, float]]:
+        """Metrics by client and set. Models, and buffers, that are the same memory are the same.
+
+        No more than `TASKS_AT_A_TIME` different ones are held at once: clients that share one beyond that many
+        others have it measured again.
+        """
+        found: dict[tuple[int, str], dict[str, float]] = {}
+        sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
+        for client, model, buffers in models:
+            place = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
+            if place not in sharing and len(sharing) == TASKS_AT_A_TIME:
+                found |= self._measure(list(sharing.values()), sets)
+                sharing = {}
+            sharing.setdefault(place, (model, buffers, []))[2].append(client)
+        return found | self._measure(list(sharing.values()), sets)
+
+    def _measure(
+        self, groups: Sequence[tuple[Tensor, Tensor | None, list[int]]], sets: dict[str, list[NDArray[np.int64]]]
+    ) -> dict[tuple[int, str], dict[str, float]]:
+        """The same of these models, each with its buffers and its clients."""
+        owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in groups]
+        tasks = [
+            EvaluationTask(
+                model,
+                tuple(sets[name][i] for i, name in owned),
+                tuple(members),
+                tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
+                buffers,
+            )
+            for (model, buffers, members), owned in zip(groups, owners, strict=True)
+        ]
+        results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
+        raise_failures(results)
+        return {
+            key: value
+            for owned, values in zip(owners, results, strict=True)
+            for key, value in zip(owned, values, strict=True)
+        }
+
+
+def final_kinds(exchange: Exchange, wanted: Sequence[ModelKind] | None) -> list[ModelKind]:
+    """The kinds of model that an evaluation after training measures: all, or the paper's and those `wanted`."""
+    return [kind for kind in exchange.models if wanted is None or kind in wanted or kind in exchange.reported]
+
+
+def local_sets(
+    population: Population, protocols: Sequence[str], stages: Iterable[str]
+) -> dict[str, list[NDArray[np.int64]]]:
+    """Indices per client by ``<stage>/<protocol>``; validation data are always part of the client's own."""
+    sets: dict[str, list[NDArray[np.int64]]] = {}
+    for stage in stages:
+        if stage == "val":
+            sets["val/own_split"] = population.val
+        else:
+            sets |= {f"{stage}/{protocol}": population.test[protocol] for protocol in protocols}
+    return sets
+
+
+def reported_metrics(module: FederatedModule, data: FederatedDataModule, method: Method) -> list[str]:
+    """The names that every evaluation during a run logs, sorted."""
+    scores, targets = torch.zeros(1, data.dataset.num_classes), torch.zeros(1, dtype=torch.int64)
+    metrics = measure(copy.deepcopy(module), scores, targets)
+    evaluation = Evaluation()
+    for name, client_sets in local_sets(data.population, data.protocols, ("val", "test")).items():
+        for kind in method.exchange.reported if any(map(len, client_sets)) else ():
+            evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
+    return sorted(evaluation.summary())
+
+
+def _warn_of_broken_models(evaluation: Evaluation) -> None:
+    """Names the clients whose loss is NaN or infinite: their models have diverged, and so has every mean over them."""
+    for name, metric in evaluation.by_name.items():
+        broken = metric.clients[~np.isfinite(metric.values)]
+        if name.endswith("/loss") and len(broken):
+            warnings.warn(
+                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({abbreviated(broken)}): "
+                "these models have diverged. A smaller learning rate may help.",
+                stacklevel=4,
+            )
+
+
+def raise_failures(results: Sequence[object]) -> None:
+    """Raises the first failure among the results, with what happened on its rank as a note."""
+    for result in results:
+        if isinstance(result, Failure):
+            error = ClientError(result.message)
+            error.add_note(result.details)
+            raise error

@@ -1,0 +1,375 @@
+"""The server's side of a federation: Algorithm 1 of the papers, round after round.
+
+Legend: N clients, K clusters, P + Q length of a model's flat vector.
+"""
+
+import functools
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+
+from lcfl.core.callback import Callback, with_state_keys
+from lcfl.core.messages import Downlink
+from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
+from lcfl.methods.clustering.base import ExtraRound
+from lcfl.methods.exchange.transforms import Guarantee
+from lcfl.methods.local.batch_order import pass_length
+from lcfl.methods.local.training import LocalOutput
+from lcfl.methods.method import Method
+from lcfl.models.layout import Layout
+from lcfl.models.module import FederatedModule
+from lcfl.runs.metrics_table import MetricsTable
+from lcfl.server.evaluation import Evaluator, final_kinds, raise_failures
+from lcfl.server.metrics import Evaluation, co_membership_jaccard
+from lcfl.server.schedule import Schedule
+
+__all__ = ["Server"]
+
+
+class Server:
+    """Rank 0 of a federation: what callbacks see as `server`.
+
+    Args:
+        fabric: launched; its callbacks are called, its loggers written to.
+        ranks: carry out local work and evaluation.
+        module: network and loss.
+        data: set up.
+        method: the four parts.
+        schedule: rounds and what happens how often.
+        state: of the beginning, or of a checkpoint.
+        seed: of the run.
+        identity: what a checkpoint must agree in to be resumed.
+        run_dir: where files go.
+        callbacks: those of `fabric`: the clusterings, then the others, in the order in which hooks reach them.
+        loggers: every training round's row goes to each of them.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ranks: Ranks,
+        module: FederatedModule,
+        data: FederatedDataModule,
+        method: Method,
+        schedule: Schedule,
+        state: FederationState,
+        seed: int,
+        identity: dict[str, Any],
+        run_dir: Path,
+        callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        self.fabric, self.ranks, self.module, self.data, self.method = fabric, ranks, module, data, method
+        self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
+        self.callbacks, self.loggers = callbacks, loggers
+        chosen = functools.partial(schedule.evaluated, seed)
+        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, chosen)
+        self.table = MetricsTable(run_dir / "metrics.csv")
+        self._row: dict[str, float] = {}
+        self._is_written = False
+        self._evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and the rounds before it
+
+    @property
+    def layout(self) -> Layout:
+        """How models lie in flat vectors."""
+        return self.module.layout
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that asked for a stop; 0 for none."""
+        return self.ranks.stop_signal
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last round that is wanted is complete."""
+        return self.state.round >= self.schedule.rounds or self.state.should_stop
+
+    def initial_model(self, number: int) -> torch.Tensor:
+        """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
+        return self.module.initial_model(self.seed, number)[: len(self.state.initial)]
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a metric to the row of the round that is running, at the last evaluation to the final metrics.
+
+        Raises:
+            RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has been written.
+        """
+        if self._is_written:
+            raise RuntimeError(
+                f"server.log({name!r}): too late, the round's row is written when on_round_logged and on_fit_end are "
+                "called; log in on_aggregated, or in on_evaluated."
+            )
+        self._row[name] = float(value)
+
+    def add(self, name: str, value: float) -> None:
+        """Adds to a metric of the row, which training and extra rounds share."""
+        self.log(name, self._row.get(name, 0.0) + value)
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Calls a hook on the clusterings, then on the callbacks."""
+        self.fabric.call(hook, server=self, state=self.state, **arguments)
+
+    def fit(self) -> dict[str, float]:
+        """Runs what is left of the federation; the final metrics, or none if a signal stopped it."""
+        self.call("on_fit_start")
+        warmup_rounds = self.method.warmup_rounds(self.data.num_participants)
+        while self.state.round < 0 and not self.stop_signal:
+            self.warmup_round(warmup_rounds[self.state.round])
+        while not self.is_done and not self.stop_signal:
+            self.round()
+        metrics = {} if self.stop_signal and not self.is_done else self.final_metrics()
+        with self.row_written():
+            self.call("on_fit_end", metrics=metrics)
+        return metrics
+
+    def warmup_round(self, extra: ExtraRound) -> None:
+        """A round before training, with a number and a row of its own."""
+        begin = time.perf_counter()
+        active = torch.nonzero(self.state.active).flatten().tolist()
+        self.run_extra_round(replace(extra, clients=[active[place] for place in extra.clients]))
+        self.state.round += 1
+        self.finish_row(self.state.round - 1, begin)
+
+    def run_extra_round(self, extra: ExtraRound) -> None:
+        """Runs a warm-up or extra round with the clients that it names; what they learn stays with the server."""
+        state = self.state
+        clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
+        exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
+        tasks = [
+            TrainingTask(
+                client=i,
+                round=state.round,
+                state=state.clients[i],
+                downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
+                local_update=extra.local_update,
+                exchange=extra.exchange,
+            )
+            for i in clients
+        ]
+        uploads = [result.uplink for result in self.train(tasks).values()]
+        self.call("on_extra_round_end", uploads=uploads)
+
+    def round(self) -> None:
+        """One round: sample, downlink, local work, uplink, cluster, aggregate, evaluate, log."""
+        state, begin = self.state, time.perf_counter()
+        gone = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
+        state.leave(gone)
+        before = state.assignment.clone()
+        self.call("on_round_start")
+        exchange = self.method.exchange
+        sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.full_participation)
+        self.call("on_clients_sampled", sampled=sampled)
+        for clustering in self.method.clustering:
+            while (extra := clustering.extra_round(state, sampled)) is not None:
+                self.run_extra_round(extra)
+
+        down = {i: exchange.down(state, i, self.layout) for i in sampled}
+        tasks = [TrainingTask(i, state.round, state.clients[i], down[i]) for i in sampled]
+        lost = self.schedule.dropped(self.seed, state.round, sampled)
+        results = self.train(tasks, lost)
+        state.clients.update({i: result.state for i, result in results.items()})
+        state.participated[list(results)] = True
+        uploads = [result.uplink for result in results.values()]
+        self.call("on_uploads", uploads=uploads)
+
+        with self.timed("cluster"):
+            self.call("on_round_end", uploads=uploads)
+        with self.timed("aggregate"):
+            if uploads:
+                self.method.aggregation(state, uploads, self.layout)
+        self.call("on_aggregated", uploads=uploads)
+        self.log_clusters(before, list(results))
+        if self.schedule.client_dropout:
+            self.log("train/dropped_clients", len(lost))
+
+        state.round += 1
+        if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
+            self.log_evaluation()
+        self.finish_row(state.round - 1, begin)
+
+    def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> dict[int, TrainingResult]:
+        """Local work of several clients; results by client, without those that came out NaN or infinite.
+
+        What the server sent to the clients `dropped` is counted, too; they do nothing and stay as they were.
+        """
+        down_bytes = sum(task.downlink.num_bytes for task in tasks)
+        tasks = [task for task in tasks if task.client not in dropped]
+        work = [self.cost_of(task) for task in tasks]
+        with self.timed("local"):
+            results: list[TrainingResult] = self.ranks.map(tasks, work)
+        raise_failures(results)
+        finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
+        if len(finite) < len(tasks):
+            failed = [task.client for task in tasks if task.client not in finite]
+            warnings.warn(
+                f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(tasks)} clients is not "
+                f"finite ({abbreviated(failed)}); they are left out of this round and keep their previous models. A "
+                "smaller learning rate may help.",
+                stacklevel=2,
+            )
+        up_bytes = sum(result.uplink.num_bytes for result in results)
+        self.state.total_bytes += down_bytes + up_bytes
+        self.log_training([result.output for result in finite.values()])
+        self.add("train/failed_clients", len(tasks) - len(finite))
+        self.add("comm/down_bytes", down_bytes)
+        self.add("comm/up_bytes", up_bytes)
+        self.log("comm/total_bytes", self.state.total_bytes)
+        return {task.client: self.read(task, finite[task.client]) for task in tasks if task.client in finite}
+
+    def read(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
+        """A result with the upload as the server reads it, and what it answers."""
+        exchange = task.exchange or self.method.exchange
+        payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
+        state = result.state
+        if exchange.transforms and exchange.keeps_model:
+            state = replace(state, received=payload.get("model"))
+        uplink = replace(result.uplink, payload=payload, answers=task.downlink)
+        return replace(result, state=state, uplink=exchange.at_server(uplink, self.state, self.layout))
+
+    def log_training(self, trained: Sequence[LocalOutput]) -> None:
+        """Logs the mean loss of the clients, and the means of what their training steps logged."""
+        values: dict[str, list[float]] = {}
+        for each in trained:
+            losses = {} if each.loss is None else {"train/loss": each.loss}
+            for name, value in (losses | dict(each.logged)).items():
+                values.setdefault(name, []).append(value)
+        for name, of_clients in values.items():
+            self.log(name, float(np.mean(of_clients)))
+
+    def collect_callback_states(self) -> None:
+        """Puts what the clusterings and callbacks keep into the state."""
+        self.state.callbacks = {key: callback.state_dict() for key, callback in self.callbacks_with_keys()}
+
+    def restore_callback_states(self) -> None:
+        """Hands the state of a checkpoint back to the clusterings and callbacks that are still there."""
+        for key, callback in self.callbacks_with_keys():
+            if key in self.state.callbacks:
+                callback.load_state_dict(self.state.callbacks[key])
+
+    def callbacks_with_keys(self) -> list[tuple[str, Callback]]:
+        """Clusterings, then callbacks, with the keys of their states."""
+        return with_state_keys(self.callbacks)
+
+    def cost_of(self, task: TrainingTask) -> int:
+        """How many samples a task computes."""
+        local_update = task.local_update or self.method.local_update
+        num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
+        return local_update.cost(pass_length(num_samples, batch_size, self.data.drop_last), batch_size)
+
+    def log_clusters(self, before: torch.Tensor, trained: Sequence[int]) -> None:
+        """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
+        if not self.method.is_clustered:
+            return
+        state, groups = self.state, self.data.population.groups
+        grouped = state.active & (state.assignment >= 0)
+        now = state.assignment[grouped]
+        self.log("cluster/count", len(now.unique()))
+        moved = (before != state.assignment) & state.active
+        self.log("cluster/moved", int(moved.sum()))
+        self.log("cluster/moved_untrained", int(moved.sum() - moved[list(trained)].sum()))
+        if state.round > 0:  # what stood before the first round is no round's outcome
+            both = [each[state.active].numpy() for each in (before, state.assignment)]
+            self.log("cluster/stability", co_membership_jaccard(*both))
+        if groups is not None:
+            from sklearn.metrics import adjusted_rand_score  # not at every start: only clustered runs need it
+
+            self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
+
+    def log_evaluation(self) -> None:
+        """Evaluates the kinds of model that the method's paper reports and logs every summary."""
+        with self.timed("eval"):
+            evaluation = self.evaluate(self.state, self.method.exchange.reported)
+        self._evaluated = (self.state.round, evaluation)
+        self.call("on_evaluated", evaluation=evaluation)
+        self._row |= evaluation.summary()
+
+    def final_metrics(self) -> dict[str, float]:
+        """The whole grid, stages x protocols x kinds of model that are wanted, with the trivial baseline beside it."""
+        missing, known = final_kinds(self.method.exchange, self.schedule.final_models), Evaluation()
+        if self._evaluated is not None and self._evaluated[0] == self.state.round:
+            known = self._evaluated[1]
+            missing = [kind for kind in missing if kind not in self.method.exchange.reported]
+        evaluation = known | self.evaluate(self.state, missing)
+        self.call("on_evaluated", evaluation=evaluation)
+        stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
+        mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
+        logged, self._row = self._row, {}  # by on_evaluated
+        return evaluation.summary() | self.majority_baseline() | mean_stability | logged
+
+    def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
+        """The accuracy of models ``[P + Q]`` on the proxy set D_test, whose images are seen as they are.
+
+        Raises:
+            ValueError: if there is no proxy set, or the module measures no ``acc``.
+        """
+        proxy = self.data.population.proxy
+        if not len(proxy) or "acc" not in self.module.metrics:
+            raise ValueError(
+                f"a proxy set of {len(proxy)} images, and the metrics {', '.join(map(str, self.module.metrics))}: set "
+                "data.proxy to a number of images, and let the module's metrics have acc."
+            )
+        buffers = self.state.clients.blank.buffers  # of nobody, where every client has its own
+        tasks = [EvaluationTask(model, (proxy,), (), buffers=buffers) for model in models]
+        results = self.ranks.map(tasks, [len(proxy)] * len(tasks))
+        raise_failures(results)
+        return [float(measured["acc"]) for (measured,) in results]
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether there is a proxy set."""
+        return len(self.data.population.proxy) > 0
+
+    def majority_baseline(self) -> dict[str, float]:
+        """``test/<protocol>/majority/acc``: of clients that always predict their most frequent training label."""
+        clients, baseline = self.schedule.evaluated(self.seed, self.state.active), {}
+        for protocol in self.data.protocols:
+            accuracy = self.data.population.majority_accuracy(protocol, self.data.samples.targets, clients)
+            baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
+        return baseline
+
+    def guarantee(self) -> Guarantee | None:
+        """What the rounds so far give away of one client's data at most; None where nothing bounds that."""
+        number = self.state.round
+        return self.method.guarantee(self.schedule.releases(self.data.num_staying(number), number))
+
+    def is_evaluated(self, row: Mapping[str, float]) -> bool:
+        """Whether a round's row is as full as any: it was evaluated, or no training round is."""
+        return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
+
+    def finish_row(self, number: int, begin: float) -> None:
+        """Writes the row of round `number` and tells the callbacks; warm-up rounds go to the table only."""
+        self.log("time/round_s", time.perf_counter() - begin)
+        row, self._row = self._row, {}
+        self.table.append(number, row)
+        if number >= 0:
+            for logger in self.loggers:
+                logger.log_metrics(row, step=number)
+        with self.row_written():
+            self.call("on_round_logged", row=row)
+
+    @contextmanager
+    def row_written(self) -> Iterator[None]:
+        """Inside, a metric that is logged comes too late for its row."""
+        self._is_written = True
+        yield
+        self._is_written = False
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Logs the seconds spent inside as ``time/<what>_s``."""
+        begin = time.perf_counter()
+        yield
+        self.add(f"time/{what}_s", time.perf_counter() - begin)

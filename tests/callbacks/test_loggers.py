@@ -1,0 +1,109 @@
+"""What loggers are told of a run: what it is, its rounds, and how it ended."""
+
+import csv
+import os
+import signal
+
+import pytest
+from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
+from lightning.fabric.loggers.logger import Logger
+
+from lcfl import Callback, Federation
+from tests.helpers.builders import blobs, blobs_module, fedavg
+
+
+class Told(Logger):
+    """Remembers what it is told."""
+
+    name, version = "told", 0
+
+    def __init__(self):
+        self.words = []
+
+    def log_hyperparams(self, params):
+        self.words.append(("configuration", params["seed"], params["model"]["optimizer"]["lr"]))
+
+    def log_metrics(self, metrics, step=None):
+        self.words.append(step)
+
+    def finalize(self, status):
+        self.words.append(status)
+
+
+class Fails(Callback):
+    def on_aggregated(self, state):
+        if state.round == 2:
+            raise ArithmeticError("on purpose")
+
+
+class Stops(Callback):
+    def on_round_start(self, state):
+        if state.round == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fit(root, loggers, *callbacks, **arguments):
+    federation = Federation(
+        3,
+        accelerator="cpu",
+        devices=1,
+        evaluate_every=0,
+        enable_progress_bar=False,
+        logger=loggers,
+        callbacks=list(callbacks),
+        default_root_dir=root,
+        seed=4,
+    )
+    return federation.fit(blobs_module(lr=0.05), blobs(), fedavg(), **arguments)
+
+
+class Broken(Told):
+    """Cannot be ended."""
+
+    def finalize(self, status):
+        raise OSError("connection lost")
+
+
+def test_a_logger_that_cannot_end_hides_no_error_and_no_other_logger(tmp_path):
+    told = Told()
+    with pytest.raises(ArithmeticError, match="on purpose") as raised:
+        fit(tmp_path, [Broken(), told], Fails())
+    assert told.words[-1] == "failed" and raised.value.__notes__ == ["Broken.finalize: connection lost"]
+
+
+FIRST = ("configuration", 4, 0.05)
+
+
+def test_a_whole_run(tmp_path):
+    logger = Told()
+    fit(tmp_path, logger)
+    assert logger.words == [FIRST, 0, 1, 2, "success"]
+
+
+def test_a_stopped_run_and_one_that_goes_on(tmp_path):
+    logger = Told()
+    assert fit(tmp_path, logger, Stops()).signal == signal.SIGTERM
+    assert logger.words == [FIRST, 0, 1, "failed"]
+    fit(tmp_path, logger, ckpt_path="last")
+    assert logger.words == [FIRST, 0, 1, "failed", 2, "success"]
+
+
+def test_a_failed_run_keeps_the_rounds_that_a_logger_holds_back(tmp_path):
+    told, held = Told(), CSVLogger(tmp_path / "curves")
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        fit(tmp_path, [told, held], Fails())
+    assert told.words == [FIRST, 0, 1, "failed"]
+    with open(os.path.join(held.log_dir, "metrics.csv")) as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["0", "1"]
+
+
+def test_tensorboard_of_ones_own_has_the_configuration(tmp_path):
+    fit(tmp_path, TensorBoardLogger(tmp_path / "curves"))
+    events = b"".join(path.read_bytes() for path in (tmp_path / "curves").rglob("events.*"))
+    assert b"model/optimizer/lr" in events and b"hp_metric" in events
+
+
+def test_tensorboard_of_the_run_directory_has_curves_of_metrics_only(tmp_path):
+    run = fit(tmp_path, True)
+    events = b"".join(path.read_bytes() for path in run.path.glob("events.*"))
+    assert b"train/loss" in events and b"hp_metric" not in events

@@ -1,0 +1,201 @@
+"""``lcfl compare``: what it prints, what it writes, what it refuses; and that it reads what `fit` leaves."""
+
+import csv
+import re
+import sys
+from math import nan
+
+import pytest
+
+from lcfl import __main__
+from lcfl.cli.commands import compare
+from lcfl.runs.comparison import Row, find_runs
+from tests.helpers.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
+from tests.helpers.runs import made
+
+
+def runs(root):
+    for seed in (0, 1):
+        made(root, f"fedavg-seed{seed}", seed, accuracies=[0.3, 0.5 + 0.1 * seed])
+        made(root, f"lcfed-seed{seed}", seed, accuracies=[0.4, 0.8], clusters=4, method={"class": "lcfed"})
+
+
+def test_the_table(tmp_path, capsys):
+    runs(tmp_path)
+    compare.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    for words in (
+        ["test accuracy in %, own_split; rounds and MB until 72.00 %"],
+        ["fedavg", "global", "55.00 ± 7.07", "27.50"],
+        ["lcfed", "global", "80.00 ± 0.00", "40.00", "2", "20"],
+        ["majority class", "25.00"],
+        ["lcfed", "2", "4.0", "20", "0.07"],
+    ):
+        assert any(all(word in line for word in words) for line in said.splitlines()), words
+
+
+def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, capsys, monkeypatch):
+    name = "lcfed_plus-lr=0.05-cluster_weight=1-global_weight=0.5"
+    made(tmp_path, f"{name}-seed0", 0, accuracies=[0.4, 0.8], clusters=4)
+    made(tmp_path, "lcfed_plus-lr=0.02-seed0", 0, method={"class": "lcfed"})
+    compare.main([str(tmp_path)])
+    assert any(line.startswith(f"{name}  ") for line in capsys.readouterr().out.splitlines())
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    compare.main([str(tmp_path)])
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert all(any(word in line for line in lines) for word in ("accuracy", "worst 10 %", "ARI", "minutes", "of peak"))
+
+
+def test_a_line_per_method(tmp_path, capsys):
+    runs(tmp_path)
+    compare.main([str(tmp_path), "--wide"])
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    table = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert table[:2] == [["test accuracy in %, own_split"], ["method", "global"]]
+    assert table[3:] == [["fedavg", "55.00 ± 7.07"], ["lcfed", "80.00 ± 0.00"], ["majority class", "25.00"]]
+
+
+@pytest.mark.parametrize("flags", [[], ["--wide"]])
+def test_options_of_one_run_per_method_stand_in_a_column_of_their_own(tmp_path, capsys, flags):
+    made(tmp_path, "fedavg", 0)
+    made(tmp_path, "lcfed-lr=0.05-cluster_weight=1-seed0", 0, method={"class": "lcfed"})
+    compare.main([str(tmp_path), *flags, f"--out={tmp_path / 'out'}"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(line[:1] == ["lcfed"] and line[-2:] == ["lr=0.05", "cluster_weight=1"] for line in lines)
+    assert any(line[:1] == ["fedavg"] and line[-1] != "options" for line in lines)
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        assert [row["options"] for row in csv.DictReader(file)] == ["", "lr=0.05 cluster_weight=1", ""]
+    assert "| lcfed | 60.00 | lr=0.05 cluster_weight=1 |" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_columns_are_kinds_of_models_and_what_a_method_has_not_stays_empty():
+    rows = [
+        Row(1, "own_split", label, kind, 1, acc, nan)
+        for label, kind, acc in [("lcfed", "cluster", 0.7), ("lcfed", "personal", 0.6), ("fedavg", "after_local", 0.5)]
+    ]
+    rows.append(Row(1, "own_split", "majority class", "", 0, 0.25, nan))
+    assert compare._by_model(rows) == [
+        ["method", "personal", "cluster", "after_local"],
+        ["lcfed", "60.00", "70.00", ""],
+        ["fedavg", "", "", "50.00"],
+        ["majority class", "25.00", "", ""],
+    ]
+
+
+def test_what_is_written(tmp_path, capsys):
+    runs(tmp_path / "logs")
+    out = tmp_path / "out"
+    compare.main([str(tmp_path / "logs"), "--target=0.6", f"--out={out}"])
+    assert {path.name for path in out.iterdir()} == {
+        "comparison.csv",
+        "comparison.md",
+        "curves.csv",
+        "accuracy_over_rounds_own_split.png",
+        "accuracy_over_bytes_own_split.png",
+    }
+    with (out / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", "2"), ("lcfed", "2"), ("majority class", "0")]
+    assert float(rows[1]["acc"]) == 0.8 and rows[0]["rounds_to_target"] == "nan"
+    with (out / "curves.csv").open() as file:
+        points = list(csv.DictReader(file))
+    assert {(point["label"], point["seed"]) for point in points} == {
+        (label, seed) for label in ("fedavg", "lcfed") for seed in "01"
+    }
+    (run,) = find_runs([tmp_path / "logs" / "lcfed-seed1"])
+    of_lcfed = [point for point in points if (point["label"], point["seed"]) == ("lcfed", "1")]
+    expected = run.curve("test/own_split/global/acc")
+    assert [(int(p["rounds"]), float(p["bytes"]), float(p["acc"])) for p in of_lcfed] == expected
+    assert {(point["setting"], point["protocol"], point["model"]) for point in points} == {("1", "own_split", "global")}
+    text = (out / "comparison.md").read_text()
+    assert "| lcfed | global | 80.00 ± 0.00 | 40.00 | 2 | 20 |" in text
+    assert str(out) in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:fedavg #2 is")
+def test_runs_of_one_name_are_told_apart_everywhere(tmp_path, capsys):
+    for accuracy, network in ((0.5, "Gelu"), (0.7, "Tanh")):
+        made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], model={"network": f"{network}, too long for a label"})
+    out = tmp_path / "out"
+    for flag, num_tables in (("--wide", 1), (f"--out={out}", 2)):
+        compare.main([str(tmp_path / "logs"), flag])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        of_fedavg = [line[1] == "#2" for line in lines if line[:1] == ["fedavg"]]
+        assert of_fedavg == [False, True] * num_tables
+    assert {"| fedavg | 50.00 |", "| fedavg #2 | 70.00 |"} <= set((out / "comparison.md").read_text().splitlines())
+    assert [(label, accuracy) for _, label, accuracy in ends(out)] == [("fedavg", 0.5), ("fedavg #2", 0.7)]
+
+
+def test_each_setting_has_its_own_curves(tmp_path, capsys):
+    for accuracy, data in ((0.5, "d" * 25), (0.7, "e" * 25)):
+        made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], data=data)
+    out = tmp_path / "out"
+    compare.main([str(tmp_path / "logs"), "--mix", f"--out={out}"])
+    assert ends(out) == [("1", "fedavg", 0.5), ("2", "fedavg", 0.7)]
+
+
+def ends(out):
+    """Setting, label and accuracy of the second round of every curve."""
+    with (out / "curves.csv").open() as file:
+        points = [point for point in csv.DictReader(file) if point["rounds"] == "2"]
+    return [(point["setting"], point["label"], float(point["acc"])) for point in points]
+
+
+def test_mixing_needs_to_be_said(tmp_path, capsys):
+    made(tmp_path, "a", 0)
+    made(tmp_path, "b", 0, data="other")
+    with pytest.raises(ValueError, match="--mix"):
+        compare.main([str(tmp_path)])
+    compare.main([str(tmp_path), "--mix"])
+    said = capsys.readouterr().out
+    assert "setting 1, own_split" in said and "setting 2, own_split" in said
+
+
+@pytest.mark.parametrize("target", ["60", "0", "-0.5", "nan", "many"])
+def test_a_target_is_a_part_of_one(capsys, target):
+    with pytest.raises(SystemExit):
+        compare.main(["logs", f"--target={target}"])
+    assert f"argument --target: {'invalid accuracy' if target == 'many' else 'got'}" in capsys.readouterr().err
+
+
+def test_nothing_finished(tmp_path):
+    (made(tmp_path, "a", 0) / "summary.json").unlink()
+    with pytest.warns(UserWarning, match="not finished"), pytest.raises(ValueError, match="none of these runs"):
+        compare.main([str(tmp_path)])
+
+
+def test_an_error_is_one_line_and_torch_is_not_needed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main(["compare", str(tmp_path)])
+    assert str(caught.value).startswith(f"lcfl: error: {tmp_path}: there is no run in it")
+
+
+@pytest.mark.usefixtures("here")
+def test_it_reads_what_fit_leaves(capsys):
+    run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.name=mine")
+    capsys.readouterr()
+    compare.main(["logs"])
+    said = capsys.readouterr().out
+    accuracy = f"{100 * run.metrics['test/own_split/global/acc']:.2f}"
+    assert any("mine" in line and "global" in line and accuracy in line for line in said.splitlines())
+    assert f"{100 * run.metrics['test/own_split/majority/acc']:.2f}" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_without_a_round_and_with_a_sample_of_clients_compare(capsys):
+    for number in ("1.0", "2", "20"):
+        lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.rounds=0", f"--trainer.evaluate_clients={number}")
+    capsys.readouterr()
+    with pytest.warns(UserWarning) as caught:
+        compare.main(["logs", "--out=out"])
+    said = [str(each.message) for each in caught]
+    assert said == [
+        "logs/lcfl/version_0 is left out: logs/lcfl/version_2 has the same settings and seed, and is newer.",
+        'evaluate_clients differs between these runs: "all", 2.',
+    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["lcfl"]] == ["evaluate_clients=all", "evaluate_clients=2"] * 2

@@ -1,0 +1,103 @@
+"""``lcfl onboard``: newcomers of a finished run, as a table, JSON and CSV."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lcfl
+from lcfl.cli.commands import onboard, predict
+from tests.helpers.builders import blobs
+from tests.helpers.commandline import CONFIGS, FEDAVG, KIND_OF_METHOD, SMALL, SYNTHETIC, files
+from tests.helpers.commandline import lcfl as command
+
+pytestmark = pytest.mark.usefixtures("here")
+
+FEDCLUST = ("-c", CONFIGS / "methods" / "fedclust.yaml", "--method.local_update.init_args.epochs=2")
+
+
+def trained(*words):
+    return command("fit", *SYNTHETIC, *FEDCLUST, *SMALL, "--data.newcomers=0.25", *words)
+
+
+def test_newcomers_join_and_the_run_stays_as_it_is(capsys):
+    run = trained()
+    before = files(run.path)
+    capsys.readouterr()
+    onboard.main(["--ckpt_path", str(run.path), "--epochs", "3"])
+    out = capsys.readouterr().out
+    assert (
+        "5 newcomers join" in out and "round-000002.ckpt" in out and "rule: the cluster whose layers are nearest" in out
+    )
+    assert "test/own_split" in out and "as given" in out and "after 3 epochs" in out
+    after = files(run.path)
+    new = {path.name for path in after.keys() - before.keys()}
+    assert new == {"newcomers.json", "newcomers.csv"} and all(after[path] == before[path] for path in before)
+
+    content = json.loads((run.path / "newcomers.json").read_text())
+    assert content["epochs"] == 3 and content["checkpoint"] == "round-000002.ckpt"
+    assert content["metrics"]["test/own_split/before/acc"] > 0.9
+    with open(run.path / "newcomers.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["client"]) for row in rows] == [each["client"] for each in content["newcomers"]]
+    newcomers = json.loads((run.path / "partition.json").read_text())["newcomers"]
+    assert [int(row["client"]) for row in rows] == newcomers
+    mean = sum(float(row["test/own_split/after/acc"]) for row in rows) / len(rows)
+    assert mean == pytest.approx(content["metrics"]["test/own_split/after/acc"])
+    assert {row["group"] for row in rows} <= {"0", "1", "2", "3"}
+
+
+def test_the_last_run_of_a_name(capsys):
+    trained("--trainer.name=here")
+    onboard.main(["--ckpt_path=last", "--trainer.name=here"])
+    assert "newcomers join" in capsys.readouterr().out
+
+
+def test_a_method_without_clusters(capsys):
+    run = command("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--data.newcomers=2")
+    onboard.main([f"--ckpt_path={run.path}"])
+    out = capsys.readouterr().out
+    assert "rule: none: the method has no clusters" in out and "cluster 0" not in out
+
+
+def test_models_of_clients_outside_of_the_federation_are_refused():
+    run = lcfl.load(trained("--data.leavers={1: 1}").path)
+    (newcomer, *_) = json.loads((run.path / "partition.json").read_text())["newcomers"]
+    leaver = 1 if newcomer != 1 else None
+    for client in {newcomer, leaver} - {None}:
+        with pytest.raises(ValueError, match=f"client {client} is not in the federation"):
+            run.model("cluster", client=client)
+    predict.main([str(run.path), "--model=cluster", "--out=p.csv"])
+    with open("p.csv") as file:
+        predicted = {int(row["client"]) for row in csv.DictReader(file)}
+    assert predicted == {i for i in range(20) if run.state.active[i]} and len(predicted) == 14
+
+
+def test_leavers_survive_the_configuration_file():
+    run = trained("-c", "data: {leavers: {3: 1, 4: 2}}", "--data.num_clients=20")
+    assert run.state.round == 2 and not run.state.active[3] and run.state.active[4]
+
+
+def test_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="there is no"):
+        onboard.main([f"--ckpt_path={tmp_path}"])
+
+
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
+def test_every_method_with_newcomers_and_somebody_who_leaves(method):
+    newcomers = blobs(20, newcomers=0.1).newcomer_clients
+    leaver = min(set(range(20)) - set(newcomers))
+    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.newcomers=0.1", "--trainer.evaluate_every=0")
+    state = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1}}}}", "--trainer.name=here").state
+    outside = torch.tensor([*newcomers, leaver])
+    assert not state.participated[outside].any() and int(state.active.sum()) == 20 - len(outside)
+    assert (state.assignment[outside] == -1).all()
+    onboard.main(["--ckpt_path=last", "--trainer.name=here", "--epochs=1"])
+    content = json.loads(Path("logs/here/version_0/newcomers.json").read_text())
+    assert [each["client"] for each in content["newcomers"]] == list(newcomers)
+    for each in content["newcomers"]:
+        assert (each["cluster"] is None) == content["rule"].startswith("none")
+        assert each["cluster"] is None or 0 <= each["cluster"] < state.num_clusters
+        assert 0 <= each["test/own_split/after/acc"] <= 1

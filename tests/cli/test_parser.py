@@ -1,0 +1,121 @@
+"""What the parser says of names that are none and of arguments that are missing; where it finds classes."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from lcfl.cli.commands import partition
+from lcfl.cli.federated_cli import Seed
+from lcfl.cli.parser import Parser
+from lcfl.data.partition import IID
+from tests.helpers.commandline import FIT, SYNTHETIC, failure
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def test_a_parser_travels_to_a_process_that_has_imported_nothing():
+    """As to a spawned rank, with LightningCLI's callback that saves the configuration."""
+    made = Parser()
+    made.add_argument("--seed", type=Seed)
+    load = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
+    done = subprocess.run(load, input=pickle.dumps(made), capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    Parser()
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--trainer.roundz=2"], ["-c", "trainer: {roundz: 2}"]])
+def test_an_unknown_key_is_named_with_the_closest_one(capsys, words):
+    said = failure(capsys, *FIT, *words)
+    assert "trainer.roundz" in said and "Did you mean trainer.rounds?" in said
+    assert len(said.splitlines()) == 2 and "lcfl fit --help" in said
+
+
+@pytest.mark.parametrize(
+    ("layer", "key"),
+    [
+        ("nonsense: 3", "nonsense"),
+        ("data: {alpha: 3}", "data.alpha"),
+        ("data: {partition: {class_path: IID, init_args: {alpha: 3}}}", "alpha"),
+        ("method: {clusterings: []}", "method.clusterings"),
+        ("model: {network: {init_args: {widht: 3}}}", "widht"),
+    ],
+)
+def test_an_unknown_key_in_a_file_is_named(capsys, layer, key):
+    assert f"'{key}'" in failure(capsys, *FIT, "-c", layer)
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "meant"),
+    [
+        (["--data.dataset=CIFAR11"], "CIFAR11", "CIFAR10"),
+        (["--trainer.callbacks+=EarlyStoping"], "EarlyStoping", "EarlyStopping"),
+        (["-c", "method: {clustering: [LowRankCosin]}"], "LowRankCosin", "LowRankCosine"),
+        (["-c", "method: {exchange: lcfl.FulModel}"], "FulModel", "FullModel"),
+        (["-c", "model: {optimizer: torch.optim.SDG}"], "SDG", "SGD"),
+        (["--model.network=LeNet"], "LeNet", "LeNet5"),
+    ],
+)
+def test_a_misspelt_class_is_answered_with_the_closest_ones(capsys, words, wrong, meant):
+    said = failure(capsys, *FIT, *words)
+    assert f"'{wrong}'" in said and f"Did you mean {meant}" in said
+    assert len(said.splitlines()) == 2
+
+
+def test_a_class_that_is_like_none_is_answered_with_all_of_that_kind(capsys):
+    said = failure(capsys, *FIT, "--data.partition=Xyz")
+    assert "data.partition" in said and "Pathological" in said and "IID" in said and "Did you mean" not in said
+    assert "CIFAR10" not in said and "Partition," not in said
+
+
+@pytest.mark.parametrize("sign", ["=", "+="])
+def test_what_a_callback_is_not_given_is_named(capsys, sign):
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping")
+    assert "trainer.callbacks: lcfl.callbacks.EarlyStopping needs monitor: set trainer.callbacks.init_args.mon" in said
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.monitr=x")
+    assert "lcfl.callbacks.EarlyStopping has no argument 'monitr'. Did you mean monitor?" in said
+    assert len(said.splitlines()) == 2
+    said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.patience=abc")
+    assert said.startswith("lcfl: error: trainer.callbacks.init_args.patience: Expected a int. Got value: abc\n")
+
+
+def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
+    """The parser would pass None for it."""
+    (tmp_path / "own_parts.py").write_text(
+        "from torch import nn\n"
+        "from lcfl.methods.clustering import Clustering\n"
+        "class Grouping(Clustering):\n"
+        "    def __init__(self, size):\n"
+        "        self.size = size\n"
+        "from lcfl.data.partition import IID\n"
+        "class Dealing(IID):\n"
+        "    def __init__(self, seed):\n"
+        "        super().__init__()\n"
+        "    @classmethod\n"
+        "    def of(cls) -> 'Dealing':\n"
+        "        return cls(0)\n"
+        "class Bare(nn.Sequential):\n"
+        "    def __init__(self, width, depth=None, bias: bool | None = None):\n"
+        "        super().__init__(nn.Linear(16, width), nn.Linear(width, 8))\n"
+    )
+    network = ("--model.network=own_parts.Bare", "--model.cut=1")
+    with pytest.raises(ValueError, match=r"model.network: own_parts.Bare needs width: set model.network.init_args.wid"):
+        built(*network)
+    assert built(*network, "--model.network.width=3")["model"].layout.num_parameters == 17 * 3 + 4 * 8
+    with pytest.raises(ValueError, match=r"method.clustering.1: own_parts.Grouping needs size: set method.clust"):
+        built("--method.clustering=[LowRankCosine, own_parts.Grouping]")
+    with pytest.raises(ValueError, match=r"data.partition: own_parts.Dealing needs seed: set data.partition"):
+        partition.main(["-c", str(SYNTHETIC[1]), "--data.partition=own_parts.Dealing"])
+    assert isinstance(built("--data.partition=own_parts.Dealing.of")["datamodule"].partition, IID)
+
+
+def test_a_callback_of_lightnings_trainer_is_refused(capsys):
+    words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
+    assert "lcfl.Callback" in failure(capsys, *FIT, *words)

@@ -1,0 +1,265 @@
+"""A sweep's plan, what it skips, resumes, refuses and chooses. A stand-in for `lcfl fit` makes the runs."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lcfl.cli.sweep import Grid, Sweep, Trial, given_to, parse_grid, points_of
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = f"""
+import json, os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from tests.helpers.runs import made
+options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if word.startswith("--"))
+root, name, seed = Path(options["trainer.default_root_dir"]), options["trainer.name"], int(options["seed_everything"])
+with (root / "calls").open("a") as calls:
+    calls.write(name + " " + options.get("ckpt_path", "") + "\\n")
+if "sleep" in options:
+    time.sleep(float(options["sleep"]))
+if options.get("trainer.fast_dev_run") == "true":
+    sys.exit()
+if options.get("fail") in (name, "all"):
+    (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
+    sys.exit("lcfl: error: by hand")
+accuracy = float(options.get("lr", 0.5))
+if options.get("late_wins") == options.get("late", "") and "trainer.rounds" not in options:
+    accuracy = 1.0
+number = len(list((root / name).glob("version_*")))
+if options.get("ckpt_path") == "last":
+    os.rename(root / name / "version_0", root / name / "old")
+path = made(root, name, seed, accuracies=[1 - accuracy])  # whoever looks at test data chooses the worst
+summary = json.loads((path / "summary.json").read_text())
+summary["metrics"]["val/own_split/global/acc"] = accuracy
+summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so does who looks at another kind of model
+(path / "summary.json").write_text(json.dumps(summary))
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    said = []
+
+    def make(*options, layers=()):
+        made = Sweep(tmp_path / "out", layers, options, say=said.append, program=(sys.executable, str(script)))
+        return made
+
+    (tmp_path / "out").mkdir()
+    make.said = said
+    make.calls = lambda: (tmp_path / "out" / "calls").read_text().split("\n")[:-1]
+    return make
+
+
+def test_a_grid_as_text():
+    assert parse_grid("model.cluster_weight=0.1,1") == Grid("model.cluster_weight", ("0.1", "1"))
+    assert parse_grid("lcfed:a.b=x,[1,2],null") == Grid("a.b", ("x", "[1, 2]", "null"), "lcfed")
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "=1", "a=[1"])
+def test_a_grid_of_another_form(text):
+    with pytest.raises(ValueError, match=r"--grid .* has the form option=value,value"):
+        parse_grid(text)
+
+
+def test_points_are_all_combinations_of_what_concerns_the_method():
+    grids = [Grid("a", ("1", "2")), Grid("b", ("x", "y"), "lcfed")]
+    assert points_of("fedavg", grids) == [(("a", "1"),), (("a", "2"),)]
+    assert points_of("lcfed", grids) == [(("a", a), ("b", b)) for a in "12" for b in "xy"]
+    assert points_of("local", []) == [()]
+
+
+def test_a_grid_of_one_value_is_an_option_and_no_choice(sweep):
+    grids = [Grid("a", ("1", "2"), "lcfed"), Grid("b", ("x",), "lcfed"), Grid("c", ("y",))]
+    assert points_of("lcfed", grids) == [(("a", "1"),), (("a", "2"),)]
+    assert given_to("lcfed", grids) == ["--b=x", "--c=y"] and given_to("fedavg", grids) == ["--c=y"]
+    made = replace(sweep("--d=0"), own={"lcfed": ["--b=x"]})
+    trial = Trial("lcfed", (("a", "1"),), seed=0)
+    assert trial.name == "lcfed-a=1-seed0" and made.command(trial)[2:5] == ["--d=0", "--b=x", "--a=1"]
+    assert "--b=x" not in made.command(replace(trial, method="fedavg"))
+
+
+def test_a_trial_is_a_command_and_a_name(sweep):
+    trial = Trial("fedavg", (("model.optimizer.lr", "0.1"),), 3, rounds=7)
+    assert trial.name == "fedavg-lr=0.1-rounds=7-seed3"
+    words = sweep("--trainer.rounds=9", layers=["data.yaml"]).command(trial)
+    assert words[:3] == ["-c", "data.yaml", "-c"] and words[3].endswith("configs/methods/fedavg.yaml")
+    assert words[4:7] == ["--trainer.rounds=9", "--model.optimizer.lr=0.1", "--trainer.rounds=7"]
+    assert words[7] == "--seed_everything=3" and words[9] == f"--trainer.name={trial.name}"
+
+
+def test_a_mapping_is_a_point_of_several_options():
+    grid = parse_grid("lcfed:model={cluster_weight: 0, loss: a/b},{cluster_weight: 1, deep: {rate: 0.5}}")
+    points = points_of("lcfed", [grid])
+    names = [Trial("lcfed", point, seed=0).name for point in points]
+    assert names == ["lcfed-cluster_weight=0-loss=a_b-seed0", "lcfed-cluster_weight=1-rate=0.5-seed0"]
+    assert points[0] == (("model", '{"cluster_weight": 0, "loss": "a/b"}'),)  # as fit reads it
+
+
+def test_a_method_that_is_not_there(sweep):
+    with pytest.raises(FileNotFoundError, match=r"no configuration of that name in lcfl; it has .*fedavg.*lcfed"):
+        sweep().command(Trial("nothing", (), 0))
+
+
+def test_what_is_done_is_not_run_again(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    assert [run.seed for run in sweep().run(trials[:1])] == [0]
+    runs = sweep().run(trials, jobs=2)
+    assert [run.seed for run in runs] == [0, 1]
+    assert sweep.calls() == ["fedavg-seed0 ", "fedavg-seed1 "]
+
+
+def test_a_run_that_failed_is_said_so_and_resumed(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    runs = sweep("--fail=fedavg-seed0").run(trials)
+    assert runs[0] is None and runs[1].seed == 1
+    assert any("fedavg-seed0: failed with status 1; see " in line for line in sweep.said)
+    log, reason = next(line.partition("see ")[2] for line in sweep.said if "failed" in line).split("\n")
+    assert reason == "  lcfl: error: by hand"
+    assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
+    assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
+    assert sweep.calls()[-1] == "fedavg-seed0 last"
+
+
+def test_runs_that_keep_nothing_are_refused_and_do_not_stand_in_the_way(sweep):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    with pytest.raises(
+        ValueError, match=r"fedavg-seed0 ended well and left no .*trainer\.fast_dev_run, are for lcfl fit"
+    ):
+        sweep("--trainer.fast_dev_run=true").run(trials)
+    assert [run.seed for run in sweep().run(trials)] == [0, 1]
+
+
+def test_an_error_of_an_earlier_attempt_is_not_given_as_the_reason(sweep, tmp_path):
+    trial = Trial("fedavg", (), "none")  # a seed at which the stand-in breaks without a word of lcfl
+    (tmp_path / "out" / f"{trial.name}.log").write_text("lcfl fit ...\nlcfl: error: long ago\n")
+    assert sweep().run([trial]) == [None]
+    assert sweep.said[-1].endswith(f"failed with status 1; see {tmp_path / 'out' / trial.name}.log")
+
+
+def test_other_options_are_refused(sweep, tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("a: 1")
+    trials = [Trial("fedavg", (), 0)]
+    sweep("--lr=0.5", layers=[str(layer)]).run(trials)
+    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs\. Name another"):
+        sweep("--lr=0.6", layers=[str(layer)]).run(trials)
+    with pytest.raises(ValueError, match="the order of the words differs"):
+        sweep("--lr=0.5", "--b=1", layers=[str(layer)]).run([Trial("fedavg", (), 1)])
+        sweep("--b=1", "--lr=0.5", layers=[str(layer)]).run([Trial("fedavg", (), 1)])
+    layer.write_text("a: 2")
+    with pytest.raises(ValueError, match=r"command; layer\.yaml differs"):
+        sweep("--lr=0.5", layers=[str(layer)]).run(trials)
+
+
+def test_a_sweep_that_is_refused_claims_nothing(sweep, tmp_path):
+    trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
+    sweep("--lr=0.5").run(trials[1:])
+    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs"):
+        sweep("--lr=0.6").run(trials)
+    assert [run.seed for run in sweep("--lr=0.5").run(trials)] == [0, 1]
+
+
+def test_files_may_have_moved(sweep, tmp_path):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "layer.yaml").write_text("a: 1")
+        sweep(layers=[str(tmp_path / folder / "layer.yaml")]).run([Trial("fedavg", (), 0)])
+    assert sweep.calls() == ["fedavg-seed0 "]
+
+
+def test_notes_of_the_earlier_form_are_read(sweep, tmp_path):
+    layer, trials = tmp_path / "layer.yaml", [Trial("fedavg", (), 0)]
+    layer.write_text("a: 1")
+    made = sweep(layers=[str(layer)])
+    made.run(trials)
+    words = made.command(trials[0])
+    digests = {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (words[1], words[3])}
+    note = tmp_path / "out" / "fedavg-seed0" / "trial.json"
+    note.write_text(json.dumps({"command": words, "files": digests}))
+    made.run(trials)
+    assert len(sweep.calls()) == 1
+    layer.write_text("a: 2")
+    with pytest.raises(ValueError, match=r"command; layer\.yaml differs"):
+        made.run(trials)
+
+
+def test_the_best_on_validation_data_is_chosen(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),), (("lr", "0.4"),)]
+    assert sweep().tune("fedavg", points, seed=5, rounds=2, jobs=2) == points[1]
+    assert sorted(sweep.calls()) == [f"fedavg-lr={lr}-rounds=2-seed5 " for lr in (0.2, 0.4, 0.7)]
+    assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 on validation data, 70.00 %"
+
+
+def test_finalists_go_all_the_way(sweep):
+    points = [(("late", each), ("lr", each)) for each in ("0.2", "0.7", "0.4", "0.6")]
+    assert sweep("--late_wins=0.6").tune("fedavg", points, 0, rounds=2, finalists=2) == points[3]
+    full = [call for call in sweep.calls() if "rounds=2" not in call]
+    assert full == [f"fedavg-late={each}-lr={each}-seed0 " for each in (0.7, 0.6)]
+    assert sweep.said[-1].endswith("is the best of 4 on validation data, 100.00 %")
+
+
+def test_a_finalist_that_fails_or_is_no_better_is_not_chosen(sweep):
+    points = [(("late", each), ("lr", each)) for each in ("0.2", "0.7", "0.6")]
+    made = sweep("--late_wins=0.6", "--fail=fedavg-late=0.6-lr=0.6-seed0")
+    assert made.tune("fedavg", points, 0, rounds=2, finalists=2) == points[1]
+    calls = sweep.calls()
+    made.run([Trial("fedavg", points[1], 0)])
+    assert sweep.calls() == calls  # the first seed's run is there
+    tied = [(("a", each),) for each in "123"]
+    assert sweep().tune("local", tied, 0, rounds=2, finalists=2) == tied[0]
+
+
+@pytest.mark.parametrize("rounds", [None, 2])
+def test_where_all_go_all_the_way_there_are_no_shorter_trials(sweep, rounds):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),)]
+    assert sweep().tune("fedavg", points, 0, rounds, finalists=2) == points[1]
+    assert sorted(sweep.calls()) == ["fedavg-lr=0.2-seed0 ", "fedavg-lr=0.7-seed0 "]
+
+
+def test_a_point_that_fails_is_not_chosen(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),)]
+    assert sweep("--fail=fedavg-lr=0.7-seed0").tune("fedavg", points, 0, None) == points[0]
+
+
+def test_nothing_to_choose_from(sweep):
+    with pytest.raises(ValueError, match="no trial of fedavg has a validation accuracy; see the logs in"):
+        sweep("--fail=all").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
+
+
+def test_one_point_needs_no_trial(sweep):
+    assert sweep().tune("fedavg", [()], 0, None) == ()
+    assert sweep.said == []
+
+
+def test_a_sweep_that_is_ended_ends_its_runs(tmp_path, sweep):
+    sweep()
+    code = (
+        "import signal, sys; from pathlib import Path; from lcfl.cli.sweep import Sweep, Trial\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"s = Sweep(Path({str(tmp_path / 'out')!r}), [], ['--sleep=60'], program=(sys.executable, "
+        f"{str(tmp_path / 'stand_in.py')!r}))\n"
+        "s.run([Trial('fedavg', (), seed) for seed in range(3)], jobs=2)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    try:
+        while not (tmp_path / "out" / "calls").is_file() or len(sweep.calls()) < 2:
+            assert process.poll() is None and time.monotonic() < deadline, "the sweep did not start two runs"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert sum("stopped; see" in line for line in said.splitlines()) == 2
+    assert len(sweep.calls()) == 2

@@ -1,0 +1,126 @@
+"""The hooks: those documented, those known and those called are the same; another one is an error."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import lcfl
+from lcfl.core.callback import HOOKS, Callback, check_hooks
+from tests.helpers.builders import blobs, blobs_module, fedavg, fit
+
+
+def documented():
+    """Hook and arguments from the table in Callback's docstring."""
+    rows = re.findall(r"^\s*(on_\w+)\s{2,}(server[\w, ]*)", Callback.__doc__, re.MULTILINE)
+    return {name: set(re.findall(r"\w+", arguments)) for name, arguments in rows}
+
+
+def called():
+    """Hook and arguments from every ``call("on_...", ...)`` in the package."""
+    found = {}
+    for path in Path(lcfl.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.func, ast.Attribute):
+                continue
+            name = getattr(node.args[0], "value", None)
+            if node.func.attr == "call" and isinstance(name, str) and name.startswith("on_"):
+                found.setdefault(name, []).append({keyword.arg for keyword in node.keywords})
+    return found
+
+
+def test_every_hook_is_documented():
+    assert documented() == {name: {"server", "state", *arguments} for name, arguments in HOOKS.items()}
+    assert list(documented()) == list(HOOKS)
+
+
+def test_every_hook_is_called_with_the_arguments_documented():
+    calls = called()
+    assert set(calls) == set(HOOKS)
+    for name, arguments in documented().items():
+        for given in calls[name]:
+            assert {"server", "state"} | given == arguments, name
+
+
+class Logs(Callback):
+    def on_aggregated(self, server):
+        server.log("mine", 1.0)
+
+    on_evaluated = on_aggregated
+
+
+class LogsAfterTheRow(Logs):
+    def on_round_logged(self, server):
+        server.log("mine", 2.0)
+
+
+class LogsAtTheEnd(Logs):
+    def on_fit_end(self, server):
+        server.log("mine", 2.0)
+
+
+def test_what_is_logged_at_an_evaluation_is_in_the_row_or_in_the_final_metrics(tmp_path):
+    class Counts(Callback):
+        def on_evaluated(self, server, state):
+            server.log("evaluated_after", state.round)
+
+    watch = fit(blobs_module(), blobs(), fedavg(), tmp_path, rounds=3, evaluate_every=2, callbacks=[Counts()])
+    assert [row.get("evaluated_after", "") for row in watch.server.table.rows] == ["", "2.0", ""]
+    assert watch.metrics["evaluated_after"] == 3.0
+
+
+@pytest.mark.parametrize("kind", [LogsAfterTheRow, LogsAtTheEnd])
+def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path, kind):
+    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): too late, the round's row is written .* log in on"):
+        fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[kind()])
+    assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_a_misspelt_hook_is_an_error_with_a_suggestion():
+    class Typo(Callback):
+        def on_round_ended(self, state):
+            pass
+
+    with pytest.raises(ValueError, match=r"Typo\.on_round_ended is no hook .* Did you mean on_round_end\?") as caught:
+        check_hooks([Callback(), Typo()])
+    assert all(hook in str(caught.value) for hook in HOOKS)
+
+
+def test_a_hook_like_no_other_is_an_error_without_a_suggestion():
+    class Strange:
+        def on_zzz(self):
+            pass
+
+    with pytest.raises(ValueError, match=r"Strange\.on_zzz") as caught:
+        check_hooks([Strange()])
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_real_hooks_and_private_names_pass():
+    everything = {name: lambda self, **more: None for name in (*HOOKS, "_on_secret", "one")}
+    check_hooks([type("Full", (Callback,), everything)()])
+
+
+def test_an_argument_that_a_hook_is_not_given():
+    class Curious(Callback):
+        def on_round_end(self, server, models, number=3):
+            pass
+
+    with pytest.raises(ValueError, match=r"Curious\.on_round_end asks for models; .* any of server, state, uploads\."):
+        check_hooks([Curious()])
+
+
+def test_the_key_is_the_name_of_the_class():
+    class Mine(Callback):
+        pass
+
+    assert Callback().key == "Callback"
+    assert Mine().key == "test_the_key_is_the_name_of_the_class.<locals>.Mine"
+
+
+def test_a_callback_keeps_nothing_unless_it_says_so():
+    callback = Callback()
+    assert callback.state_dict() == {}
+    assert callback.load_state_dict({"a": 1}) is None
+    assert not callback.shapes_result

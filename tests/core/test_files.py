@@ -1,0 +1,89 @@
+"""Files and directories are replaced as a whole or left as they were."""
+
+import json
+import os
+
+import pytest
+
+from lcfl.core.files import temporary_directory, write_bytes, write_json
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_failed_write_changes_nothing(tmp_path):
+    path = tmp_path / "folder" / "file.json"
+    write_json(path, {"a": [1]})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": [2], "b": object()})
+    assert json.loads(path.read_text()) == {"a": [1]}
+    assert names(path.parent) == ["file.json"]
+    write_json(path, {"a": [3]})
+    assert json.loads(path.read_text()) == {"a": [3]}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, step):
+    def full(*args, **kwargs):
+        raise OSError("no space left")
+
+    write_json(tmp_path / "file.json", {"a": 1})
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="no space left"):
+        write_json(tmp_path / "file.json", {"a": 2})
+    assert json.loads((tmp_path / "file.json").read_text()) == {"a": 1}
+    assert names(tmp_path) == ["file.json"]
+
+
+def test_bytes_are_on_the_disk_when_write_bytes_returns(tmp_path, monkeypatch):
+    path, synced, fsync = tmp_path / "file", [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path.read_bytes()) or fsync(descriptor))
+    write_bytes(path, b"\x00\xff" * 1000)
+    assert synced == [b"\x00\xff" * 1000]
+    write_bytes(path, b"short")
+    assert path.read_bytes() == b"short"
+
+
+def test_a_directory_appears_when_its_block_ends(tmp_path):
+    final = tmp_path / "a" / "final"
+    with temporary_directory(final) as temporary:
+        (temporary / "part").write_text("x")
+        assert temporary.parent == final.parent  # a rename across file systems would be a copy
+        assert not final.exists()
+    assert names(final) == ["part"]
+    assert names(final.parent) == ["final"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_directory_is_absent_after_an_error(tmp_path, error):
+    with pytest.raises(error), temporary_directory(tmp_path / "final") as temporary:
+        (temporary / "part").write_text("x")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_a_directory_is_replaced_as_a_whole(tmp_path):
+    final = tmp_path / "final"
+    with temporary_directory(final) as temporary:
+        (temporary / "old").write_text("x")
+    with pytest.raises(ValueError), temporary_directory(final) as temporary:
+        (temporary / "new").write_text("x")
+        raise ValueError
+    assert names(final) == ["old"]
+    with temporary_directory(final) as temporary:
+        (temporary / "new").write_text("x")
+        assert names(final) == ["old"]
+    assert names(final) == ["new"]
+    assert names(tmp_path) == ["final"]
+
+
+def test_what_a_killed_writer_left_is_no_part_of_the_next(tmp_path):
+    for name in (".final.tmp", ".final.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "torn").write_text("x")
+    (tmp_path / "final").mkdir()
+    with temporary_directory(tmp_path / "final") as temporary:
+        (temporary / "part").write_text("x")
+    assert names(tmp_path / "final") == ["part"]
+    assert names(tmp_path) == ["final"]

@@ -1,0 +1,48 @@
+"""Bytes worked by hand, and what counts as finite."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lcfl.core.messages import Downlink, Uplink, all_finite
+
+
+def test_bytes_are_those_of_the_tensors():
+    payload = {
+        "model": torch.zeros(10),  # 40
+        "centre": torch.zeros(2, 3, dtype=torch.float64),  # 48
+        "code": torch.zeros(5, dtype=torch.bfloat16),  # 10
+        "flags": torch.zeros(7, dtype=torch.bool),  # 7
+        "scalar": torch.tensor(1, dtype=torch.int64),  # 8
+        "nothing": torch.zeros(0, 4),
+    }
+    assert Downlink(payload).num_bytes == 113
+    assert Uplink(3, payload, 1000).num_bytes == 113
+    assert Downlink({}).num_bytes == 0
+
+
+def test_a_view_counts_what_it_shows():
+    matrix = torch.zeros(100, 100)
+    assert Downlink({"model": matrix[3]}).num_bytes == 400
+    assert Downlink({"model": matrix[0, :1].expand(50)}).num_bytes == 200
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_number_is_not_finite(bad):
+    matrix = torch.zeros(2, 2)
+    assert all_finite(matrix)
+    matrix[1, 1] = bad
+    assert not all_finite(matrix)
+
+
+def test_integers_nothing_and_sums_that_overflow_are_finite():
+    for each in (torch.tensor([2**62]), torch.tensor([True]), torch.zeros(0), torch.full((2,), 3e38)):
+        assert all_finite(each)
+
+
+def test_messages_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Uplink(0, {}, 1).client = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Downlink({}).payload = {}

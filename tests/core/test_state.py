@@ -1,0 +1,57 @@
+"""The state of the beginning, and the small questions one can ask it."""
+
+import pytest
+import torch
+
+from lcfl.core.state import FederationState
+from tests.helpers.builders import state_of
+
+
+def begin(num_clients=5, keeps_model=True, num_warmup_rounds=0):
+    return FederationState.create(torch.arange(3.0), num_clients, keeps_model, num_warmup_rounds)
+
+
+def test_everything_begins_at_the_initial_model_in_one_cluster():
+    state = begin()
+    assert state.round == 0 and state.total_bytes == 0 and not state.should_stop
+    assert torch.equal(state.global_model, torch.arange(3.0))
+    assert torch.equal(state.centres, torch.arange(3.0)[None])
+    assert state.assignment.tolist() == [0] * 5 and state.assignment.dtype == torch.int64
+    assert state.participated.tolist() == [False] * 5
+    assert state.num_clients == 5 and state.num_clusters == 1
+    assert state.codes is None and state.projection is None and state.callbacks == {}
+
+
+@pytest.mark.parametrize("keeps_model", [True, False])
+def test_clients_begin_with_the_initial_model_if_the_method_keeps_any(keeps_model):
+    model = begin(keeps_model=keeps_model).clients[2].model
+    assert torch.equal(model, torch.arange(3.0)) if keeps_model else model is None
+
+
+def test_opening_rounds_have_negative_numbers():
+    assert begin(num_warmup_rounds=2).round == -2
+
+
+def test_callbacks_of_two_states_are_their_own():
+    one, two = begin(), begin()
+    one.callbacks["a"] = {"x": 1}
+    assert two.callbacks == {}
+
+
+def test_members_are_those_of_the_cluster_who_took_part():
+    state = begin(6)
+    state.centres = torch.tensor([[0.0, 0, 0], [1, 1, 1]])
+    state.assignment = torch.tensor([1, 0, 1, 1, 0, 1])
+    state.participated = torch.tensor([False, True, True, False, False, True])
+    assert state.members(1) == [2, 5]
+    assert state.members(0) == [1]
+    assert state.members(2) == []
+    assert state.num_clusters == 2
+    assert torch.equal(state.centre_of(0), torch.ones(3))
+    assert torch.equal(state.centre_of(1), torch.zeros(3))
+
+
+def test_a_client_without_a_cluster_is_sent_the_global_model():
+    state = state_of([], [1, -1, 0], [[1.0, 2.0], [3.0, 4.0]])
+    state.global_model = torch.tensor([9.0, 9.0])
+    assert [state.centre_of(client).tolist() for client in range(3)] == [[3.0, 4.0], [9.0, 9.0], [1.0, 2.0]]

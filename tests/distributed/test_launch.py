@@ -1,0 +1,241 @@
+"""Ranks that were launched give their result or one clean error, and leave nothing behind."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lcfl.distributed import launch as module
+from lcfl.distributed.launch import PIPE_BYTES, StopFlag
+
+
+def rank_0(fabric, flag, *args):
+    fabric.barrier()
+    return {"rank": fabric.global_rank, "size": fabric.world_size, "args": args, "pid": os.getpid()}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_rank_0_returns_comes_back_also_the_second_time(on_ranks, number):
+    for _ in range(2):
+        got = on_ranks(number, rank_0, "a", 2)
+        assert (got["pid"] == os.getpid()) == (number == 1)
+        assert (got["rank"], got["size"], got["args"]) == (0, number, ("a", 2))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_environment_threads_and_handlers_are_left_alone(on_ranks, fails):
+    def work(fabric, flag):
+        fabric.barrier()
+        assert torch.get_num_threads() == 1
+        assert not fails, "on purpose"
+
+    torch.set_num_threads(2)
+    environ, handlers = dict(os.environ), (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    for number in (1, 2):
+        with pytest.raises(AssertionError, match="on purpose") if fails else nullcontext():
+            on_ranks(number, work)
+        assert dict(os.environ) == environ
+        assert torch.get_num_threads() == 2
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_forked_ranks_collect_no_garbage_among_what_they_share(on_ranks):
+    def frozen(fabric=None, flag=None):
+        return gc.get_freeze_count()
+
+    before = frozen()
+    assert on_ranks(2, frozen) > 10_000
+    assert frozen() == before
+
+
+def test_ranks_that_were_started_elsewhere_end_at_a_signal_until_they_have_met():
+    def handlers(fabric=None, flag=None):
+        return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    fabric = SimpleNamespace(strategy=SimpleNamespace(launcher="torchrun's"))
+    fabric.launch = lambda function: function(fabric)
+    assert module.launch(fabric, handlers) == handlers()
+    fabric.strategy.launcher = None
+    assert module.launch(fabric, handlers) != handlers()
+
+
+def test_an_address_of_the_users_own_is_kept(on_ranks, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    on_ranks(2, rank_0)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" not in os.environ
+
+
+def test_a_parent_that_computed_with_two_threads_does_not_make_its_ranks_hang(on_ranks):
+    def compute(fabric=None, flag=None):
+        return (torch.ones(300, 300) @ torch.ones(300, 300)).exp().log().sum().item() > 0
+
+    torch.set_num_threads(2)
+    assert compute()
+    assert on_ranks(2, compute)
+    assert compute()
+    assert on_ranks(2, compute)
+
+
+class Special(Exception):
+    pass
+
+
+class Unportable(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_error_is_raised_with_its_type_and_rank(on_ranks, number, rank):
+    def work(fabric, flag):
+        if fabric.global_rank == rank:
+            raise Special("the cause")
+        fabric.barrier()  # fails because of the other
+
+    with pytest.raises(Special) as caught:
+        on_ranks(number, work)
+    assert str(caught.value) == "the cause"
+    where, which = caught.value.__notes__
+    assert f'File "{__file__}", line ' in where and where.endswith('raise Special("the cause")')
+    assert which == f"(raised on rank {rank})"
+
+
+def test_an_error_leaves_no_file(on_ranks, monkeypatch, tmp_path):
+    def work(fabric, flag):
+        raise Special
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(Special):
+        on_ranks(2, work)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_in_one_process_is_raised_as_it_is(on_ranks):
+    def work(fabric, flag):
+        raise Unportable(1, 2)
+
+    with pytest.raises(Unportable):
+        on_ranks(1, work)
+
+
+def test_an_error_that_cannot_be_pickled_is_told_in_words(on_ranks):
+    def work(fabric, flag):
+        if fabric.global_rank == 1:
+            raise Unportable("this", "that")
+        fabric.barrier()
+
+    with pytest.raises(RuntimeError, match="Unportable: this and that") as caught:
+        on_ranks(2, work)
+    assert caught.value.__notes__ == ["(raised on rank 1)"]
+
+
+def test_an_error_larger_than_a_pipe_does_not_hang(on_ranks):
+    def work(fabric, flag):
+        raise ValueError(f"rank {fabric.global_rank} " + "x" * 200_000)
+
+    with pytest.raises(RuntimeError, match=r"ValueError: rank \d xxx"):
+        on_ranks(3, work)
+
+
+def test_only_the_first_error_is_put_into_the_pipe(monkeypatch):
+    def work(fabric, flag):
+        raise Special
+
+    errors = multiprocessing.get_context("fork").SimpleQueue()
+    errors.put("first")
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "as in a child")
+    monkeypatch.setattr(module, "_die_with", lambda parent: None)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        module._Guarded(work, StopFlag(), errors, parent=-1)(SimpleNamespace(global_rank=1))
+    signal.signal(signal.SIGINT, before)
+    assert errors.get() == "first" and errors.empty()
+
+
+@pytest.mark.parametrize("error", [Special("x"), Special("x" * PIPE_BYTES), Unportable(1, "y" * PIPE_BYTES)], ids=type)
+def test_what_goes_through_the_pipe_always_fits(error):
+    portable = module._portable(error)
+    assert len(pickle.dumps(portable)) <= PIPE_BYTES
+    assert str(portable)[-50:-10] in f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_lost(on_ranks, rank):
+    def work(fabric, flag):
+        if fabric.global_rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fabric.barrier()
+
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        on_ranks(2, work)
+
+
+def test_all_ranks_killed_is_lost_too(on_ranks):
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        on_ranks(2, lambda fabric, flag: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_signal_to_the_parent_reaches_all_ranks(on_ranks):
+    def work(fabric, flag):
+        fabric.barrier()
+        if fabric.global_rank == 1:
+            os.kill(os.getppid(), signal.SIGTERM)
+        while not flag.signal:
+            time.sleep(0.001)
+        fabric.barrier()
+        return flag.signal
+
+    assert on_ranks(2, work) == signal.SIGTERM
+
+
+def test_an_interrupt_of_the_whole_terminal_is_left_to_the_parent(on_ranks):
+    def work(fabric, flag):
+        os.kill(os.getpid(), signal.SIGINT)
+        fabric.barrier()
+        return flag.signal
+
+    assert on_ranks(2, work) == 0
+
+
+def test_ranks_die_with_their_parent(on_ranks):
+    reading, writing = os.pipe()
+
+    def work(fabric, flag):
+        os.write(writing, b".")
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(400)  # ends them where this test fails
+        signal.pause()
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            signal.alarm(0)
+            on_ranks(2, work)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    assert os.read(reading, 1) + os.read(reading, 1) == b".."  # both ranks are at work
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(reading, 1) == b"", "the pipe's end comes when nobody who could write is left"
+    os.close(reading)
+
+
+def test_a_rank_whose_parent_is_gone_already_ends_at_once():
+    child = os.fork()
+    if child == 0:
+        try:
+            module._die_with(os.getppid() + 1)
+            os._exit(0)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -1,0 +1,138 @@
+"""A task is a function of its arguments: of nothing that happened in the process before."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink
+from lcfl.data.views import Relabelling, View
+from lcfl.distributed.worker import EvaluationTask, Failure, TrainingTask, Worker
+from lcfl.methods.local import LocalTraining
+from lcfl.models import SplitNetwork
+from lcfl.models.module import FederatedModule
+from tests.helpers.builders import alone, dealt, fedavg, linear_module, two_sided
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(size=6)
+SAME = [TRAIN[0][[3] * 6]] * 2  # two clients with one image over and over: the order of batches does not count
+
+
+def noisy():
+    return SplitNetwork(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5)), nn.Linear(8, 2))
+
+
+def worker(module=None, method=None, seed=0, train=TRAIN, engine="sequential"):
+    module = module or FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
+    data = dealt(INPUTS, TARGETS, train, test=TEST)
+    return Worker(Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed, engine)
+
+
+START = FederatedModule(noisy).initial_model(0)
+
+
+def task(client=0, number=0, **fields):
+    return TrainingTask(client, number, ClientState(START, 7), Downlink({}), **fields)
+
+
+def test_dropout_draws_from_the_clients_own_stream():
+    same = worker(train=SAME)
+    first = same.train(task()).output.model
+    torch.manual_seed(99)
+    same.train(task(1, 5))
+    before = torch.get_rng_state()
+    assert torch.equal(same.train(task()).output.model, first)
+    assert torch.equal(torch.get_rng_state(), before)
+    others = [same.train(task(client=1)), same.train(task(number=1)), worker(seed=1, train=SAME).train(task())]
+    models = torch.stack([first, *(result.output.model for result in others)])
+    assert torch.pdist(models).min() > 0
+
+
+def test_measuring_between_two_runs_changes_nothing():
+    one = worker()
+    first = one.train(task()).output.model
+    one.evaluate(EvaluationTask(START + 1, (TEST[0],), (4, 7)))
+    assert torch.equal(one.train(task()).output.model, first)
+
+
+@pytest.mark.parametrize(("method", "keeps"), [(alone(steps=2), True), (fedavg(steps=2), False)])
+def test_a_result_is_what_stays_and_what_goes_up(method, keeps):
+    start = Downlink({"model": START}) if not keeps else Downlink({})
+    result = worker(method=method).train(TrainingTask(1, 0, ClientState(START, 7), start))
+    assert (result.state.model is result.output.model) == keeps
+    assert result.state.consumed == 7 + 5 + 6  # the rest of the second pass, and a third
+    assert (result.uplink.client, result.uplink.num_samples) == (1, 6)
+    assert list(result.uplink.payload) == ([] if keeps else ["model"])
+    assert result.is_finite()
+
+
+def test_an_opening_round_may_bring_its_own_work():
+    short = worker().train(task(local_update=LocalTraining(steps=1)))
+    assert short.state.consumed == 7 + 5
+    assert not torch.equal(short.output.model, worker().train(task()).output.model)
+
+
+def test_an_exception_becomes_words():
+    class Broken(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            raise ZeroDivisionError("by hand")
+
+    failure = worker(Broken(noisy)).run(task(1, -1))
+    assert isinstance(failure, Failure)
+    assert failure.message == "client 1, round -1, rank 0: ZeroDivisionError: by hand"
+    assert "training_step" in failure.details
+    failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],), (4, 7)))
+    assert failure.message.startswith("evaluation of the model of clients 4, 7, rank 0: ")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_client_that_fails_is_named_and_the_others_go_on(engine):
+    module = linear_module()
+    start, short = module.initial_model(0), torch.zeros(3)
+    tasks = [TrainingTask(i % 2, 4, ClientState(short if i == 1 else start, 7), Downlink({})) for i in range(3)]
+    tasks += [EvaluationTask(model, (TEST[0],), (number,)) for number, model in enumerate([start, short, start])]
+    outcomes = worker(module, engine=engine).run_all(tasks)
+    failed = [outcome.message for outcome in outcomes if isinstance(outcome, Failure)]
+    assert [message.partition(", rank 0: ")[0] for message in failed] == [
+        "client 1, round 4",
+        "evaluation of the model of client 1",
+    ]
+    assert torch.equal(outcomes[0].output.model, outcomes[2].output.model)
+    assert outcomes[3] == outcomes[5]
+    alone_ = worker(module).run_all([tasks[0], tasks[3]])
+    torch.testing.assert_close(outcomes[0].output.model, alone_[0].output.model)
+    assert outcomes[3] == [pytest.approx(alone_[1][0], rel=1e-5)]
+
+
+def seen_through(data, *views):
+    """The same data, each client with such a view."""
+    examples, people = data._loaded
+    data._loaded = examples, replace(people, views=[(view,) for view in views])
+    return data
+
+
+def test_a_client_trains_on_what_it_sees():
+    module = FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    swapped = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
+    both = Worker(fabric, module, swapped, alone(steps=2), seed=0)
+    expected = Worker(fabric, module, dealt(INPUTS, 1 - TARGETS, TRAIN, test=TEST), alone(steps=2), seed=0)
+    assert torch.equal(both.train(task(1)).output.model, expected.train(task(1)).output.model)
+    assert torch.equal(both.train(task(0)).output.model, worker().train(task(0)).output.model)
+
+
+def test_a_set_is_seen_as_by_its_owner():
+    module = FederatedModule(noisy)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    data = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
+    one = Worker(fabric, module, data, alone(steps=2), seed=0)
+    shared = TEST[0]
+    plain, swapped, again, other = one.evaluate(
+        EvaluationTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), (0, 1, 0, 0))
+    )
+    raw, raw_other = one.evaluate(EvaluationTask(START, (shared, TRAIN[1]), (0, 1)))
+    assert plain == again == raw and other == raw_other
+    assert swapped["acc"] == pytest.approx(1 - raw["acc"]) and swapped["loss"] != raw["loss"]

@@ -1,0 +1,122 @@
+"""The same bits on one rank and on several, also when the parent has computed with two threads."""
+
+import pytest
+import torch
+
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.transport import Link, NetworkLink
+from lcfl.distributed.worker import Worker
+from lcfl.federation.session import Session, Settings
+from lcfl.server.schedule import Schedule
+from tests.helpers import builders
+from tests.helpers.builders import blobs, blobs_module, dealt, fedavg, lcfed, linear_module, two_sided
+from tests.helpers.fits import ROUNDS, assert_same_run, fit
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"])
+def test_baselines_have_the_same_bits_on_two_ranks(tmp_path, reference, method):
+    one, _ = reference(method)
+    assert_same_run(one, fit(tmp_path, method, 2).path)
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks"),
+    [
+        pytest.param(method, ranks, marks=[pytest.mark.slow] if ranks == 3 and method != "lcfed" else [])
+        for method in ("lcfed", "lcfed_plus", "fedac", "fedavg", "local")
+        for ranks in (2, 3)
+    ],
+)
+def test_ranks_do_not_change_bits(tmp_path, reference, method, ranks):
+    one, _ = reference(method)
+    assert_same_run(one, fit(tmp_path, method, ranks).path)
+
+
+def test_parent_that_computed_with_two_threads(tmp_path, reference):
+    one, _ = reference("lcfed")
+    torch.set_num_threads(2)
+    left = torch.rand(700, 700)
+    (left @ left).sum()
+    alone, both = (fit(tmp_path / str(ranks), "lcfed", ranks).path for ranks in (1, 2))
+    assert torch.get_num_threads() == 2
+    assert_same_run(one, alone)
+    assert_same_run(one, both)
+
+
+@pytest.mark.parametrize("method", ["lcfed", "per_fedavg"])
+def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path, method):
+    one = fit(tmp_path / "1", method, 1, 2, "--trainer.precision=bf16-mixed").path
+    two = fit(tmp_path / "2", method, 2, 2, "--trainer.precision=bf16-mixed").path
+    full = fit(tmp_path / "3", method, 1, 2).path
+    assert_same_run(one, two)
+    with pytest.raises(AssertionError):
+        assert_same_run(one, full)
+
+
+def test_ranks_that_have_chosen_another_engine_take_the_servers(tmp_path, on_ranks, monkeypatch):
+    """Under torchrun each chooses by itself, on a machine that may lack a compiler."""
+
+    class Told(Worker):
+        def __init__(self, fabric, *arguments):
+            super().__init__(fabric, *arguments)
+            (tmp_path / f"rank{fabric.global_rank}").write_text(type(self.engine).__name__)
+
+    def work(fabric, flag):
+        engine = ("stacked", "sequential")[fabric.global_rank]
+        settings = Settings(rounds=1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, name="run")
+        session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), None)
+        return session(fabric, flag)
+
+    monkeypatch.setattr("lcfl.federation.session.Worker", Told)
+    on_ranks(2, work)
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["StackedEngine"] * 2
+
+
+@pytest.mark.parametrize("method", ["lcfed", "fednova"])
+def test_ranks_that_share_no_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
+    """As on machines of their own: every message goes over gloo."""
+    links, send = tmp_path / "links", NetworkLink.send
+
+    def noted(link, message):
+        with links.open("a") as file:
+            file.write(".")
+        send(link, message)
+
+    monkeypatch.setattr("lcfl.distributed.ranks.can_share_memory", lambda: False)
+    monkeypatch.setattr(NetworkLink, "send", noted)
+    one, _ = reference(method)
+    assert_same_run(one, fit(tmp_path, method, 2).path)
+    assert len(links.read_text()) > ROUNDS
+
+
+def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
+    sent, send = tmp_path / "sent", Link.send
+
+    def counted(link, message):
+        if link.peer > 0:  # from the server
+            with sent.open("a") as file:
+                file.write(".")
+        send(link, message)
+
+    def number(rounds):
+        sent.write_text("")
+        builders.fit(blobs_module(), blobs(), lcfed(), tmp_path / str(rounds), rounds, 0.5, devices=3)
+        return len(sent.read_text())
+
+    monkeypatch.setattr(Link, "send", counted)
+    assert number(4) - number(2) == 2 * 2
+
+
+def test_clients_are_handed_out_with_the_samples_that_they_compute(tmp_path, monkeypatch):
+    """Seven, two and four images in two epochs each, which is what the ranks are balanced by."""
+    handed, original = [], Ranks.map
+
+    def handing(ranks, tasks, work):
+        handed.append(list(work))
+        return original(ranks, tasks, work)
+
+    monkeypatch.setattr(Ranks, "map", handing)
+    inputs, targets, (images, _), test = two_sided(2, size=14)
+    data = dealt(inputs, targets, [images[:7], images[7:9], images[9:13]], test=[test[0]] * 3)
+    builders.fit(linear_module(), data, fedavg(epochs=2), tmp_path)
+    assert handed[0] == [14, 4, 8]

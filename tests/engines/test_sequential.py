@@ -1,0 +1,239 @@
+"""The engine against gradients worked in numpy, and that nothing passes from one client to the next."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink
+from lcfl.data.datasets import CIFAR10, RandomLike
+from lcfl.data.partition import IID
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.local.training import LocalData
+from lcfl.models import LeNet5, SplitNetwork
+from lcfl.models.module import FederatedModule
+from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded, two_sided
+
+INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
+DATA = dealt(INPUTS, TARGETS, TRAIN)
+
+
+def start(module):
+    return module.initial_model(0)
+
+
+def batch(*positions):
+    return np.array(positions)
+
+
+def test_means_over_the_steps():
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("number", batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    module = Logs(linear, partial(torch.optim.SGD, lr=0.0))
+    w = start(module)
+    _, loss, logged = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3), batch(0, 1)])
+    alone = [engine(module, DATA).run_optimizer(w, [batch(*rows)]).loss for rows in ((0, 1), (2, 3))]
+    assert loss == pytest.approx((2 * alone[0] + alone[1]) / 3)
+    assert logged == {"number": 1.0}
+
+
+def test_one_step_by_hand():
+    module = linear_module(lr=0.5)
+    w = start(module)
+    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(3, 0, 5)])
+    expected, slope = linear_step(w, INPUTS[[3, 0, 5]], TARGETS[[3, 0, 5]])
+    np.testing.assert_allclose(model, w.double().numpy() - 0.5 * slope, atol=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_with_both_pulls_by_hand():
+    module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
+    w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)
+    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)], centre, phi)
+    v, losses = w.double().numpy(), []
+    for rows in ([0, 1], [2, 3]):
+        part, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
+        to_centre, to_phi = v - centre.numpy(), v[:9] - phi.numpy()
+        losses.append(part + 0.3 * (to_centre**2).sum() + 0.2 * (to_phi**2).sum())
+        slope = slope + 0.6 * to_centre
+        slope[:9] += 0.4 * to_phi
+        v = v - 0.2 * slope
+    np.testing.assert_allclose(model, v, atol=1e-6)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_momentum_starts_at_zero_at_every_participation():
+    module = FederatedModule(linear, partial(torch.optim.SGD, lr=0.5, momentum=0.9))
+    w, rows = start(module), list(range(6))
+    slope_of = lambda v: linear_step(v, INPUTS[rows], TARGETS[rows])[1]  # noqa: E731
+    v0 = w.double().numpy()
+    v1 = v0 - 0.5 * slope_of(v0)
+    steps = engine(module, DATA)
+    first, *_ = steps.run_optimizer(w, [batch(*rows)])
+    second, *_ = steps.run_optimizer(first, [batch(*rows)])
+    np.testing.assert_allclose(second, v1 - 0.5 * slope_of(v1), atol=1e-6)
+    at_once, *_ = steps.run_optimizer(w, [batch(*rows)] * 2)
+    np.testing.assert_allclose(at_once, v1 - 0.5 * (0.9 * slope_of(v0) + slope_of(v1)), atol=1e-6)
+
+
+def test_the_rate_scale_multiplies_the_learning_rate_of_one_run():
+    w, steps = start(linear_module(0.5)), engine(linear_module(0.5), DATA)
+    scaled, *_ = steps.run_optimizer(w, [batch(0, 1), batch(2, 3)], rate_scale=0.25)
+    slow, *_ = engine(linear_module(0.125), DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)])
+    assert torch.equal(scaled, slow)
+    after, *_ = steps.run_optimizer(w, [batch(0, 1)])
+    fresh, *_ = engine(linear_module(0.5), DATA).run_optimizer(w, [batch(0, 1)])
+    assert torch.equal(after, fresh)
+
+
+def test_nothing_passes_from_one_client_to_the_next():
+    module = FederatedModule(Normed, partial(torch.optim.Adam, lr=0.1), cluster_weight=0.5)
+    w = start(module)
+    fresh, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2), batch(3, 4)])
+    busy = engine(module, DATA)
+    busy.run_optimizer(w + 1, [batch(5, 6, 7)], centre=w, embedding=w[:15])
+    module.eval()
+    again, *_ = busy.run_optimizer(w, [batch(0, 1, 2), batch(3, 4)])
+    assert torch.equal(fresh, again)
+
+
+class Remembering(SplitNetwork):
+    """Subtracts the mean of all inputs that it has seen, which is in a buffer that no state has."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
+        self.embedding.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def forward(self, inputs):
+        self.embedding.seen = (self.embedding.seen + inputs.mean(dim=0)) / 2
+        return super().forward(inputs - self.embedding.seen)
+
+
+def test_buffers_that_are_filled_later_or_shared_begin_anew_as_they_are():
+    """One that is None at first, one tensor in two layers, and a view of it that the network keeps."""
+    table = torch.arange(4.0)
+
+    class Late(Remembering):
+        def __init__(self):
+            super().__init__()
+            shared = table.clone()
+            self.embedding.register_buffer("late", None, persistent=False)
+            self.embedding.register_buffer("table", shared, persistent=False)
+            self.decision.register_buffer("table", shared, persistent=False)
+            self.tail = self.decision.table[2:]
+
+    module = FederatedModule(Late, cut="decision")
+    network, w = module.network, start(module)
+    network.embedding.late = torch.ones(3)
+    network.embedding.table.mul_(7)
+    module.fill(network, w)
+    assert network.embedding.late is None
+    assert torch.equal(network.embedding.table, table) and torch.equal(network.tail, table[2:])
+    assert network.embedding.table.data_ptr() == network.decision.table.data_ptr()
+    del network.embedding.seen
+    network.decision.table = None
+    module.fill(network, w)
+    assert torch.equal(network.embedding.seen, torch.zeros(2)) and torch.equal(network.decision.table, table)
+
+
+def test_a_buffer_that_is_not_persistent_begins_anew_with_every_model():
+    module = FederatedModule(Remembering, cut="decision")
+    runs, evaluated = [], []
+    for _ in range(2):
+        busy = engine(module, DATA)
+        runs += [busy.run_optimizer(start(module), [batch(0, 1), batch(2, 3)]).model for _ in range(2)]
+        evaluated.append(busy.loss(start(module), batch(4, 5)))
+    assert all(torch.equal(each, runs[0]) for each in runs) and evaluated[0] == evaluated[1]
+
+
+def test_two_participations_of_five_steps_are_one_of_ten():
+    module, data = linear_module(), dealt(INPUTS, TARGETS, TRAIN, batch_size=4)
+    steps = engine(module, data)
+    local = LocalData(data.population.train[1], 4, seed=0, client=1)
+    state = ClientState(start(module))
+    first = LocalTraining(steps=5)(state, Downlink({}), local, steps)
+    second = LocalTraining(steps=5)(ClientState(first.model, first.consumed), Downlink({}), local, steps)
+    whole = LocalTraining(steps=10)(state, Downlink({}), local, steps)
+    assert torch.equal(second.model, whole.model)
+    assert second.consumed == whole.consumed
+    assert not torch.equal(first.model, second.model)
+
+
+def test_running_statistics_and_counters_come_back():
+    module = FederatedModule(Normed)
+    w = start(module)
+    model, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2), batch(3, 4, 5), batch(6, 7)])
+    assert model[29] == 3
+    assert not torch.equal(model[23:29], w[23:29])
+    more, *_ = engine(module, DATA).run_optimizer(model, [batch(0, 1)])
+    assert more[29] == 4
+
+
+def test_a_centre_may_carry_buffers():
+    module = FederatedModule(Normed, cluster_weight=0.5)
+    w = start(module)
+    short, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], centre=torch.ones(23))
+    whole, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], centre=torch.ones(30))
+    assert torch.equal(short, whole)
+
+
+def test_max_steps_cuts_a_run():
+    module = linear_module()
+    w = start(module)
+    cut, *_ = engine(module, DATA, max_steps=1).run_optimizer(w, [batch(0, 1), batch(2, 3)])
+    one, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)])
+    assert torch.equal(cut, one)
+
+
+def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():
+    seen = []
+
+    class Watched(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            seen.append(self(batch[0]).dtype)
+            return super().training_step(batch, batch_idx)
+
+    for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)):
+        module = Watched(linear)
+        model, *_ = engine(module, DATA, precision=precision).run_optimizer(start(module), [batch(0, 1)])
+        assert (seen.pop(), model.dtype) == (dtype, torch.float32)
+
+
+def test_a_step_of_ones_own_gets_inputs_in_their_usual_order():
+    """A `view` refuses the order that the convolutions of a wide network read fastest."""
+
+    class Own(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("brightness", batch[0].view(len(batch[0]), -1).mean())
+            return super().training_step(batch, batch_idx)
+
+    data = loaded(blobs(2, dataset=RandomLike(CIFAR10(), 40), partition=IID()))
+    for kind, innermost in ((Own, False), (FederatedModule, True)):
+        made = engine(kind(LeNet5), data)
+        descent = made.run_optimizer(made.module.initial_model(0), [np.arange(8)])
+        assert made._channels_last is innermost
+    assert np.isfinite(descent.loss)
+
+
+def test_the_start_stays_as_it_was():
+    module = linear_module()
+    w = start(module)
+    before = w.clone()
+    engine(module, DATA).run_optimizer(w, [batch(0, 1)])
+    assert torch.equal(w, before)
+
+
+def test_only_a_single_optimizer_will_do():
+    class Scheduled(FederatedModule):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.network.parameters(), lr=0.1)], []
+
+    module = Scheduled(linear)
+    with pytest.raises(ValueError, match=r"Scheduled.configure_optimizers: got tuple; .*one torch.optim.Optimizer"):
+        engine(module, DATA).run_optimizer(start(module), [batch(0, 1)])

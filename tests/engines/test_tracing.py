@@ -1,0 +1,234 @@
+"""What the compiled engine takes, and why it refuses the rest."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from lcfl.engines.compiled import check_compiled
+from lcfl.engines.kernels import KIND
+from lcfl.engines.tracing import Unsupported, trace
+from lcfl.models import CNN, VGG16, LeNet5, SplitNetwork
+from lcfl.models.module import FederatedModule
+from tests.engines.networks import SHAPE, Functional, Plain
+
+NAMES = {number: name for name, number in KIND.items()}
+
+
+def module(network=Plain, optimizer=None, kind=FederatedModule, **options):
+    return kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options)
+
+
+def check(made, dtype=torch.float32, **options):
+    check_compiled(made, SHAPE, dtype, **options)
+
+
+def test_lenet_is_a_chain_whose_relus_take_no_memory():
+    program = trace(LeNet5(), (3, 32, 32))
+    kinds = [NAMES[op.kind] for op in program.ops]
+    assert kinds == [*["conv", "relu", "max_pool"] * 2, *["linear", "relu"] * 2, "linear"]
+    assert [op.input == op.output for op in program.ops if NAMES[op.kind] == "relu"] == [True] * 4
+    shapes = [(value.channels, value.height, value.width) for value in program.values]
+    assert shapes[program.output] == (10, 1, 1)
+    assert (16, 5, 5) in shapes
+
+
+def test_places_are_those_of_the_flat_vector():
+    network = CNN(3, 9, 4, channels=(5,), hidden=(), batch_norm=True)
+    program = trace(network, (3, 9, 9))
+    conv, norm, *_, last = program.ops
+    assert (conv.weight, conv.bias, norm.weight, norm.bias) == (0, 375, 380, 385)
+    assert (norm.mean, norm.var, norm.tracked) == (0, 5, 10)
+    assert last.bias == sum(each.numel() for each in network.parameters()) - 4
+
+
+def test_a_value_that_is_read_twice_is_not_overwritten():
+    program = trace(Functional(), SHAPE)
+    first, second = (op for op in program.ops if NAMES[op.kind] == "relu")
+    (added,) = (op for op in program.ops if NAMES[op.kind] == "add")
+    assert {added.input, added.other} == {first.output, second.output}
+    assert first.output != second.output
+
+
+def layers(*middle, features=3 * 11 * 9):
+    return lambda: SplitNetwork(nn.Sequential(*middle, nn.Flatten()), nn.Linear(features, 4))
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 3, 1)
+        self.decision = nn.Linear(3 * 11 * 9, 4)
+
+    def forward(self, x):
+        return self.decision(self.one(self.one(x)).flatten(1))
+
+
+class Branching(Shared):
+    def forward(self, x):
+        return self.decision((self.one(x) if x.sum() > 0 else x).flatten(1))
+
+
+class Idle(Shared):
+    def forward(self, x):
+        return self.decision(x.flatten(1))
+
+
+class Rooted(Shared):
+    def forward(self, x):
+        return self.decision(torch.sqrt(self.one(x)).flatten(1))
+
+
+class Hooked(Shared):
+    def __init__(self):
+        super().__init__()
+        self.decision.register_forward_hook(lambda *args: None)
+
+    def forward(self, x):
+        return self.decision(self.one(x).flatten(1))
+
+
+class Plainly(Shared):
+    def forward(self, x):
+        return self.decision(self.one(x).flatten(1))
+
+
+class HookedItself(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda module, inputs, scores: 3 * scores)
+
+
+class HookedParameter(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.one.weight.register_hook(lambda slope: 3 * slope)
+
+
+class Patched(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.one.forward = lambda x: 2 * x
+
+
+class OtherInTraining(Plainly):
+    def forward(self, x):
+        return super().forward(x + x.relu() if self.training else x)
+
+
+class KeptInEvaluation(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+class PreActivated(Plainly):
+    """The shortcut is of what the ReLU left."""
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.decision((nn.functional.relu(x, inplace=True) + x).flatten(1))
+
+
+class Frozen(Hooked):
+    def __init__(self):
+        super().__init__()
+        self.one.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (layers(nn.Dropout(0.5)), "the layer Dropout embedding.0"),
+        (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with settings other"),
+        (layers(nn.Conv2d(3, 3, 1, groups=3)), "with settings other"),
+        (layers(nn.Conv2d(3, 3, 3, padding="same")), "with settings other"),
+        (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with settings other"),
+        (layers(nn.MaxPool2d(1, 1, ceil_mode=True)), "with settings other"),
+        (layers(nn.AdaptiveAvgPool2d(2), features=12), "with settings other"),
+        (layers(nn.BatchNorm2d(3, momentum=None)), "with settings other"),
+        (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with settings other"),
+        (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with settings other"),
+        (layers(nn.Flatten(), nn.GroupNorm(3, 297)), "GroupNorm embedding.1 with settings other"),
+        (layers(nn.LayerNorm(9)), "the layer LayerNorm"),
+        (layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 1))), "the layer Parametrized"),
+        (Shared, "uses the layer Conv2d one twice"),
+        (Branching, "cannot be traced"),
+        (Idle, "parameter one.weight belongs to no operation"),
+        (Rooted, "calls sqrt"),
+        (Hooked, "Linear decision with hooks"),
+        (HookedItself, "it has hooks"),
+        (HookedParameter, "it has hooks"),
+        (Patched, "Conv2d one with hooks or a forward of its own"),
+        (OtherInTraining, "another one in training than in evaluation"),
+        (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
+        (PreActivated, "works in place on what its forward pass reads again"),
+        (Frozen, "parameter one.weight is not trained"),
+        (lambda: VGG16(), "Dropout"),
+    ],
+)
+def test_refuses_networks_with_anything_else(network, why):
+    with pytest.raises(Unsupported, match=why):
+        trace(network(), SHAPE)
+
+
+class OwnStep(FederatedModule):
+    def training_step(self, batch, batch_idx=0):
+        return super().training_step(batch, batch_idx)
+
+
+def patched():
+    made = module()
+    made.regularizer = lambda: 0.0
+    return made
+
+
+def two_rates(parameters):
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "why"),
+    [
+        (partial(module), {"precision": "bf16-mixed"}, "not bf16-mixed on cpu"),
+        (partial(module), {"device": "cuda"}, "not 32-true on cuda"),
+        (partial(module), {"dtype": torch.int64}, "inputs are torch.int64"),
+        (partial(module, kind=OwnStep), {}, "OwnStep has a training_step of its own"),
+        (partial(module, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), {}, "not the plain cross-entropy"),
+        (partial(module, loss=nn.CrossEntropyLoss(reduction="sum")), {}, "the loss is a sum"),
+        (partial(module, loss=nn.CrossEntropyLoss(ignore_index=0)), {}, "the loss ignores label 0"),
+        (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
+        (patched, {}, "FederatedModule has a regularizer of its own"),
+        (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
+        (partial(module, optimizer=two_rates), {}, "settings other than those of torch.optim.SGD"),
+        (
+            partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)),
+            {},
+            "SGD that minimizes",
+        ),
+    ],
+)
+def test_steps_aside_for_what_it_would_replace(made, options, why):
+    with pytest.raises(Unsupported, match=why):
+        check(made(), **options)
+
+
+def test_takes_what_is_left():
+    check(module())
+    check(module(Plainly))
+
+
+def test_leaves_the_network_as_it_is():
+    network = Plain().train()
+    trace(network, SHAPE)
+    assert all(each.training for each in network.modules())

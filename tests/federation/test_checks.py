@@ -1,0 +1,443 @@
+"""What is refused or warned of before training starts: the option, what it got, what it may be, and the cure."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
+from torch import nn
+
+from lcfl.core.callback import Callback
+from lcfl.core.messages import Downlink
+from lcfl.data.datasets import Digits, Tensors
+from lcfl.data.partition import IID
+from lcfl.distributed.worker import ClientError
+from lcfl.federation.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
+from lcfl.federation.federation import Federation
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import (
+    AllCentres,
+    CentreAndEmbedding,
+    FullModel,
+    GlobalReference,
+    NoExchange,
+    NormalisedModel,
+)
+from lcfl.methods.local import LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.method import Method
+from lcfl.models import MLP, LeNet5
+from lcfl.models.module import FederatedModule
+from tests.helpers.builders import (
+    Normed,
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    lcfed,
+    linear,
+    linear_module,
+    loaded,
+    two_sided,
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_clients", "expected"),
+    [
+        (0.25, 100, 25),
+        (0.1, 100, 10),
+        (0.29, 100, 29),  # 0.29 * 100 is 28.999...
+        (0.3, 7, 2),
+        (0.01, 10, 1),
+        (1.0, 7, 7),
+        (1, 7, 1),
+        (7, 7, 7),
+    ],
+)
+def test_clients_per_round(wanted, num_clients, expected):
+    assert number_of_clients("clients_per_round", wanted, num_clients) == expected
+
+
+@pytest.mark.parametrize("wanted", [0.0, -0.5, 1.5, float("nan")])
+def test_a_fraction_lies_between_0_and_1(wanted):
+    with pytest.raises(ValueError, match=r"trainer.clients_per_round: got the fraction") as error:
+        number_of_clients("clients_per_round", wanted, 20)
+    for text in (str(wanted), "(0, 1]", "counts from 1 to data.num_clients=20"):
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("wanted", [0, -3, 21])
+def test_a_count_lies_between_1_and_n(wanted):
+    with pytest.raises(ValueError, match=rf"trainer.clients_per_round: got {wanted} for data.num_clients=20") as error:
+        number_of_clients("clients_per_round", wanted, 20)
+    assert "counts from 1 to 20 and fractions in (0, 1]" in str(error.value)
+
+
+def test_a_trainers_callback_would_never_be_called():
+    with pytest.raises(ValueError, match=r"trainer.callbacks: LearningRateMonitor is a callback of lightning.Trainer"):
+        check_callbacks([Callback(), LearningRateMonitor()])
+
+
+def test_a_misspelt_hook_would_never_be_called():
+    class Misspelt(Callback):
+        def on_round_ends(self):
+            pass
+
+    with pytest.raises(ValueError, match=r"Misspelt.on_round_ends is no hook.*Did you mean on_round_end\?"):
+        check_callbacks([Misspelt()])
+
+    class Clusters(LowRankCosine):
+        def on_aggregate(self):
+            pass
+
+    method = Method(LocalTraining(steps=1), CentreAndEmbedding(), ClusterMean(), [Clusters()])
+    with pytest.raises(ValueError, match=r"Clusters.on_aggregate is no hook.*Did you mean on_aggregated\?"):
+        check_method(method, linear_module(), 20)
+
+
+def test_good_settings_are_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_method(lcfed(), linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5), 20)
+        check_method(fedavg(), linear_module(), 20)
+        check_method(alone(), linear_module(), 20)
+        check_network(blobs_module(), blobs())
+        check_callbacks([Callback()])
+
+
+def test_more_clusters_than_clients():
+    with pytest.raises(ValueError, match=r"num_clusters=4 for data.num_clients=3"):
+        check_method(lcfed(4), linear_module(), 3)
+
+
+@pytest.mark.parametrize("start", ["centre", "embedding"])
+def test_a_start_that_is_not_sent(start):
+    method = Method(LocalTraining(steps=1, start=start), NoExchange(), NoAggregation())
+    with pytest.raises(ValueError, match=rf"method.local_update: got start={start}, but NoExchange sends no {start}"):
+        check_method(method, linear_module(), 5)
+
+
+@pytest.mark.parametrize(
+    ("local_update", "exchange", "cure"),
+    [
+        (LocalTraining(steps=1), GlobalReference(), "use start=centre or an exchange that sends a model or keeps it"),
+        (NormalisedTraining(steps=1), NormalisedModel(), "use start=centre or an exchange"),
+        (LocalTraining(steps=1), AllCentres(), "use an exchange that sends a model or keeps it, e.g. FullModel"),
+        (MetaTraining(steps=1), GlobalReference(), "use an exchange that sends a model or keeps it"),
+    ],
+)
+def test_nothing_to_start_from(local_update, exchange, cure):
+    method = Method(local_update, exchange, NoAggregation())
+    name = type(exchange).__name__
+    with pytest.raises(ValueError, match=rf"starts from the client's own model, but with {name} clients keep .*{cure}"):
+        check_method(method, linear_module(), 5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_parts_of_ones_own_may_find_a_model_elsewhere():
+    class Halved(GlobalReference):
+        def at_client(self, downlink, state, layout):
+            return Downlink({"model": downlink.payload["centre"] / 2})
+
+    class FromCentre(LocalTraining):
+        def __call__(self, state, downlink, data, engine):
+            return super().__call__(state, Downlink({"model": downlink.payload["centre"]}), data, engine)
+
+    for local_update, exchange in ((LocalTraining(steps=1), Halved()), (FromCentre(steps=1), GlobalReference())):
+        check_method(Method(local_update, exchange, GlobalMean()), linear_module(), 5)
+
+
+@pytest.mark.parametrize("start", ["centre", "embedding"])
+def test_a_start_without_an_effect(start):
+    method = Method(LocalTraining(steps=1, start=start), FullModel(), GlobalMean())
+    with pytest.warns(UserWarning, match=rf"method.local_update: start={start} has no effect: FullModel sends a model"):
+        check_method(method, linear_module(), 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "symbol", "needed"), [("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")]
+)
+@pytest.mark.parametrize("method", [fedavg, alone])
+def test_a_weight_without_an_effect(option, symbol, needed, method):
+    module = linear_module(**{option: 0.3})
+    with pytest.warns(UserWarning) as caught:
+        check_method(method(), module, 5)
+    name = type(method().exchange).__name__
+    text = f"model.{option} ({symbol}) = 0.3 has no effect: {name} sends no {needed}."
+    assert [str(each.message) for each in caught] == [text]
+
+
+def test_steps_that_diverge_by_the_pull_alone():
+    with pytest.warns(UserWarning, match=r"learning rate 1.0 times .* = 2.0 is >= 2.*Keep the product at 1 or below"):
+        check_method(lcfed(), linear_module(lr=1.0, cluster_weight=1.5, global_weight=0.5), 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_method(lcfed(), linear_module(lr=1.0, cluster_weight=1.4, global_weight=0.5), 5)
+
+
+def test_a_pull_that_is_not_sent_does_not_diverge():
+    with pytest.warns(UserWarning) as caught:
+        check_method(fedavg(), linear_module(lr=1.0, cluster_weight=9.0), 5)
+    assert len(caught) == 1
+
+
+def test_one_optimizer_and_nothing_else():
+    class Scheduled(FederatedModule):
+        def configure_optimizers(self):
+            return {"optimizer": torch.optim.SGD(self.network.parameters(), lr=0.1)}
+
+    with pytest.raises(
+        ValueError, match=r"Scheduled.configure_optimizers: got dict; a local run needs one torch.optim"
+    ):
+        check_method(fedavg(), Scheduled(linear), 5)
+
+
+def test_hooks_of_a_trainer_have_no_effect():
+    class Hooked(FederatedModule):
+        def on_before_optimizer_step(self, optimizer):
+            pass
+
+        def validation_step(self, batch, batch_idx=0):
+            pass
+
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx)
+
+    class Derived(Hooked):
+        pass
+
+    said = "model: Derived defines validation_step, on_before_optimizer_step, which lightning.Trainer calls and a fed"
+    with pytest.warns(UserWarning, match=said) as caught:
+        check_method(fedavg(), Derived(linear), 5)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["optimizer_step", "on_train_batch_start", "on_after_batch_transfer", "test_step"])
+def test_each_kind_of_hook_is_warned_of(name):
+    with pytest.warns(UserWarning, match=f"defines {name}, which"):
+        check_method(fedavg(), type("Hooked", (FederatedModule,), {name: lambda self: None})(linear), 5)
+
+
+def test_a_network_of_another_shape():
+    with pytest.raises(ValueError, match=r"model.network: LeNet5 cannot take inputs of shape \(16,\)") as error:
+        check_network(FederatedModule(partial(LeNet5, 1, 28)), blobs())
+    assert "Synthetic" in str(error.value)
+    assert "in_channels and image_size" in str(error.value)
+
+
+def test_too_few_classes():
+    module = FederatedModule(partial(MLP, 16, [4], 7))
+    with pytest.raises(ValueError, match=r"MLP gives scores of shape \(7,\), but Synthetic has 8 classes") as error:
+        check_network(module, blobs())
+    assert "set its num_classes to 8" in str(error.value)
+
+
+def test_scores_are_one_vector_per_input():
+    module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 16), nn.Unflatten(1, (8, 2))), cut=None)
+    with pytest.raises(ValueError, match=r"Sequential gives scores of shape \(8, 2\)"):
+        check_network(module, blobs())
+
+
+class Twice(MLP):
+    """Gives its scores and what they are made of."""
+
+    def forward(self, inputs):
+        return super().forward(inputs), inputs
+
+
+def test_a_network_that_gives_something_else_than_scores():
+    with pytest.raises(ValueError, match=r"model.network: Twice gives a tuple; needed is one tensor of scores"):
+        check_network(FederatedModule(partial(Twice, 16, [4], 8)), blobs())
+
+
+def test_a_loss_that_cannot_take_scores_and_labels():
+    module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.MSELoss())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of the shapes
+        with pytest.raises(
+            ValueError, match=r"model.loss: MSELoss cannot take scores \[2, 8\] and labels \[2\] \(Runtime"
+        ):
+            check_network(module, blobs())
+
+
+def test_more_scores_than_classes_are_fine():
+    check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
+
+
+def test_a_network_of_integers_is_tried_with_integers():
+    tokens = blobs(dataset=Tensors((torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([0, 1]))))
+
+    def network():
+        return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
+
+    check_network(FederatedModule(network, cut=None), tokens)
+    with pytest.raises(
+        ValueError, match=r"MLP cannot take inputs of shape \(3,\) and torch.int64, which Tensors gives"
+    ):
+        check_network(FederatedModule(partial(MLP, 3, [4], 2)), tokens)
+
+
+def test_whatever_a_network_raises_on_blank_inputs_is_explained():
+    class Fussy(nn.Linear):
+        def forward(self, inputs):
+            raise TypeError("images wanted")
+
+    with pytest.raises(
+        ValueError, match=r"model.network: Fussy cannot take inputs .*\(TypeError: images wanted\)"
+    ) as error:
+        check_network(FederatedModule(partial(Fussy, 16, 8), cut=None), blobs())
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+def normed(**options):
+    return FederatedModule(Normed, partial(torch.optim.SGD, lr=0.1), **options)
+
+
+def sized(*sizes, **options):
+    """Clients with so many training samples."""
+    inputs, targets, *_ = two_sided(size=sum(sizes))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    train = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return dealt(inputs, targets, train, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        (
+            (8, 9, 5),
+            {"batch_size": 4},
+            r"4, .* 2 of 3 clients .* client 1 with 9 training .*: set data.drop_last=true",
+        ),
+        (
+            (8, 1),
+            {"batch_size": 4},
+            r"1 of 2 clients .* client 1 with 1 training .*: a client with one training sample",
+        ),
+        (
+            (8, 1),
+            {"batch_size": 4, "drop_last": True},
+            "client 1 with 1 .*: a client with one training sample needs a data.p",
+        ),
+        ((5, 1), {"batch_size": 4}, "2 of 2 .* set data.drop_last=true, or another data.batch_size; a client with one"),
+        (
+            (8, 6),
+            {"batch_size": 1},
+            "1, .* 2 of 2 clients .* client 0 with 8 training .*: set data.batch_size to 2 or more",
+        ),
+        ((8, 6), {"batch_size": 1, "drop_last": True}, "2 of 2 clients .* set data.batch_size to 2 or more"),
+    ],
+)
+def test_a_batch_of_one_sample_that_the_network_cannot_take(sizes, options, words):
+    with pytest.raises(ValueError, match=rf"^data.batch_size: got .*{words}") as error:
+        check_batches(normed(), sized(*sizes, **options))
+    assert "Normed cannot train on that (Expected more than 1 value per channel when training" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((8, 6, 2), {"batch_size": 4}),
+        ((9, 5), {"batch_size": 4, "drop_last": True}),
+        ((9, 5), {"batch_size": 3}),
+        ((3, 2), {"batch_size": 4, "drop_last": True}),
+    ],
+)
+def test_larger_batches_are_fine(sizes, options):
+    check_batches(normed(), sized(*sizes, **options))
+
+
+def test_a_network_that_takes_one_sample_may_get_it():
+    class Spatial(nn.Sequential):
+        """Two positions per channel are enough for batch normalisation."""
+
+        def __init__(self):
+            super().__init__(nn.Unflatten(1, (1, 2)), nn.BatchNorm1d(1), nn.Flatten(), nn.Linear(2, 2))
+
+    for module in (linear_module(), FederatedModule(Spatial, cut=None)):
+        check_batches(module, sized(9, 1, batch_size=4))
+
+
+def test_a_step_that_skips_one_sample_may_get_it():
+    class Skips(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch) if len(batch[0]) > 1 else self.network.decision.weight.sum() * 0
+
+    check_batches(Skips(Normed), sized(9, batch_size=4))
+
+
+def test_a_step_that_logs_is_tried_like_any_other():
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("seen", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match=r"data.batch_size: got 4"):
+        check_batches(Logs(Normed), sized(9, batch_size=4))
+
+
+def test_trying_a_batch_leaves_module_and_generators_as_they_were():
+    module = FederatedModule(lambda: nn.Sequential(Normed(), nn.Dropout()), cut=None).eval()
+    before, state = module.layout.pack(module.network), torch.get_rng_state()
+    with pytest.raises(ValueError, match="batch_size"):
+        check_batches(module, sized(9, batch_size=4))
+    assert torch.equal(module.layout.pack(module.network), before) and not module.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class NormedDigits(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def test_batch_normalisation_trains_or_is_refused_before_it_starts(tmp_path, monkeypatch):
+    """20 clients with 60 or 61 training images: batches of 10 leave one over."""
+    module = FederatedModule(NormedDigits, partial(torch.optim.SGD, lr=0.1), cut=None)
+
+    def digits(**options):
+        return blobs(20, dataset=Digits(), partition=IID(), **{"batch_size": 10, **options})
+
+    sizes = loaded(digits()).population.sizes.tolist()
+    number, first = sizes.count(61), sizes.index(61)
+    assert 0 < number < 20
+    with pytest.raises(
+        ValueError, match=rf"leaves {number} of 20 clients .* client {first} with 61 .*data.drop_last=true"
+    ):
+        fit(module, digits(), fedavg(epochs=1), tmp_path)
+    assert not list(tmp_path.iterdir())
+    for cure in ({"drop_last": True}, {"batch_size": 9}):
+        watch = fit(module, digits(**cure), fedavg(epochs=1), tmp_path, rounds=2)
+        assert watch.metrics["test/own_split/global/acc"] > 0.1 and watch.rows[-1]["train/failed_clients"] == 0
+    for module_name in ("federation", "session"):
+        monkeypatch.setattr(f"lcfl.federation.{module_name}.check_batches", lambda *_: None)
+    with pytest.raises(ClientError, match="Expected more than 1 value per channel"):
+        fit(module, digits(), fedavg(epochs=1), tmp_path)
+
+
+def test_a_trial_does_not_fail_by_its_own_small_clients(tmp_path):
+    """8 random inputs a client leave 5 for training: one batch of 4 and one of a single sample."""
+    data = blobs(4, batch_size=4)
+    assert loaded(data.random_like()).population.sizes.tolist() == [5] * 4
+    module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), cut=None)
+    fit(module, data, fedavg(), tmp_path, fast_dev_run=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "method", "words"),
+    [
+        ({"clients_per_round": 13}, blobs_module, fedavg, "clients_per_round"),
+        ({}, blobs_module, partial(lcfed, 13), "num_clusters=13"),
+        ({}, partial(FederatedModule, partial(MLP, 15, [4], 8)), fedavg, "cannot take inputs"),
+    ],
+)
+def test_errors_come_before_any_data_is_loaded(tmp_path, monkeypatch, options, module, method, words):
+    data = blobs(12)
+    monkeypatch.setattr(data.dataset, "load", lambda: pytest.fail("data was loaded"))
+    federation = Federation(1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, devices=1, **options)
+    with pytest.raises(ValueError, match=words):
+        federation.fit(module(), data, method())
+    assert list(tmp_path.iterdir()) == []

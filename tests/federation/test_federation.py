@@ -1,0 +1,110 @@
+"""Settings and objects that a federation refuses, and what it says."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.loggers import CSVLogger
+from torch.utils.data import TensorDataset
+
+from lcfl import Federation, Method
+from lcfl.callbacks import EarlyStopping
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.clustering import LowRankCosine
+from tests.helpers.builders import blobs, blobs_module, fedavg
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": -1}, "trainer: got rounds=-1, evaluate_every=10; neither may be negative"),
+        ({"evaluate_every": -1}, "trainer: got rounds=100, evaluate_every=-1; neither"),
+        ({"strategy": "fsdp"}, "trainer.strategy: got 'fsdp'; .* a client's model fits on one device"),
+        ({"precision": "64-true"}, "trainer.precision: got '64-true'; allowed are 32-true, .* aggregated in float32"),
+        ({"precision": "16-mixed", "accelerator": "cpu"}, "trainer.precision: got 16-mixed on a CPU, .*bf16-mixed"),
+        ({"accelerator": "tpu"}, "trainer.accelerator: got 'tpu'; allowed are auto, cpu, cuda and gpu"),
+        ({"name": "a/b"}, "trainer.name: got 'a/b'; it must be the name of one folder"),
+        ({"name": ".."}, "trainer.name: got '..'"),
+    ],
+)
+def test_a_setting_that_is_not_allowed_is_named_with_what_is(settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Federation(**settings)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    def state_of(number, fraction, part, truth, root):
+        federation = Federation(
+            rounds=number(2),
+            clients_per_round=part(0.5),
+            evaluate_clients=number(3),
+            evaluate_every=number(1),
+            client_dropout=fraction(0.25),
+            seed=number(1),
+            devices=number(1),
+            accelerator="cpu",
+            logger=None,
+            enable_progress_bar=False,
+            default_root_dir=tmp_path / root,
+        )
+        options = {"seed": number(3), "newcomers": part(0.25), "drop_last": truth(True), "val_fraction": fraction(0.2)}
+        data = blobs(number(12), batch_size=number(10), **options)
+        run = federation.fit(blobs_module(), data, fedavg(steps=number(3)))
+        return run.state.global_model, run.summary()["identity"]
+
+    model, identity = state_of(int, float, float, bool, "plain")
+    of_numpy, same = state_of(np.int64, np.float64, np.float32, np.bool_, "numpy")
+    assert torch.equal(model, of_numpy) and identity == same
+
+
+def test_no_logger_is_none(tmp_path):
+    assert Federation(logger=None).loggers is False and Federation(logger=False).loggers is False
+    logger = CSVLogger(tmp_path)
+    assert Federation(logger=logger).loggers == Federation(logger=iter([logger])).loggers == [logger]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"callbacks": [EarlyStopping]},
+            "trainer.callbacks: got the class EarlyStopping, not one made of it; .* Callb",
+        ),
+        ({"callbacks": EarlyStopping}, "trainer.callbacks: got the class EarlyStopping, not one made of it"),
+        ({"callbacks": ["Monitor"]}, r"trainer.callbacks: got str; it must be of the class Callback\."),
+        ({"logger": CSVLogger}, "trainer.logger: got the class CSVLogger, not one made of it; .* of the class Logger"),
+        ({"logger": "csv"}, r"trainer.logger: got str; it must be of the class Logger\."),
+        ({"logger": 3}, r"trainer.logger: got int; it must be of the class Logger\."),
+    ],
+)
+def test_callbacks_and_loggers_that_are_none_are_named(settings, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        Federation(**settings)
+
+
+def test_other_objects_than_those_needed_are_named(tmp_path):
+    data, module, method = blobs(), blobs_module(), fedavg()
+    federation = Federation(default_root_dir=tmp_path)
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must be of the class FederatedModule\.$"):
+        federation.fit(data, module, method)
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must"):
+        Federation(fast_dev_run=True).fit(data, module, method)
+    with pytest.raises(TypeError, match=r"^method: got LocalTraining; it must be of the class Method\.$"):
+        federation.fit(module, data, method.local_update)
+    with pytest.raises(TypeError, match=r"^method.aggregation: got the class GlobalMean, not one made of it; it must"):
+        Method(method.local_update, method.exchange, GlobalMean)
+    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; it must be of the class list\.$"):
+        Method(method.local_update, method.exchange, method.aggregation, LowRankCosine(2))
+    with pytest.raises(TypeError, match=r"^method.clustering.0: got GlobalMean; it must be of the class Clustering\.$"):
+        Method(method.local_update, method.exchange, method.aggregation, [GlobalMean()])
+    with pytest.raises(
+        TypeError, match=r"^data.dataset: got TensorDataset; .* Datasets makes one of your own data sets"
+    ):
+        blobs(dataset=TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("accelerator", ["cuda", "gpu"])
+def test_a_gpu_that_is_not_there(accelerator):
+    with pytest.raises(ValueError, match=rf"trainer.accelerator: got {accelerator}, but torch finds no GPU"):
+        Federation(accelerator=accelerator)

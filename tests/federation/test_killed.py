@@ -1,0 +1,76 @@
+"""A run that was killed at any moment, or stopped by a signal, goes on as if nothing had happened."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, newest_state
+
+
+def killed_fit(started, delay, args):
+    """Starts ``lcfl fit`` and kills all its processes after `delay` seconds, if they are still running."""
+    child = started(args)
+    time.sleep(delay)
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        assert status == 0, "the run ended with an error before it was killed"
+    else:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def resume(root):
+    """The option by which a run goes on, if there is anything to go on from."""
+    return ["--ckpt_path=last"] if list(Path(root).glob("run/*/checkpoints/round-*.ckpt")) else []
+
+
+@pytest.fixture
+def killed_and_resumed(tmp_path, reference, started):
+    """One trial: a run killed at a random moment, up to three times, resumed with another number of ranks."""
+
+    def trial(moment):
+        random.seed(moment)
+        path, duration = reference("lcfed")
+        ranks = [1, 2]
+        for _ in range(random.randint(1, 3)):
+            random.shuffle(ranks)
+            args = arguments(tmp_path, "lcfed", ranks[0], ROUNDS, *resume(tmp_path))
+            killed_fit(started, random.uniform(0.1, 1.2) * duration, args)
+        run = fit(tmp_path, "lcfed", ranks[1], ROUNDS, *resume(tmp_path))
+        assert_same_run(path, run.path)
+
+    return trial
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_killed_run_goes_on_as_if_nothing_had_happened(killed_and_resumed, moment):
+    killed_and_resumed(moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(3, 33))
+def test_killed_at_any_of_thirty_moments(killed_and_resumed, moment):
+    killed_and_resumed(moment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_signal_saves_the_last_complete_round_and_resumes(tmp_path, started, number, devices):
+    more = ["--trainer.callbacks.every_n_rounds=1000000"]
+    child = started(arguments(tmp_path, "lcfed", devices, 1_000_000, *more))
+    table = tmp_path / "run" / "version_0" / "metrics.csv"
+    deadline = time.monotonic() + 300
+    while not table.is_file() or table.read_text().count("\n") < 4:
+        assert time.monotonic() < deadline, "the run did not get to its third round"
+        time.sleep(0.01)
+    os.kill(child, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + number
+    saved = newest_state(tmp_path / "run" / "version_0").round
+    assert saved >= 2
+    assert len(table.read_text().splitlines()) == saved + 2  # a head, the warm-up round, and every complete round
+    run = fit(tmp_path, "lcfed", 1, saved + 2, "--ckpt_path=last")
+    assert run.state.round == saved + 2

@@ -1,0 +1,335 @@
+"""Newcomers: who joins what by which rule, what it costs, and that nothing else changes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl import FederatedModule
+from lcfl.federation import onboarding
+from lcfl.federation.federation import Federation
+from lcfl.federation.onboarding import onboard
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import Clustering, ClusterNumberTuning, OneShotHierarchical
+from lcfl.methods.exchange import ClusterModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.runs import checkpoint, checkpoint_lookup
+from tests.helpers.bits import assert_same_state, same
+from tests.helpers.builders import (
+    NormedMLP,
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedac,
+    fedavg,
+    lcfed,
+    linear_module,
+    linear_step,
+    two_sided,
+)
+from tests.helpers.clustered import fedgroup, pacfl
+from tests.methods.clustering.test_one_shot import fedclust
+
+P, P_PHI, P_L = 408, 272, 136  # of the network of `blobs_module`
+LABELS, PIXELS = 2, 16  # of a client of `blobs`
+
+
+class Parity(Clustering):
+    """Two clusters that never move, and no rule of its own."""
+
+    def on_round_end(self, state):
+        state.assignment = torch.arange(state.num_clients) // 3 % 2
+        state.centres = state.initial.repeat(2, 1) if len(state.centres) != 2 else state.centres
+
+
+def parity():
+    return Method(LocalTraining(steps=5), ClusterModel(), ClusterMean("participants", "participants"), [Parity()])
+
+
+METHODS = {
+    "fedclust": lambda: fedclust({"steps": 5}, num_clusters=4),
+    "fedclust_model": lambda: fedclust({"steps": 5}, num_clusters=4, reference="model"),
+    "lcfed": lambda: lcfed(4, LocalTraining(steps=5)),
+    "fedac": lambda: fedac(4, LocalTraining(steps=5), ClusterNumberTuning("silhouette")),
+    "fedgroup": lambda: fedgroup(4, 5, 5, steps=5),
+    "pacfl": lambda: pacfl(num_clusters=4),
+    "parity": parity,
+    "fedavg": lambda: fedavg(steps=5),
+    "local": lambda: alone(steps=5),
+}
+
+
+def trained(root, method, data, module=None, rounds=8, **options):
+    options = {"clients_per_round": 1.0, "evaluate_every": 0, "accelerator": "cpu", "devices": 1, **options}
+    federation = Federation(
+        rounds, logger=False, enable_progress_bar=False, default_root_dir=root, name="run", **options
+    )
+    return federation.fit(module or blobs_module(), data, method).path
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """``joined(name)``: data, module, state and what onboarding found, of a run of that method; made once."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            data, module, method = blobs(20, newcomers=0.3), blobs_module(), METHODS[name]()
+            path = checkpoint_lookup.newest([trained(tmp_path_factory.mktemp(name), method, data, module)])
+            found = onboard(path, module, data, METHODS[name](), 5, "cpu")
+            made[name] = data, module, checkpoint.read(path), found
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", ["fedclust", "fedclust_model", "lcfed", "fedac", "fedgroup", "pacfl"])
+def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
+    data, _, saved, found = joined(name)
+    groups = data.population.groups
+    assert [each.client for each in found.joined] == list(data.newcomer_clients) and len(found.joined) == 6
+    for each in found.joined:
+        members = saved.state.members(each.cluster)
+        assert {int(groups[i]) for i in members} == {each.group} == {int(groups[each.client])}
+    summary = found.evaluation.summary()
+    assert summary["test/own_split/before/acc"] > 0.95
+
+
+@pytest.mark.parametrize("name", ["fedclust_model", "lcfed", "fedac", "fedgroup"])
+def test_statistics_of_a_network_with_batch_norm_do_not_decide_where_a_newcomer_belongs(name, tmp_path):
+    data, module = blobs(20, newcomers=0.3), FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.1))
+    path = checkpoint_lookup.newest([trained(tmp_path, METHODS[name](), data, module)])
+    found = onboard(path, module, data, METHODS[name](), 5, "cpu")
+    state = checkpoint.read(path).state
+    for each in found.joined:
+        assert {int(data.population.groups[i]) for i in state.members(each.cluster)} == {each.group}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_has_its_rule_and_its_bytes(joined, name):
+    _, _, saved, found = joined(name)
+    k = saved.state.num_clusters
+    rules = {
+        "fedclust": ("nearest to those of a newcomer", P + P, P_L),
+        "fedclust_model": ("nearest to those of a newcomer", P + P, P_L),
+        "lcfed": ("direction of a newcomer's short run", P + P + P_PHI, P),
+        "fedac": ("direction of a newcomer's short run", P + P + P_PHI, P),
+        "fedgroup": ("own pre-training", P + P, P),
+        "pacfl": ("smallest angle", P, 3 * LABELS * PIXELS),
+        "parity": ("smallest loss", k * P + P, 0),
+        "fedavg": ("no clusters", P, 0),
+        "local": ("no clusters", 0, 0),
+    }
+    words, down, up = rules[name]
+    assert words in found.rule
+    assert {(each.down_bytes, each.up_bytes) for each in found.joined} == {(4 * down, 4 * up)}
+    assert all((each.cluster is None) == (name in ("fedavg", "local")) for each in found.joined)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_personalising_helps_and_both_figures_stand_apart(joined, name):
+    _, _, _, found = joined(name)
+    summary = found.evaluation.summary()
+    before, after = (summary[f"test/own_split/{stage}/acc"] for stage in ("before", "after"))
+    assert after >= before - 0.01 and after > 0.9
+    assert list(found.evaluation.by_name) == [
+        f"{stage}/own_split/{when}/{metric}"
+        for stage in ("test", "val")
+        for when in ("before", "after")
+        for metric in ("loss", "acc")
+    ]
+    for metric in found.evaluation.by_name.values():
+        assert metric.clients.tolist() == [each.client for each in found.joined]
+
+
+def test_fedavg_gives_the_global_model_and_local_the_initial_one(joined):
+    for name in ("fedavg", "local"):
+        data, module, saved, found = joined(name)
+        model = saved.state.global_model if name == "fedavg" else saved.state.initial
+        network = module.layout.unpack(model, module.make_network()).eval()
+        accuracy = []
+        for client in data.newcomer_clients:
+            inputs, targets = data.samples.batch(data.population.test["own_split"][client], torch.device("cpu"))
+            accuracy.append(float((network(inputs).argmax(dim=1) == targets).float().mean()))
+        np.testing.assert_allclose(found.evaluation.by_name["test/own_split/before/acc"].values, accuracy)
+
+
+def test_the_smallest_loss_is_by_hand(joined):
+    data, module, saved, found = joined("parity")
+    for each in found.joined:
+        inputs, targets = data.samples.batch(data.population.train[each.client], torch.device("cpu"))
+        losses = []
+        for centre in saved.state.centres:
+            network = module.layout.unpack(centre, module.make_network()).eval()
+            losses.append(torch.nn.functional.cross_entropy(network(inputs), targets).item())
+        assert each.cluster == int(np.argmin(losses))
+
+
+def test_a_loss_that_is_not_a_number_never_wins():
+    class View:
+        def losses(self, models):
+            return [float("nan"), 3.0, 2.0, 2.0]
+
+    state = type("State", (), {"centres": torch.zeros(4, 1)})
+    assert Parity().place_newcomer(View(), state) == 2
+
+
+def test_fedclust_places_by_the_members_warm_up_layers_in_numpy(tmp_path):
+    """Algorithm 2 with all samples in every batch; five epochs from the cluster's model."""
+    inputs, targets, train, test = two_sided(5, size=6)
+    data = dealt(inputs, targets, train, test=test, newcomers=1)
+    (newcomer,) = data.newcomer_clients
+    object.__setattr__(data.population, "newcomers", (newcomer,))
+    data.prepare_data = data.setup = lambda stage=None: None
+    module, method = linear_module(lr=0.5), fedclust({"steps": 2}, num_clusters=2, warmup_steps=3)
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=3)])
+    found = onboard(path, module, data, method, 5, "cpu")
+    saved = checkpoint.read(path).state
+
+    def run_optimizer(w, client, steps):
+        for _ in range(steps):
+            w = w - 0.5 * linear_step(w, inputs[train[client]], targets[train[client]])[1]
+        return w
+
+    w0 = module.initial_model(0).double().numpy()
+    last = {client: run_optimizer(w0, client, 3)[9:] for client in range(5)}
+    r = saved.assignment.numpy()
+    means = [np.mean([last[i] for i in range(5) if r[i] == k and i != newcomer], axis=0) for k in (0, 1)]
+    expected = int(np.argmin([np.linalg.norm(mean - last[newcomer]) for mean in means]))
+    assert found.joined[0].cluster == expected
+    for stage, steps in (("before", 0), ("after", 5)):
+        model = run_optimizer(saved.centres[expected].double().numpy(), newcomer, steps)
+        loss, _ = linear_step(model, inputs[test[newcomer]], targets[test[newcomer]])
+        assert found.evaluation.by_name[f"test/own_split/{stage}/loss"].values[0] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+def test_pacfl_places_by_the_angles_of_the_data_in_numpy(tmp_path, linkage):
+    data, module, method = blobs(20, newcomers=0.3), blobs_module(), pacfl(num_clusters=7, linkage=linkage)
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=1)])
+    found = onboard(path, module, data, method, 1, "cpu")
+    state = checkpoint.read(path).state
+
+    def signature(client):
+        pixels, label = data.samples.batch(data.population.train[client], torch.device("cpu"))
+        of_label = [pixels[label == each].double().numpy().T for each in label.unique()]
+        return np.concatenate([np.linalg.svd(image, full_matrices=False)[0][:, :3] for image in of_label], axis=1)
+
+    def angle(one, other):
+        return np.degrees(np.arccos(np.abs(signature(one).T @ signature(other)).max().clip(max=1)))
+
+    join = {"average": np.mean, "single": np.min, "complete": np.max}[linkage]
+    for each in found.joined:
+        far = [join([angle(each.client, i) for i in state.members(k)]) for k in range(state.num_clusters)]
+        assert far[each.cluster] == pytest.approx(min(far), abs=1e-3)
+        assert max(far) - min(far) > 1
+
+
+def test_fedgroup_places_by_the_direction_of_the_pre_training_in_numpy(tmp_path):
+    """All samples in every batch; the direction of a group is the mean of its members' first updates."""
+    inputs, targets, train, test = two_sided(5, size=6)
+    data = dealt(inputs, targets, train, test=test, newcomers=1)
+    (newcomer,) = data.newcomer_clients
+    object.__setattr__(data.population, "newcomers", (newcomer,))
+    data.prepare_data = data.setup = lambda stage=None: None
+    module, method = linear_module(lr=0.5), fedgroup(2, 3, 5, steps=2)
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=2)])
+    found = onboard(path, module, data, method, 1, "cpu")
+    state = checkpoint.read(path).state
+
+    def update(client):
+        w = start = module.initial_model(0).double().numpy()
+        for _ in range(3):
+            w = w - 0.5 * linear_step(w, inputs[train[client]], targets[train[client]])[1]
+        return w - start
+
+    def cosine(one, other):
+        return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+
+    directions = [np.mean([update(i) for i in state.members(k) if i != newcomer], axis=0) for k in (0, 1)]
+    cosines = [cosine(update(newcomer), direction) for direction in directions]
+    assert found.joined[0].cluster == int(np.argmax(cosines)) and abs(cosines[0] - cosines[1]) > 0.1
+
+
+def test_one_newcomer_does_not_depend_on_the_others(joined, monkeypatch):
+    data, module, saved, found = joined("fedclust")
+    last = data.newcomer_clients[-1]
+    monkeypatch.setattr(type(data), "newcomer_clients", property(lambda self: (last,)))
+    alone_there = onboard(saved.path, module, data, METHODS["fedclust"](), 5, "cpu")
+    assert alone_there.joined == [found.joined[-1]]
+    for name, metric in alone_there.evaluation.by_name.items():
+        assert metric.values[0] == found.evaluation.by_name[name].values[-1]
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_auto_is_cuda_or_the_cpu_and_no_other_kind_of_device(joined, monkeypatch, has_cuda):
+    class Chosen(Exception):
+        """Instead of a device of that kind, which may not be here."""
+
+    def fabric(accelerator, **_):
+        raise Chosen(accelerator)
+
+    data, module, saved, _ = joined("fedavg")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(onboarding, "Fabric", fabric)
+    with pytest.raises(Chosen, match="cuda" if has_cuda else "cpu"):
+        onboard(saved.path, module, data, METHODS["fedavg"]())
+
+
+def test_twice_the_same_and_the_checkpoint_is_untouched(joined):
+    data, module, saved, found = joined("lcfed")
+    again = onboard(saved.path, module, data, METHODS["lcfed"](), 5, "cpu")
+    assert again.joined == found.joined
+    assert same(again.evaluation.summary(), found.evaluation.summary())
+    assert_same_state(checkpoint.read(saved.path).state, saved.state)
+
+
+def test_whoever_has_left_is_no_reference_for_newcomers(tmp_path):
+    """All members of a cluster leave: nobody joins it."""
+    plain = blobs(20, newcomers=0.3)
+    group = int(blobs_groups()[plain.newcomer_clients[0]])
+    leavers = {i: 1 for i in range(20) if blobs_groups()[i] == group and i not in plain.newcomer_clients}
+    data, module = blobs(20, newcomers=0.3, leavers=leavers), blobs_module()
+    path = checkpoint_lookup.newest([trained(tmp_path, METHODS["fedclust"](), data, module, rounds=2)])
+    found = onboard(path, module, data, METHODS["fedclust"](), 5, "cpu")
+    state = checkpoint.read(path).state
+    emptied = set(range(4)) - set(state.assignment[state.active].tolist())
+    assert len(emptied) == 1 and not emptied & {each.cluster for each in found.joined}
+
+
+def blobs_groups():
+    return np.repeat(np.arange(4), 5)
+
+
+# what is refused
+
+
+def test_a_run_without_newcomers(tmp_path):
+    data, module = blobs(4), blobs_module()
+    path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), data, module, rounds=1)])
+    with pytest.raises(ValueError, match=r"kept no newcomers out .* data.newcomers > 0"):
+        onboard(path, module, data, fedavg(), 5, "cpu")
+
+
+def test_other_data_other_newcomers_and_no_epochs(joined):
+    data, module, saved, _ = joined("fedavg")
+    with pytest.raises(ValueError, match="epochs=0; it must be at least 1"):
+        onboard(saved.path, module, data, fedavg(), 0, "cpu")
+    for other in (blobs(20, newcomers=0.3, seed=1), blobs(20, newcomers=5)):
+        with pytest.raises(checkpoint.CheckpointError, match="partition: the checkpoint has"):
+            onboard(saved.path, module, other, fedavg(), 5, "cpu")
+
+
+def test_a_newcomer_that_diverges_is_named(joined):
+    data, _, saved, _ = joined("fedavg")
+    first = data.newcomer_clients[0]
+    with pytest.raises(ValueError, match=f"newcomer {first}: its local run diverged"):
+        onboard(saved.path, blobs_module(lr=1e30), data, fedavg(), 5, "cpu")
+
+
+def test_a_wrong_reference_is_refused():
+    with pytest.raises(ValueError, match=r"reference='mean'; allowed are warm_up and model"):
+        OneShotHierarchical(reference="mean")

@@ -1,0 +1,218 @@
+"""A run that ended early and was resumed gives the bits of one that was not, and only where that is so it goes on."""
+
+import shutil
+
+import pytest
+
+from lcfl.engines import kernels
+from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.directory import RunDirectory
+from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
+
+METHODS = ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"]
+METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("method", "first"),
+    [
+        ("lcfed", 0),  # after the offline phase alone
+        *(
+            pytest.param(
+                method, each, marks=[pytest.mark.slow] if each == 1 and method not in ("lcfed", "fedac") else []
+            )
+            for method in METHODS
+            for each in (1, 5)
+        ),
+    ],
+)
+def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, first):
+    fit(tmp_path, method, rounds=first)
+    run = fit(tmp_path, method, 1, ROUNDS, "--ckpt_path=last")
+    assert run.path == newest_run(tmp_path)
+    assert run.path.name == "version_0"
+    assert_same_run(reference(method)[0], run.path)
+    assert run.metrics.items() >= {"test/own_split/majority/acc": 0.5}.items()
+
+
+REFRESHED = "{class_path: RefreshedLowRankCosine, init_args: {num_clusters: 4, dimension: 5, refresh_every: 3}}"
+TUNING = "{class_path: ClusterNumberTuning, init_args: {criterion: ratio, lower: 0.9, upper: 9.0, cooldown: 2}}"
+TUNED = ("-c", f"method: {{clustering: [{REFRESHED}, {TUNING}]}}")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """FedAC whose clusters merge, in one go."""
+    return fit(tmp_path_factory.mktemp("tuned"), "fedac", 1, 9, *TUNED).path
+
+
+@pytest.mark.parametrize("first", [4, 5, 6])
+def test_fedac_resumes_before_within_and_after_a_cooldown_and_a_refresh(tmp_path, tuned, first):
+    counts = [float(row["cluster/count"]) for row in rows(tuned) if int(row["round"]) >= 0]
+    assert len(set(counts)) > 1  # it does merge
+    fit(tmp_path, "fedac", 1, first, *TUNED)
+    assert_same_run(tuned, fit(tmp_path, "fedac", 1, 9, *TUNED, "--ckpt_path=last").path)
+
+
+SPLIT = ("-c", f"method: {{clustering: [{REFRESHED.replace('4', '1', 1)}, {TUNING.replace('ratio', 'silhouette')}]}}")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    """FedAC whose only cluster is split, and its halves again, in one go."""
+    return fit(tmp_path_factory.mktemp("split"), "fedac", 1, 8, *SPLIT).path
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_fedac_resumes_just_after_a_split_and_within_the_cooldown_behind_it(tmp_path, split, first):
+    counts = [float(row["cluster/count"]) for row in rows(split) if int(row["round"]) >= 0]
+    assert counts == [1, 1, 1, 2, 2, 2, 3, 3]  # split in round 3, two rounds of cooldown, split again
+    fit(tmp_path, "fedac", 1, first, *SPLIT)
+    assert_same_run(split, fit(tmp_path, "fedac", 1, 8, *SPLIT, "--ckpt_path=last").path)
+
+
+@pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])
+def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, local):
+    """Clients have 54 samples: 5 batches of 10 a pass, so steps cross the end of a pass in any round."""
+    words = ("--data.drop_last=true", "-c", f"method: {{local_update: {{init_args: {{{local}}}}}}}")
+    whole = fit(tmp_path / "whole", "fedavg", 1, 4, *words).path
+    fit(tmp_path / "parts", "fedavg", 1, 3, *words)
+    parts = fit(tmp_path / "parts", "fedavg", 1, 4, *words, "--ckpt_path=last").path
+    assert_same_run(whole, parts)
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, fit(tmp_path / "kept", "fedavg", 1, 4, *words[1:]).path)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fednova", ["--method.aggregation.momentum=0.5", "--model.cluster_weight=0.1"]),
+        ("fednova", ["-c", "method: {local_update: {init_args: {steps: null, epochs: 3, stragglers: 0.5}}}"]),
+        ("per_fedavg", ["--method.local_update.hessian=true", "--method.local_update.outer_momentum=0.5"]),
+        ("local", ["--method.exchange.full_budget=true"]),
+    ],
+)
+def test_what_an_option_keeps_survives_a_resume_and_is_the_same_on_two_ranks(tmp_path, method, words):
+    whole = fit(tmp_path / "whole", method, 1, 2, *words).path
+    fit(tmp_path / "parts", method, 2, 1, *words)
+    assert_same_run(whole, fit(tmp_path / "parts", method, 1, 2, *words, "--ckpt_path=last").path)
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, fit(tmp_path / "without", method, 1, 2).path)
+
+
+def test_another_configuration_is_refused_and_named(tmp_path):
+    fit(tmp_path, rounds=1)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"method.clustering.0.num_clusters: the checkpoint has 10.* 3"
+    ):
+        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--method.clustering.num_clusters=3")
+    with pytest.raises(checkpoint.CheckpointError, match="seed: the checkpoint has 0, this run 5"):
+        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--seed_everything=5")
+    with pytest.raises(checkpoint.CheckpointError, match="partition"):
+        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.seed=5")
+    with pytest.raises(checkpoint.CheckpointError, match="drop_last: the checkpoint has False, this run True"):
+        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
+
+
+def test_a_run_goes_on_with_another_number_of_clients_to_measure_and_says_it(tmp_path):
+    fit(tmp_path, rounds=1)
+    run = fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--trainer.evaluate_clients=3")
+    assert run.summary()["rounds"] == 2 and run.summary()["evaluate_clients"] == 3
+
+
+def test_a_run_whose_engine_is_not_to_be_had_any_more_is_told_so(tmp_path, monkeypatch):
+    def gone():
+        raise kernels.Unavailable("there is no C++ compiler")
+
+    fit(tmp_path, "fedavg", 1, 1)
+    monkeypatch.setattr(kernels, "load", gone)
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler; with it .*ckpt was trained, so go on where"):
+        fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
+
+
+def test_damaged_newest_checkpoint_is_passed_over(tmp_path, reference):
+    run = fit(tmp_path, rounds=5).path
+    state = run / "checkpoints" / "round-000005.ckpt" / "state.pt"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    with pytest.warns(UserWarning, match="passed over.*does not match its SHA-256"):
+        resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
+    assert_same_run(reference("lcfed")[0], resumed.path)
+
+
+def test_missing_checkpoint_says_where_it_looked(tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match="no run of that name"):
+        fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=last")
+    with pytest.raises(checkpoint.CheckpointError, match="elsewhere: there is no checkpoint"):
+        fit(tmp_path, "lcfed", 1, 1, f"--ckpt_path={tmp_path}/elsewhere")
+
+
+def test_checkpoint_by_path_goes_on_in_its_own_run(tmp_path, reference):
+    first = fit(tmp_path, rounds=3).path
+    fit(tmp_path, rounds=1)  # a newer run of the same name
+    resumed = fit(tmp_path, "lcfed", 1, ROUNDS, f"--ckpt_path={first}/checkpoints/round-000003.ckpt")
+    assert resumed.path.resolve() == first.resolve()
+    assert_same_run(reference("lcfed")[0], resumed.path)
+
+
+def test_second_writer_of_a_run_is_refused(tmp_path):
+    path = fit(tmp_path, rounds=1).path
+    holder = RunDirectory(path)
+    try:
+        with pytest.raises(ValueError, match="another process is writing this run"):
+            fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last")
+    finally:
+        holder.close()
+
+
+def test_going_on_from_an_older_checkpoint_abandons_the_later_ones(tmp_path, reference):
+    keep = ["--trainer.callbacks.keep_last=null"]
+    run = fit(tmp_path, "lcfed", 1, 6, *keep).path
+    fit(tmp_path, "lcfed", 1, 4, *keep, f"--ckpt_path={run}/checkpoints/round-000003.ckpt")
+    assert sorted(path.name for path in (run / "checkpoints").glob("round-*")) == [
+        f"round-{number:06d}.ckpt" for number in range(5)
+    ]
+    resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
+    assert_same_run(reference("lcfed")[0], resumed.path)
+
+
+def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path):
+    run = fit(tmp_path, rounds=1).path
+    moved = tmp_path / "elsewhere" / "round-000001.ckpt"
+    shutil.copytree(run / "checkpoints" / "round-000001.ckpt", moved)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(checkpoint.CheckpointError, match="lies outside a run directory"):
+        fit(tmp_path, "lcfed", 1, 2, f"--ckpt_path={moved}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_run_directory_stands_for_its_newest_checkpoint(tmp_path):
+    run = fit(tmp_path, rounds=2).path
+    assert checkpoint_lookup.find(str(run), tmp_path, "another") == run / "checkpoints" / "round-000002.ckpt"
+
+
+def test_evaluation_asks_only_for_what_it_uses(tmp_path):
+    run = fit(tmp_path, "lcfed", 1, 2, "--trainer.precision=bf16-mixed").path
+    words = arguments(tmp_path, "lcfed", 1, 2, f"--ckpt_path={run}")[1:]
+    assert main(["test", *words])["test/own_split/personal/acc"] > 0
+    with pytest.raises(checkpoint.CheckpointError, match="precision: the checkpoint has 'bf16-mixed'"):
+        main(["fit", *words])
+    with pytest.raises(checkpoint.CheckpointError, match=r"model\.cluster_weight"):
+        main(["test", *words, "--model.cluster_weight=0.125"])
+
+
+def test_a_tensorboard_logger_of_ones_own_shows_no_step_twice(tmp_path):
+    logger = [
+        "--trainer.logger=lightning.fabric.loggers.TensorBoardLogger",
+        f"--trainer.logger.root_dir={tmp_path / 'curves'}",
+        "--trainer.logger.version=0",
+    ]
+    fit(tmp_path, "fedavg", 1, 4, *logger)
+    shutil.rmtree(newest_run(tmp_path) / "checkpoints" / "round-000004.ckpt")
+    fit(tmp_path, "fedavg", 1, 6, *logger, "--ckpt_path=last")
+    curves = scalars(next((tmp_path / "curves").glob("*/version_0")))
+    assert [step for step, _ in curves["train/loss"]] == list(range(6))
+    assert [value for _, value in curves["train/loss"]] == pytest.approx(
+        [float(row["train/loss"]) for row in rows(newest_run(tmp_path)) if int(row["round"]) >= 0]
+    )

@@ -1,0 +1,72 @@
+"""States with something in every field, and ways to spoil the checkpoints written of them."""
+
+import hashlib
+import json
+import os
+
+import torch
+
+from lcfl.core.clients import ClientState
+from lcfl.core.state import FederationState
+from lcfl.runs import checkpoint
+
+SIZE = 6
+IDENTITY = {"seed": 1, "method": {"mu": 0.1, "parts": ["a", None, True]}}
+
+
+def model(seed):
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def full_state(number=3, clients=(0, 1, 4), keeps_model=True):
+    """After `number` rounds in which these of five clients took part."""
+    state = FederationState.create(model(0), 5, keeps_model)
+    state.round = number
+    state.global_model = model(1)
+    state.centres = torch.stack([model(2), model(3)])
+    state.assignment = torch.tensor([0, 1, 1, 0, 1])
+    state.participated[list(clients)] = True
+    state.projection, state.codes = torch.stack([model(4), model(5)], dim=1), model(6).repeat(2)[:10].view(5, 2)
+    state.total_bytes = 2**40 + 1
+    state.aggregation = {"velocity": model(7), "steps": 3}
+    state.should_stop = True
+    state.callbacks = {"Stop": {"best": 0.1, "wait": 3, "names": ["x"], "none": None}, "Rank#2": {"offset": model(9)}}
+    for client in clients:
+        state.clients[client] = ClientState(model(100 + client) if keeps_model else None, consumed=client * 7)
+    return state
+
+
+def shards(path):
+    return sorted(path.glob("clients-*.pt"))
+
+
+def flip_a_bit(file, position=None):
+    """In the byte at `position`, by default in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if position is None else position] ^= 1
+    file.write_bytes(content)
+
+
+def rewrite(path, **changes):
+    """Changes the manifest and makes its digest fit, as an attacker would."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    del manifest["digest"]
+    manifest["digest"] = checkpoint._digest(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def replace_state(path, content):
+    """Puts other bytes in the place of ``state.pt``, and their hash into the manifest."""
+    (path / "state.pt").write_bytes(content)
+    digests = json.loads((path / "manifest.json").read_text())["sha256"]
+    rewrite(path, sha256=digests | {"state.pt": hashlib.sha256(content).hexdigest()})
+
+
+class Malicious:
+    """Its pickle makes a folder at `path` when it is read without care."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)

@@ -1,0 +1,141 @@
+"""``lcfl <args>`` in this process, from an empty working directory, for the tests of the command line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lcfl.cli import federated_cli
+from lcfl.cli.federated_cli import FederatedCLI
+from lcfl.runs.result import Run
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+METHODS = sorted((CONFIGS / "methods").glob("*.yaml"))
+DATA = sorted((CONFIGS / "data").glob("*.yaml"))
+PAPERS = sorted((CONFIGS / "papers").glob("*.yaml"))
+QUICKSTART = CONFIGS / "quickstart.yaml"
+SYNTHETIC = ("-c", CONFIGS / "data" / "synthetic.yaml")
+LCFED = ("-c", CONFIGS / "methods" / "lcfed.yaml")
+FEDAVG = ("-c", CONFIGS / "methods" / "fedavg.yaml")
+SMALL = (
+    "--trainer.rounds=2",
+    "--trainer.clients_per_round=4",
+    "--trainer.evaluate_every=1",
+    "--trainer.devices=1",
+    "--trainer.logger=false",
+    "--trainer.enable_progress_bar=false",
+)
+
+# One method of each kind of clustering, and one without: what every method is tried with, the others are slow.
+KINDS = ("ascfl", "cfl", "fedavg", "fedclust", "fedgroup", "fesem", "ifca", "lcfed", "pacfl")
+KIND_OF_METHOD = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in KINDS else [pytest.mark.slow]) for path in METHODS
+]
+
+CLUSTERS = ("--method.clustering.init_args.num_clusters=4", "--method.clustering.init_args.dimension=10")
+FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, *CLUSTERS)
+
+PARTS = """
+import os, signal
+import torch
+from torch import nn
+from lcfl import Callback, FederatedModule
+from lcfl.methods.clustering import Clustering
+from lcfl.data.datamodule import FederatedDataModule
+
+class Parity(Clustering):
+    def on_round_end(self, state):
+        state.assignment = torch.arange(state.num_clients) % 2
+        state.centres = state.initial.repeat(2, 1) if len(state.centres) != 2 else state.centres
+
+class Net(nn.Module):
+    def __init__(self, width: int = 5):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, width), nn.Linear(width, 8)
+    def forward(self, inputs):
+        return self.head(self.body(inputs).relu())
+
+class Stop(Callback):
+    def on_round_start(self, state):
+        if state.round == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class Unpacks(Callback):
+    def on_round_end(self, uploads):
+        first, second = uploads
+
+class Data(FederatedDataModule):
+    pass
+
+class Module(FederatedModule):
+    def __init__(self, *args, penalty: float = 0.0, **options):
+        super().__init__(*args, **options)
+        self.penalty = penalty
+    def training_step(self, batch, batch_idx=0):
+        self.log("train/penalty", self.penalty)
+        return super().training_step(batch, batch_idx) + self.penalty * self.network.head.weight.square().sum()
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory; modules found there, and the path to it, are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A module of one's own in the working directory."""
+    (tmp_path / "own_parts.py").write_text(PARTS)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """``built(*args)``: what ``lcfl fit`` would train, by name: trainer, model, datamodule, method, ckpt_path."""
+    found = {}
+
+    def fit(self, **arguments):
+        found.update(arguments, trainer=self.trainer)
+        self.result = {}
+
+    monkeypatch.setattr(FederatedCLI, "fit", fit)
+
+    def build(*args):
+        lcfl("fit", *SYNTHETIC, *LCFED, *args)
+        return dict(found)
+
+    return build
+
+
+def lcfl(*args: object) -> Run | dict[str, float]:
+    """Runs the command and returns what it returned."""
+    return federated_cli.main([str(arg) for arg in args])
+
+
+def failure(capsys, *args: object) -> str:
+    """What a command that the parser refuses says on standard error."""
+    with pytest.raises(SystemExit) as ended:
+        lcfl(*args)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def printed(capsys, *args: object) -> dict:
+    """The configuration that ``lcfl fit <args> --print_config`` prints."""
+    with pytest.raises(SystemExit) as ended:
+        lcfl("fit", *args, "--print_config")
+    assert ended.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Every file below a folder with size and time of the last change."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

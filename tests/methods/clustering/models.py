@@ -1,0 +1,32 @@
+"""Models that are told apart by hand, and LCFed's clustering after an warm-up round with them."""
+
+import numpy as np
+import torch
+
+from lcfl.models import Layout
+from tests.helpers.builders import linear, server_of, state_of, upload
+
+LAYOUT = Layout.from_network(linear())  # P = 17: embedding 6 + 3, decision 6 + 2
+SIZE = LAYOUT.size
+
+
+def axis(place, value=1.0):
+    model = torch.zeros(SIZE)
+    model[place] = value
+    return model
+
+
+def opened(clustering, models, num_clients=None, layout=LAYOUT, initial=None):
+    """The state after the warm-up round of clients 0, 1, ... with these models."""
+    num_clients = num_clients or len(models)
+    size = layout.size
+    state = state_of([], [0] * num_clients, [[0.0] * size], [False] * num_clients, initial)
+    clustering.on_extra_round_end(server_of(layout), state, [upload(i, model) for i, model in enumerate(models)])
+    return state
+
+
+def four_ways(num=12, seed=0):
+    """Models near four axes in turn, of different lengths: by direction the groups are clear."""
+    draw = torch.Generator().manual_seed(seed)
+    models = [axis(i % 4, 1 + i / 4) + 0.02 * torch.randn(SIZE, generator=draw) for i in range(num)]
+    return models, np.arange(num) % 4

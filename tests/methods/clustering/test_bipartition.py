@@ -1,0 +1,232 @@
+"""CFL: when a cluster is cut in two and how, a run in numpy, and defects of public code as regression tests."""
+
+from itertools import combinations
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.clustering import RecursiveBipartition
+from lcfl.methods.clustering.bipartition import halves
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from tests.helpers.bits import same
+from tests.helpers.builders import (
+    blobs,
+    blobs_module,
+    dealt,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.helpers.clustered import cfl, normed_module
+from tests.methods.clustering.models import LAYOUT, axis
+from tests.methods.clustering.runs import are_the_groups, batches_counted
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}
+
+
+def cosines(rows):
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
+def least_across(rows):
+    """The bipartition whose largest cosine across is smallest, by trying all; who is not with client 0."""
+    number, cosine = len(rows), cosines(rows)
+    parts = [set(part) for size in range(1, number) for part in combinations(range(1, number), size)]
+
+    def across(part):
+        rest = sorted(set(range(number)) - part)
+        return cosine[np.ix_(sorted(part), rest)].max()
+
+    best = min(parts, key=across)
+    return np.array([int(i in best) for i in range(number)]), across(best)
+
+
+def test_three_rounds_with_a_split_in_numpy(tmp_path):
+    lr, start = 0.5, linear_module().initial_model(0).double().numpy()
+    omega, r, history, norms = start[None], np.zeros(4, dtype=int), [], []
+    for number in range(3):
+        w = omega[r]
+        for _ in range(2):
+            w = w - lr * np.stack([linear_step(w[i], INPUTS[TRAIN[i]], TARGETS[TRAIN[i]])[1] for i in range(4)])
+        delta = w - omega[r]
+        if number == 1:
+            r, _ = least_across(delta)
+            omega = np.stack([omega[0], omega[0]])
+        norms.append((np.linalg.norm(delta.mean(axis=0)), np.linalg.norm(delta, axis=1).max()))
+        omega = np.stack([omega[k] + delta[r == k].mean(axis=0) for k in range(len(omega))])
+        history.append((r, omega))
+    (_, first), (mean, largest) = norms[:2]
+    # thresholds, as shares of round 0's largest norm, that round 1 just meets
+    method = cfl(steps=2, eps1=1.01 * mean / first, eps2=0.99 * largest / first, relative=True, min_round=1)
+    method.clustering[0].bipartition = "optimal"
+    method.clustering[0].min_size = 4
+    watch = fit(linear_module(lr), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
+    for each, (r, omega) in zip(watch.history, history, strict=True):
+        assert each.assignment.tolist() == r.tolist()
+        np.testing.assert_allclose(each.centres, omega, atol=3e-6)
+    assert r.tolist() == [0, 1, 0, 1]
+    assert watch.rows[1]["cluster/mean_update_0"] == pytest.approx(mean, rel=1e-4)
+    assert watch.rows[1]["cluster/max_update_0"] == pytest.approx(largest, rel=1e-4)
+    method.clustering[0].eps1 = 0.99 * mean / first
+    again = fit(linear_module(lr), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
+    assert again.state.num_clusters == 1
+
+
+def test_the_optimal_bipartition_is_the_best_of_all():
+    for seed in range(20):
+        rows = np.random.default_rng(seed).normal(size=(6, 8))
+        label, across = halves(torch.from_numpy(rows), "optimal")
+        expected, least = least_across(rows)
+        assert across == pytest.approx(least, abs=1e-9)
+        assert label.tolist() == expected.tolist()
+
+
+def test_complete_and_optimal_differ_where_they_should():
+    """Directions at 0, 20, 40 and 72 degrees: the widest gap is the last, the tightest two groups are halves.
+
+    By average linkage 40 would go with 0 and 20, too: it is 30 degrees from them on average and 32 from the last.
+    """
+    angle = np.radians([0.0, 20.0, 40.0, 72.0])
+    rows = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1))
+    optimal, across = halves(rows, "optimal")
+    assert optimal.tolist() == [0, 0, 0, 1] and across == pytest.approx(np.cos(np.radians(32)))
+    complete, across = halves(rows, "complete")
+    assert complete.tolist() == [0, 0, 1, 1] and across == pytest.approx(np.cos(np.radians(20)))
+
+
+def played(clustering, rounds, num_clients):
+    """The state after rounds with these updates by client, aggregated by nobody; the centres stay at zero."""
+    state = state_of([None] * num_clients, [0] * num_clients, [[0.0] * LAYOUT.size])
+    for number, updates in enumerate(rounds):
+        state.round = number
+        clustering.on_round_end(server_of(LAYOUT), state, [upload(i, update) for i, update in updates.items()])
+    return state
+
+
+def test_after_two_splits_the_clusters_hold_clients_not_positions():
+    """The second cluster's members are 1, 3, 5, 7; cut by their positions 0 to 3 the first would be torn apart."""
+    first = {i: axis(i % 2, 1 + i / 10) for i in range(8)}
+    second = dict(first) | {3: axis(5), 7: axis(5, 2.0)}
+    clustering = RecursiveBipartition(**ALWAYS | {"min_size": 4, "gamma_max": 0.3})
+    state = played(clustering, [first], 8)
+    assert state.assignment.tolist() == [0, 1] * 4 and state.num_clusters == 2
+    clustering.on_round_end(server_of(LAYOUT), state, [upload(i, update) for i, update in second.items()])
+    assert state.assignment.tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
+    assert state.num_clusters == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "splits"),
+    [
+        ({}, True),
+        ({"eps1": 0.7}, False),  # the mean of two axes has norm sqrt(1/2) = 0.7071
+        ({"eps1": 0.71}, True),
+        ({"eps2": 1.0}, False),
+        ({"eps2": 0.99}, True),
+        ({"eps1": 0.71, "eps2": 0.99, "relative": True}, True),
+        ({"min_size": 5}, False),
+        ({"min_round": 1}, False),
+        ({"gamma_max": sqrt(0.5) - 1e-6}, True),  # cosine 0 across: sqrt((1 - 0) / 2)
+        ({"gamma_max": sqrt(0.5) + 1e-6}, False),
+    ],
+)
+def test_when_a_cluster_is_split(options, splits):
+    clustering = RecursiveBipartition(**ALWAYS | options)
+    state = played(clustering, [{i: axis(i % 2) for i in range(4)}], 4)
+    assert state.num_clusters == (2 if splits else 1)
+    assert state.assignment.tolist() == ([0, 1, 0, 1] if splits else [0] * 4)
+
+
+def test_both_halves_go_on_from_the_model_that_they_shared():
+    common = axis(3, 5.0)
+    state = state_of([None] * 4, [0] * 4, [common.tolist()])
+    uploads = [upload(i, common + axis(i % 2)) for i in range(4)]
+    RecursiveBipartition(**ALWAYS).on_round_end(server_of(LAYOUT), state, uploads)
+    assert torch.equal(state.centres, common.repeat(2, 1)) and not torch.equal(state.initial, common)
+
+
+def test_equal_updates_can_be_split_too_and_zero_updates_do_no_harm():
+    state = played(RecursiveBipartition(**ALWAYS | {"gamma_max": 0.0}), [{i: axis(0) for i in range(4)}], 4)
+    assert state.num_clusters == 1  # gamma is 0: nothing speaks for a split
+    state = played(RecursiveBipartition(**ALWAYS), [{i: axis(0, 0.0) for i in range(4)}], 4)
+    assert state.num_clusters == 1  # eps2
+
+
+def test_a_split_waits_until_every_member_has_a_recent_update():
+    halves_of = [{0: axis(0), 1: axis(1)}, {2: axis(0)}, {3: axis(1)}, {0: axis(0)}]
+    assert played(RecursiveBipartition(**ALWAYS, stale_max=2), halves_of[:3], 4).assignment.tolist() == [0, 1, 0, 1]
+    assert played(RecursiveBipartition(**ALWAYS, stale_max=1), halves_of, 4).num_clusters == 1
+    assert played(RecursiveBipartition(**ALWAYS, stale_max=9), halves_of[:2], 4).num_clusters == 1
+
+
+def test_after_a_split_updates_of_before_count_no_more():
+    clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
+    state = played(clustering, [{i: axis(i % 2, 1 + i) for i in range(4)}, {0: axis(0)}], 4)
+    assert state.num_clusters == 2 and list(clustering.state_dict()["updates"]) == [0]
+
+
+@pytest.mark.parametrize("stale_max", [0, 10])
+def test_without_a_split_it_is_fedavg_also_when_few_take_part(tmp_path, stale_max):
+    """In particular old updates are not applied again, and clients that never took part do not dilute a mean."""
+    method = cfl(eps1=0.0, eps2=0.0, min_round=0, stale_max=stale_max)
+    ours = fit(blobs_module(), blobs(12), method, tmp_path, rounds=5, clients_per_round=4)
+    plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean("uniform"))
+    fedavg = fit(blobs_module(), blobs(12), plain, tmp_path, rounds=5, clients_per_round=4)
+    for left, right in zip(ours.history, fedavg.history, strict=True):
+        assert same(left.centres, right.centres)
+
+
+def test_half_of_a_cluster_without_a_participant_stays_where_it_was(tmp_path):
+    method = cfl(**ALWAYS, stale_max=20)
+    watch = fit(blobs_module(), blobs(6), method, tmp_path, rounds=12, clients_per_round=2)
+    counts = [each.row["cluster/count"] for each in watch.history]
+    number = next(t for t, count in enumerate(counts) if count == 2)
+    before, after = watch.history[number - 1].centres, watch.history[number].centres
+    assert len(before) == 1 and len(after) == 2
+    sampled = {int(watch.history[number].assignment[i]) for i in watch.sampled[number]}
+    assert [same(centre, before[0]) for centre in after] == [k not in sampled for k in range(2)]
+
+
+def test_separable_groups_are_found(tmp_path):
+    """Thresholds relative to round 0, and gamma keeps a cluster whose members agree."""
+    method = cfl(steps=10, eps1=0.6, eps2=0.2, relative=True, min_round=3, gamma_max=0.6, min_size=3)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=40)
+    assert are_the_groups(watch.state.assignment)
+
+
+def test_bytes_and_batch_normalisation(tmp_path):
+    watch = fit(normed_module(), blobs(12), cfl(**ALWAYS), tmp_path, rounds=3)
+    size = watch.state.initial.numel()
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 12 * 4 * size
+    assert watch.state.num_clusters > 2 and watch.state.centres.isfinite().all()
+    assert batches_counted(watch, watch.state.centres) == [9.0] * watch.state.num_clusters
+    uncut = fit(normed_module(), blobs(12), cfl(), tmp_path, rounds=1)
+    updates = uncut.server.method.clustering[0].state_dict()["updates"].values()
+    assert {len(update) for update in updates} == {uncut.server.layout.num_parameters}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"eps1": -1.0}, "eps1=-1.0; it must be at least 0"),
+        ({"min_size": 1}, "min_size=1; it must be at least 2"),
+        ({"bipartition": "single"}, "bipartition='single'; allowed are complete and optimal"),
+        ({"gamma_max": 2.0}, "gamma_max=2.0; it must lie between 0 and 1"),
+    ],
+)
+def test_what_it_refuses(options, says):
+    with pytest.raises(ValueError, match=says):
+        RecursiveBipartition(**options)

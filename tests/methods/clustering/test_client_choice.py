@@ -1,0 +1,230 @@
+"""IFCA: random models to choose from, their redraws, one whole run in numpy, and what must be exactly true."""
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.core.messages import Uplink
+from lcfl.methods.clustering import ClientChoice
+from lcfl.runs.serialization import plain_copy
+from tests.helpers.bits import same
+from tests.helpers.builders import (
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    linear_module,
+    linear_step,
+    state_of,
+    two_sided,
+)
+from tests.helpers.clustered import Evaluations, ifca, normed_module
+from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(3, size=6)
+TRAIN = [TRAIN[0], TRAIN[1][:4], TRAIN[2]]
+
+
+def loss_of(w, client, share=TRAIN):
+    return linear_step(w, INPUTS[share[client]], TARGETS[share[client]])[0]
+
+
+def trained(w, client, lr=0.5, steps=2):
+    for _ in range(steps):
+        w = w - lr * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
+    return w
+
+
+def in_numpy(module, rounds, num_clusters=2):
+    """IFCA with full batches: choice by training loss, descent, means by samples. Centres and choices of each round."""
+    omega = np.stack([module.initial_model(0, k).double().numpy() for k in range(num_clusters)])
+    history = []
+    for _ in range(rounds):
+        j = [int(np.argmin([loss_of(w, i) for w in omega])) for i in range(3)]
+        w = [trained(omega[j[i]], i) for i in range(3)]
+        for k in set(j):
+            members = [i for i in range(3) if j[i] == k]
+            omega[k] = sum(len(TRAIN[i]) * w[i] for i in members) / sum(len(TRAIN[i]) for i in members)
+        history.append((omega.copy(), j))
+    return history
+
+
+def test_three_rounds_in_numpy(tmp_path):
+    module, evaluations = linear_module(lr=0.5), Evaluations()
+    data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    watch = fit(module, data, ifca(2, steps=2), tmp_path, rounds=3, callbacks=[evaluations])
+    expected = in_numpy(module, 3)
+    for each, (omega, j) in zip(watch.history, expected, strict=True):
+        np.testing.assert_allclose(each.centres, omega, atol=2e-6)
+        assert each.assignment.tolist() == j
+    assert {tuple(j) for _, j in expected} != {(0, 0, 0)}
+    assert watch.history[0].row["cluster/moved"] == 3  # from none
+    omega = expected[-1][0]
+    best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
+    values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
+    np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
+
+
+def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
+    one = fit(blobs_module(), blobs(12), ifca(1, max_redraws=10), tmp_path, rounds=4, clients_per_round=5)
+    plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=4, clients_per_round=5)
+    assert_same_models(one.history, plain.history)
+
+
+def test_the_models_differ_and_the_first_is_everybodys(tmp_path):
+    module = blobs_module()
+    state = fit(module, blobs(12), ifca(4), tmp_path, rounds=0).state
+    assert same(state.centres[0], module.initial_model(0))
+    assert len(state.centres.unique(dim=0)) == 4
+    assert state.assignment.tolist() == [-1] * 12
+
+
+def test_equal_initial_models_are_refused(tmp_path):
+    torch.save(blobs_module().network.state_dict(), tmp_path / "weights.pt")
+    module = blobs_module(init_from=tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"remove model\.init_from"):
+        fit(module, blobs(12), ifca(2), tmp_path)
+    fit(module, blobs(12), ifca(1), tmp_path)
+
+
+def test_bytes(tmp_path):
+    watch = fit(blobs_module(), blobs(12), ifca(3), tmp_path, rounds=2, clients_per_round=5)
+    size = watch.state.initial.numel()
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == 5 * 3 * 4 * size
+        assert row["comm/up_bytes"] == 5 * (4 * size + 4)
+
+
+def test_redraws_are_extra_rounds_of_all_clients_and_counted_in_round_0(tmp_path):
+    with pytest.warns(UserWarning, match="after 2 redraws no 6 initial models.*Fewer clusters"):
+        watch = fit(blobs_module(), blobs(12), ifca(6, 2, 1.0), tmp_path, rounds=2, clients_per_round=5)
+    size, first, second = watch.state.initial.numel(), *watch.rows
+    assert first["cluster/redraws"] == 2 and "cluster/redraws" not in second
+    assert first["comm/down_bytes"] == (3 * 12 + 5) * 6 * 4 * size
+    assert first["comm/up_bytes"] == 3 * 12 * 4 + 5 * (4 * size + 4)
+    assert second["comm/down_bytes"] == 5 * 6 * 4 * size
+    assert watch.state.total_bytes == sum(row["comm/down_bytes"] + row["comm/up_bytes"] for row in watch.rows)
+    assert [each.round for each in watch.history] == [0, 1]
+    assert not watch.history[0].participated.all()
+
+
+class Drawing:
+    """A server whose initial models are their numbers."""
+
+    seed = 0
+
+    def __init__(self):
+        self.logged = {}
+
+    def initial_model(self, number):
+        return torch.tensor([float(number)])
+
+    def log(self, name, value):
+        self.logged[name] = value
+
+
+def chose(clustering, server, state, clusters):
+    uploads = [Uplink(i, {"cluster": torch.tensor(cluster)}, 1) for i, cluster in enumerate(clusters)]
+    clustering.on_extra_round_end(server, state, uploads)
+
+
+def began(max_redraws, min_share=0.4):
+    clustering, server, state = ClientChoice(2, max_redraws, min_share), Drawing(), state_of([], [0] * 10, [[0.0]])
+    state.round = 0
+    clustering.on_fit_start(server, state)
+    return clustering, server, state
+
+
+def test_a_draw_stays_when_every_model_has_its_share():
+    clustering, server, state = began(5)
+    assert list(clustering.extra_round(state, []).clients) == list(range(10))
+    chose(clustering, server, state, [0] * 9 + [1])  # 1 < 0.4 * 10 / 2
+    assert state.centres.tolist() == [[2.0], [3.0]] and clustering.extra_round(state, []) is not None
+    chose(clustering, server, state, [0] * 8 + [1] * 2)
+    assert state.centres.tolist() == [[2.0], [3.0]] and clustering.extra_round(state, []) is None
+    assert server.logged == {"cluster/redraws": 1}
+
+
+def test_the_best_of_the_draws_stays_when_none_is_good():
+    clustering, server, state = began(2, min_share=1.0)
+    chose(clustering, server, state, [0] * 9 + [1])
+    chose(clustering, server, state, [0] * 7 + [1] * 3)
+    with pytest.warns(UserWarning, match="draw 1, whose least chosen model was chosen by 3 of 10"):
+        chose(clustering, server, state, [1] * 10)
+    assert state.centres.tolist() == [[2.0], [3.0]] and clustering.extra_round(state, []) is None
+
+
+def test_separable_groups_are_found(tmp_path):
+    watch = fit(blobs_module(0.1), blobs(12), ifca(4, 20, 1.0, steps=10), tmp_path, rounds=8)
+    assert are_the_groups(watch.state.assignment)
+    assert watch.rows[-1]["cluster/count"] == 4
+
+
+def test_clusters_that_nobody_chose_keep_their_model(tmp_path):
+    watch = fit(blobs_module(), blobs(12), ifca(5), tmp_path, rounds=1, clients_per_round=2)
+    chosen = set(watch.state.assignment.tolist()) - {-1}
+    for k in range(5):
+        assert same(watch.state.centres[k], blobs_module().initial_model(0, k)) is (k not in chosen)
+    assert int((watch.state.assignment >= 0).sum()) == 2
+
+
+def test_evaluation_lets_everybody_choose_and_leaves_no_trace(tmp_path):
+    evaluations = Evaluations()
+    options = {"rounds": 3, "clients_per_round": 2}
+    quiet = fit(blobs_module(), blobs(12), ifca(3), tmp_path, **options)
+    loud = fit(blobs_module(), blobs(12), ifca(3), tmp_path, evaluate_every=1, callbacks=[evaluations], **options)
+    assert same(quiet.state.centres, loud.state.centres) and same(quiet.state.assignment, loud.state.assignment)
+    assert quiet.state.total_bytes == loud.state.total_bytes
+    assert len(evaluations.found[0].by_name["test/own_split/cluster/acc"].values) == 12
+
+
+def test_a_client_that_was_not_sampled_is_evaluated_with_the_model_of_least_training_loss(tmp_path):
+    evaluations, data = Evaluations(), dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    watch = fit(linear_module(), data, ifca(3, steps=2), tmp_path, clients_per_round=1, callbacks=[evaluations])
+    assert (watch.state.assignment < 0).sum() == 2
+    omega = watch.state.centres.double().numpy()
+    best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
+    values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
+    np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
+
+
+def test_the_choice_does_not_look_at_test_data(tmp_path):
+    """In training, and in an evaluation, where public code lets clients choose by the data that they are tested on."""
+    wrong = TARGETS.copy()
+    for share in TEST:
+        wrong[share] = 1 - wrong[share]
+    runs, found = [], []
+    for targets in (TARGETS, wrong):
+        evaluations, data = Evaluations(), dealt(INPUTS, targets, TRAIN, test=TEST)
+        runs.append(fit(linear_module(), data, ifca(3), tmp_path, callbacks=[evaluations]))
+        found.append(evaluations.found[-1].by_name["test/own_split/cluster/loss"].values)
+    assert same(runs[0].state.assignment, runs[1].state.assignment)
+    assert same(runs[0].state.centres, runs[1].state.centres)
+    omega = runs[1].state.centres.double().numpy()
+    train_iK = np.array([[loss_of(w, i) for w in omega] for i in range(3)])
+    for targets, values in zip((TARGETS, wrong), found, strict=True):
+        test_iK = np.array([[linear_step(w, INPUTS[TEST[i]], targets[TEST[i]])[0] for w in omega] for i in range(3)])
+        np.testing.assert_allclose(values, test_iK[range(3), train_iK.argmin(axis=1)], rtol=1e-4)
+    assert (test_iK.argmin(axis=1) != train_iK.argmin(axis=1)).any()
+
+
+def test_batch_normalisation(tmp_path):
+    watch = fit(normed_module(), blobs(12), ifca(2), tmp_path, rounds=3)
+    assert watch.state.centres.isfinite().all()
+    assert set(batches_counted(watch, watch.state.centres)) <= {0.0, 3.0, 6.0, 9.0}
+
+
+def test_the_redraw_is_part_of_a_checkpoint():
+    clustering, server, state = began(5)
+    chose(clustering, server, state, [0] * 10)
+    other = ClientChoice(2, 5)
+    other.load_state_dict(clustering.state_dict())
+    assert other.state_dict() == {"draw": 1, "least": [0], "is_settled": False}
+    assert plain_copy(clustering.state_dict(), "ClientChoice") == clustering.state_dict()
+
+
+@pytest.mark.parametrize("options", [{"num_clusters": 0}, {"max_redraws": -1}, {"min_share": 1.5}])
+def test_what_it_refuses(options):
+    with pytest.raises(ValueError, match="ClientChoice: got num_clusters"):
+        ClientChoice(**options)

@@ -1,0 +1,243 @@
+"""FL+HC: one extra round of all clients, a run in numpy, and what must be exactly true."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.methods.clustering import HierarchicalUpdates
+from lcfl.methods.exchange import ClusterModel
+from lcfl.methods.exchange.transforms import GaussianNoise, Releases, UploadTransform
+from lcfl.methods.local import LocalTraining
+from lcfl.models import Layout
+from tests.helpers.bits import same
+from tests.helpers.builders import (
+    Normed,
+    blobs,
+    blobs_module,
+    dealt,
+    fedavg,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.helpers.clustered import fl_hc, normed_module
+from tests.methods.clustering.models import LAYOUT, axis
+from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
+TRAIN = [share[: 6 - i] for i, share in enumerate(TRAIN)]  # weights by samples show
+LR = 0.5
+
+
+def trained(w, client, steps=2):
+    for _ in range(steps):
+        w = w - LR * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
+    return w
+
+
+def mean(models, clients):
+    return sum(len(TRAIN[i]) * models[i] for i in clients) / sum(len(TRAIN[i]) for i in clients)
+
+
+def farthest(one, other):
+    """Complete linkage of l1 distances."""
+    return max(np.abs(a - b).sum() for a in one for b in other)
+
+
+def ward(one, other):
+    """The root of twice what the sum of squared distances to the means grows by."""
+    share = len(one) * len(other) / (len(one) + len(other))
+    return np.sqrt(2 * share * ((one.mean(axis=0) - other.mean(axis=0)) ** 2).sum())
+
+
+def joined(points, apart, number):
+    """So many groups, literally: joins the two that are closest; and the middle between the last two and the next."""
+    groups, heights = [{i} for i in range(len(points))], []
+    while True:
+        pairs = {apart(*(points[sorted(each)] for each in pair)): pair for pair in combinations(groups, 2)}
+        heights.append(min(pairs))
+        if len(groups) == number:
+            return [sorted(group) for group in groups], np.mean(heights[-2:])
+        one, other = pairs[heights[-1]]
+        groups = [group for group in groups if group not in (one, other)] + [one | other]
+
+
+@pytest.mark.parametrize(
+    ("options", "apart", "expected"),
+    [
+        ({"metric": "l1", "linkage": "complete", "num_clusters": 2}, farthest, [[0, 2, 4], [1, 3]]),
+        ({"metric": "l2", "linkage": "ward", "num_clusters": 3}, ward, [[0, 2, 4], [1], [3]]),
+    ],
+)
+def test_pre_training_the_clustering_and_a_round_after_it_in_numpy(tmp_path, options, apart, expected):
+    method = fl_hc(1, LocalTraining(steps=2), **options)
+    watch = fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
+    w0 = linear_module().initial_model(0).double().numpy()
+    w1 = mean([trained(w0, i) for i in range(5)], range(5))
+    np.testing.assert_allclose(watch.history[0].centres, w1[None], atol=2e-6)
+    # the clustering round and training round 1 are the same local runs here: full batches from w1
+    w = [trained(w1, i) for i in range(5)]
+    groups, threshold = joined(np.stack(w) - w1, apart, options["num_clusters"])
+    for group in groups:
+        (number,) = set(watch.state.assignment[group].tolist())
+        np.testing.assert_allclose(watch.state.centres[number], mean(w, group), atol=3e-6)
+    assert sorted(groups) == expected
+    assert watch.rows[1]["cluster/threshold"] == pytest.approx(threshold, rel=1e-4)
+
+
+def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
+    options = {"rounds": 5, "clients_per_round": 5}
+    one = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=1), tmp_path, **options)
+    plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, **options)
+    assert_same_models(one.history, plain.history)
+    assert one.sampled == plain.sampled
+    assert [one.state.clients[i].consumed for i in range(12)] == [plain.state.clients[i].consumed for i in range(12)]
+
+
+def test_bytes_of_all_clients_once(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=3), tmp_path, rounds=4, clients_per_round=5)
+    size = watch.state.initial.numel()
+    for number, row in enumerate(watch.rows):
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 4 * size * (5 + 12 * (number == 2))
+        assert ("cluster/threshold" in row) is (number == 2)
+    assert [each.row["cluster/count"] for each in watch.history] == [1, 1, 3, 3]
+    assert [each.round for each in watch.history] == [0, 1, 2, 3]
+
+
+def test_every_client_has_a_cluster_also_those_that_were_never_sampled(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fl_hc(1, num_clusters=4), tmp_path, rounds=2, clients_per_round=2)
+    assert (watch.state.assignment >= 0).all() and not watch.state.participated.all()
+    sampled = {int(watch.state.assignment[i]) for i in watch.sampled[1]}
+    common = watch.history[0].centres[0]
+    for cluster in range(4):  # the others begin at the common model and are still there
+        assert same(watch.state.centres[cluster], common) is (cluster not in sampled)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_clusters": 4},
+        {"num_clusters": 4, "metric": "cosine", "linkage": "average"},
+        {"num_clusters": 4, "metric": "l1", "linkage": "complete"},
+        {"num_clusters": None, "metric": "cosine", "linkage": "average", "threshold": 0.5},
+    ],
+)
+def test_separable_groups_are_found_at_once(tmp_path, options):
+    method = fl_hc(2, LocalTraining(steps=10), **options)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=3, clients_per_round=4)
+    assert are_the_groups(watch.state.assignment)
+
+
+def clustered(clustering, updates, common):
+    state = state_of([None] * 4, [0] * 4, [common.tolist()])
+    uploads = [upload(i, common + update) for i, update in updates.items()]
+    clustering.on_extra_round_end(server_of(LAYOUT), state, uploads)
+    return state
+
+
+def test_all_clients_train_from_the_common_model_of_now(tmp_path):
+    sent = {}
+
+    class Watched(HierarchicalUpdates):
+        def on_extra_round_end(self, server, state, uploads):
+            sent.update({upload.client: upload.answers.payload["model"] for upload in uploads})
+            super().on_extra_round_end(server, state, uploads)
+
+    method = fl_hc()
+    method.clustering = [Watched(2, num_clusters=2)]
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=3, clients_per_round=5)
+    common = watch.history[1].centres[0]
+    assert sorted(sent) == list(range(12)) and all(same(each, common) for each in sent.values())
+    assert not same(common, watch.state.initial)
+
+
+def test_buffers_do_not_count():
+    layout, clustering = Layout.from_network(Normed()), HierarchicalUpdates(0, num_clusters=2)
+    state = state_of([None] * 4, [0] * 4, [[0.0] * layout.size])
+    models = torch.zeros(4, layout.size)
+    models[2:, 0], models[::2, layout.num_parameters :] = 1.0, 90.0
+    clustering.on_extra_round_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() == [0, 0, 1, 1]
+
+
+def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
+    """Beside the large common model all models have nearly the same direction; the updates are two opposite ones."""
+    common = axis(3, 100.0)
+    updates = {0: axis(0), 1: axis(0, -1.0), 2: axis(0, 2.0), 3: axis(0, -2.0)}
+    state = clustered(HierarchicalUpdates(0, "cosine", "average", num_clusters=2), updates, common)
+    assert state.assignment.tolist() == [0, 1, 0, 1]
+    assert torch.equal(state.centres, common.repeat(2, 1))
+    state = clustered(HierarchicalUpdates(0, "cosine", "average", 0.5, None), updates, common)
+    assert state.assignment.tolist() == [0, 1, 0, 1]
+
+
+def test_the_linkage_and_the_metric_decide():
+    """On a line 0, 20, 42, 65: 22 from the first two to the third, by complete linkage 42. In the plane (3, 3) and
+    (-5, 0) around 0: 4.2 and 5 by l2, 6 and 5 by l1."""
+    line = {i: axis(0, x) for i, x in enumerate([0.0, 20.0, 42.0, 65.0])}
+    for linkage, expected in (("single", [0, 0, 0, 1]), ("complete", [0, 0, 1, 1])):
+        clustering = HierarchicalUpdates(0, linkage=linkage, num_clusters=2)
+        assert clustered(clustering, line, axis(1)).assignment.tolist() == expected
+    plane = {0: axis(0, 0.0), 1: axis(0, 3.0) + axis(1, 3.0), 2: axis(0, -5.0), 3: axis(2, 90.0)}
+    for metric, expected in (("l2", [0, 0, 1, 2]), ("l1", [0, 1, 0, 2])):
+        clustering = HierarchicalUpdates(0, metric, "average", num_clusters=3)
+        assert clustered(clustering, plane, axis(1)).assignment.tolist() == expected
+
+
+def test_ties_an_update_that_is_missing_and_none_at_all():
+    equal = {i: axis(0) for i in range(4)}
+    assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1
+    state = clustered(HierarchicalUpdates(0, num_clusters=4), {i: axis(i) for i in (0, 2, 3)}, axis(1))
+    assert state.assignment.tolist() == [0, -1, 1, 2] and state.num_clusters == 3
+    with pytest.raises(ValueError, match="no model came up finite"):
+        clustered(HierarchicalUpdates(0), {}, axis(1))
+
+
+class Counting(UploadTransform):
+    """Leaves uploads as they are and counts them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def encode(self, update, layout, draw):
+        self.count += 1
+        return update
+
+
+def test_uploads_of_the_extra_round_go_through_the_transforms_and_no_guarantee_is_claimed(tmp_path):
+    method, counting = fl_hc(1, num_clusters=2), Counting()
+    method.exchange = ClusterModel(transforms=[counting])
+    fit(blobs_module(), blobs(12), method, tmp_path, rounds=2, clients_per_round=5)
+    assert counting.count == 5 + 12 + 5 + 12  # the last twelve for the evaluation after local training
+    method.exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
+    assert method.guarantee(Releases(2, 5, 12)) is None
+    method.clustering = []
+    assert method.guarantee(Releases(2, 5, 12)) is not None
+
+
+def test_batch_normalisation(tmp_path):
+    watch = fit(normed_module(), blobs(12), fl_hc(1, num_clusters=3), tmp_path, rounds=3)
+    assert watch.state.centres.isfinite().all()
+    assert batches_counted(watch, watch.state.centres) == [9.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"after": -1}, "after=-1; it must be at least 0"),
+        ({"threshold": 1.0}, "threshold=1.0, num_clusters=4; give exactly one"),
+        ({"metric": "l3"}, "metric='l3'; allowed are l2, l1 and cosine"),
+        ({"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
+    ],
+)
+def test_what_it_refuses(options, says):
+    with pytest.raises(ValueError, match=says):
+        HierarchicalUpdates(**options)
+    with pytest.raises(ValueError, match="num_clusters=4 for"):
+        HierarchicalUpdates().check(3)

@@ -1,0 +1,166 @@
+"""LCFed's E-step with the centres of before, and what it finds in a federation."""
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.clustering.similarity import assign, cosine
+from tests.helpers.builders import blobs, blobs_module, fit, lcfed, server_of, state_of, upload
+from tests.methods.clustering.models import LAYOUT, SIZE, four_ways, opened
+
+# the E-step
+
+
+def angled(degrees, length=1.0):
+    return np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))] + [0.0] * (SIZE - 2)) * length
+
+
+def e_step(own, assignment, centres, uploads, participated=None, center=False, offset=None, aggregate=False):
+    """One round's end in the plane of the first two parameters; M keeps that plane as it is."""
+    clustering = LowRankCosine(num_clusters=len(centres), dimension=2, center=center)
+    if offset is not None:
+        clustering.load_state_dict({"offset": torch.tensor(offset, dtype=torch.float32)})
+    state = state_of(own, assignment, np.array(centres), participated)
+    state.projection = torch.eye(SIZE)[:, :2]
+    state.codes = torch.stack([torch.zeros(2) if w is None else torch.tensor(w[:2]).float() for w in own])
+    sent = [upload(client, model) for client, model in uploads.items()]
+    clustering.on_round_end(server_of(LAYOUT), state, sent)
+    if aggregate:
+        ClusterMean()(state, sent, LAYOUT)
+    return state
+
+
+def test_the_e_step_compares_with_omega_of_before_the_aggregation():
+    """Client 0 has gone to 50 degrees: nearer to the old centre at 90 than to the old one at 0.
+
+    After this round's aggregation of the old clusters their centres would stand at 25 and 150 degrees,
+    and 0 would have stayed where it was.
+    """
+    own = [angled(50), angled(0), angled(150), angled(150)]
+    state = e_step(own, [0, 0, 1, 1], [angled(0), angled(90)], {0: own[0]}, aggregate=True)
+    assert state.assignment.tolist() == [1, 0, 1, 1]
+    later = state_of(own, [0, 0, 1, 1], np.array([angled(0), angled(90)]))
+    ClusterMean()(later, [upload(0, own[0])], LAYOUT)
+    would_be = assign(cosine(torch.stack([torch.tensor(own[0])]).float(), later.centres), torch.tensor([0]))
+    assert would_be.tolist() == [0]
+    torch.testing.assert_close(state.centres[0], torch.tensor(own[1]).float())
+
+
+def test_this_rounds_upload_makes_the_code():
+    own = [angled(0), angled(90)]
+    state = e_step(own, [0, 1], [angled(0), angled(90)], {0: angled(80)})
+    assert state.assignment.tolist() == [1, 1]
+    torch.testing.assert_close(state.codes[0], torch.tensor(angled(80)[:2]).float())
+
+
+def test_clients_that_were_not_sampled_are_assigned_anew_to_moved_centres():
+    own = [angled(0), angled(40)]
+    state = e_step(own, [0, 0], [angled(0), angled(50)], {0: own[0]})
+    assert state.assignment.tolist() == [0, 1]
+
+
+def test_clients_that_never_took_part_keep_their_cluster():
+    own = [angled(0), angled(90), None]
+    state = e_step(own, [0, 0, 0], [angled(0), angled(90)], {0: own[0]}, participated=[True, False, False])
+    assert state.assignment.tolist() == [0, 0, 0]
+    state = e_step(own, [0, 0, 0], [angled(0), angled(90)], {0: own[0]}, participated=[True, True, False])
+    assert state.assignment.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("before", [[0, 1, 2, 1], [2, 2, 2, 2]])
+def test_ties_keep_r(before):
+    same = [angled(30), angled(30, 2.0), angled(30)]
+    own = [angled(0), angled(45), angled(90), angled(200)]
+    state = e_step(own, before, [same[0], same[0], same[2]], {0: own[0], 3: own[3]})
+    assert state.assignment.tolist() == before
+
+
+def test_center_compares_w_minus_the_mean():
+    """The client lies at 9 degrees from the origin, its centres at 0 and 6; from the mean at 34, they at 0 and 90."""
+    mean, own = angled(0, 10.0), [angled(0, 13.0) + angled(90, 2.0), angled(0)]
+    centres = [angled(0, 15.0), angled(0, 10.0) + angled(90, 1.0)]
+    for before in (0, 1):
+        plain = e_step(own, [before, 0], centres, {0: own[0]})
+        centred = e_step(own, [before, 0], centres, {0: own[0]}, center=True, offset=mean)
+        assert (plain.assignment[0], centred.assignment[0]) == (1, 0)
+    torch.testing.assert_close(centred.codes[0], torch.tensor([3.0, 2.0]))
+
+
+def test_center_subtracts_the_mean_of_the_offline_models():
+    models, _ = four_ways()
+    clustering = LowRankCosine(num_clusters=4, dimension=4, center=True)
+    state = opened(clustering, models)
+    stacked = torch.stack(models)
+    torch.testing.assert_close(state.codes, (stacked - stacked.mean(dim=0)) @ state.projection)
+    kept = LowRankCosine(num_clusters=4, dimension=4, center=True)
+    kept.load_state_dict(clustering.state_dict())
+    state.participated[:] = True
+    for each in (clustering, kept):
+        each.on_round_end(server_of(LAYOUT), state, [upload(0, models[5])])
+        torch.testing.assert_close(state.codes[0], (models[5] - stacked.mean(dim=0)) @ state.projection)
+        state.codes = torch.zeros_like(state.codes)
+
+
+def test_codes_of_before_are_not_written_into():
+    own = [angled(0), angled(90)]
+    state = state_of(own, [0, 1], np.array(own))
+    state.projection, state.codes = torch.eye(SIZE)[:, :2], torch.zeros(2, 2)
+    codes, assignment = state.codes, state.assignment
+    LowRankCosine(2, 2).on_round_end(server_of(LAYOUT), state, [upload(0, own[1])])
+    assert not codes.any()
+    assert assignment.tolist() == [0, 1]
+
+
+# in a federation
+
+
+@pytest.mark.parametrize("options", [{}, {"center": True}, {"keep_offline_models": True}])
+def test_finds_four_true_groups_within_a_few_rounds_and_stays(tmp_path, options):
+    module = blobs_module(cluster_weight=0.5, global_weight=0.1)
+    watch = fit(module, blobs(20), lcfed(4, **options), tmp_path, rounds=15, clients_per_round=10)
+    truth = [row["cluster/ari"] for row in watch.rows]
+    assert truth[4:] == [1.0] * 11
+    assert [row["cluster/count"] for row in watch.rows[4:]] == [4.0] * 11
+    assert [row["cluster/moved"] for row in watch.rows[5:]] == [0.0] * 10
+
+
+def test_in_a_federation_too_omega_is_that_of_before_the_aggregation(tmp_path):
+    seen = []
+
+    class Watched(LowRankCosine):
+        def on_round_end(self, server, state, uploads):
+            seen.append((state.centres.clone(), state.global_model.clone()))
+            super().on_round_end(server, state, uploads)
+
+    method = lcfed(4)
+    method.clustering = [Watched(num_clusters=4, dimension=8)]
+    watch = fit(blobs_module(cluster_weight=0.5), blobs(12), method, tmp_path, rounds=3)
+    for (centres, mean), before, after in zip(seen, watch.history, watch.history[1:], strict=False):
+        assert torch.equal(centres, before.centres)
+        assert torch.equal(mean, before.global_model)
+        assert not torch.equal(centres, after.centres)
+    assert len(seen) == 3
+
+
+def test_finds_them_without_pulls_too(tmp_path):
+    """The own models then never see a centre: only their codes tell them apart."""
+    watch = fit(blobs_module(), blobs(20), lcfed(4), tmp_path, rounds=15, clients_per_round=10)
+    assert watch.rows[-1]["cluster/ari"] == 1
+
+
+def test_an_offline_phase_of_some_clients_is_enough(tmp_path):
+    module = blobs_module(cluster_weight=0.5)
+    watch = fit(module, blobs(20), lcfed(4, offline_clients=8, dimension=7), tmp_path, rounds=15, clients_per_round=10)
+    assert watch.history[0].row["comm/up_bytes"] == 8 * 4 * module.layout.size
+    assert watch.rows[-1]["cluster/ari"] == 1
+
+
+@pytest.mark.parametrize("num_clusters", [1, 12])
+def test_the_extremes_of_k_run(tmp_path, num_clusters):
+    watch = fit(blobs_module(cluster_weight=0.5), blobs(12), lcfed(num_clusters), tmp_path, rounds=3)
+    assert watch.state.num_clusters == num_clusters
+    assert watch.state.centres.isfinite().all()
+    counts = [row["cluster/count"] for row in watch.rows]
+    assert counts[0] == num_clusters and all(1 <= count <= num_clusters for count in counts)

@@ -1,0 +1,217 @@
+"""FeSEM: k-means of whole models, a run in numpy, the first clusters, and what must be exactly true."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.clustering import ModelKMeans
+from lcfl.methods.exchange import ClusterModel, FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.models import Layout
+from tests.helpers.bits import same
+from tests.helpers.builders import (
+    Normed,
+    blobs,
+    blobs_module,
+    dealt,
+    fit,
+    linear_module,
+    linear_step,
+    server_of,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.helpers.clustered import UNIFORM, Evaluations, fesem, normed_module
+from tests.methods.clustering.models import LAYOUT, axis
+from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+STORED = ClusterMean("stored", "stored", "uniform")
+
+
+def best_halves(points):
+    """The partition of points into two parts with the least sum of squares, by trying all."""
+    everybody = set(range(len(points)))
+    halves = [set(part) for size in (1, 2) for part in combinations(everybody, size)]
+
+    def scatter(part):
+        rows = points[sorted(part)]
+        return ((rows - rows.mean(axis=0)) ** 2).sum()
+
+    best = min(halves, key=lambda part: scatter(part) + scatter(everybody - part))
+    return np.array([int(i in best) for i in range(len(points))])
+
+
+@pytest.mark.parametrize("mean", [STORED, UNIFORM], ids=["stored", "participants"])
+def test_three_rounds_in_numpy(tmp_path, mean):
+    module = linear_module(lr=0.5)
+    method = fesem(2, mean.over, mean, steps=2)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
+    w0 = module.initial_model(0).double().numpy()
+    start, omega = [w0] * 4, None
+    for each in watch.history:
+        w = np.stack(start)
+        for _ in range(2):
+            slopes = [linear_step(w[i], INPUTS[TRAIN[i]], TARGETS[TRAIN[i]])[1] for i in range(4)]
+            w = w - 0.5 * np.stack(slopes)
+        r = best_halves(w) if omega is None else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+        omega = np.stack([w[r == k].mean(axis=0) if (r == k).any() else omega[k] for k in (0, 1)])
+        np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
+        np.testing.assert_allclose(each.global_model, w.mean(axis=0), atol=2e-6)
+        start = list(omega[r])
+    assert r.tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("mean", [UNIFORM, ClusterMean("participants", "participants", "samples")])
+def test_one_cluster_is_fedavg(tmp_path, mean):
+    one = fit(blobs_module(), blobs(12), fesem(1, mean=mean), tmp_path, rounds=4, clients_per_round=5)
+    plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean(mean.weights))
+    averaged = fit(blobs_module(), blobs(12), plain, tmp_path, rounds=4, clients_per_round=5)
+    assert_same_models(one.history, averaged.history)
+
+
+def rounds_of(clustering, models, uploads, state):
+    clustering.on_round_end(server_of(LAYOUT), state, [upload(i, models[i]) for i in uploads])
+
+
+def test_all_parameters_count_not_one_layer():
+    """Models that differ in the first layer only, and in the last only, both fall into two clusters."""
+    for place in (0, LAYOUT.num_parameters - 1):
+        models = [axis(place, value) for value in (1.0, 1.1, -1.0, -1.1)]
+        state, clustering = state_of(models, [0] * 4, [[0.0] * LAYOUT.size]), ModelKMeans(2)
+        rounds_of(clustering, models, range(4), state)
+        assert state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+        assert [round(float(state.centre_of(i)[place]), 4) for i in range(4)] == [1.05, 1.05, -1.05, -1.05]
+
+
+@pytest.mark.parametrize("place", [0, LAYOUT.num_parameters - 1])
+def test_all_parameters_count_in_every_later_round_too(place):
+    """Two clients that have changed sides, in the first layer or in the last."""
+    clustering = ModelKMeans(2)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(place, value) for value in (1.0, -1.1, -1.0, 1.1)]
+    state = state_of(models, [0, 0, 1, 1], torch.stack([axis(place), axis(place, -1.0)]))
+    rounds_of(clustering, models, range(4), state)
+    assert state.assignment.tolist() == [0, 1, 1, 0]
+
+
+def test_buffers_do_not_count():
+    """They are large and say the opposite, in the first clusters and in the E-step."""
+    layout = Layout.from_network(Normed())
+
+    def model(parameter, buffer):
+        rest = torch.zeros(layout.num_parameters - 1)
+        return torch.cat([torch.tensor([parameter]), rest, torch.full((7,), buffer)])
+
+    models, clustering = [model(1.0, 0.0), model(1.1, 90.0), model(-1.0, 0.0), model(-1.1, 90.0)], ModelKMeans(2)
+    state = state_of(models, [0] * 4, [[0.0] * layout.size])
+    clustering.on_round_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    state = state_of(models, [1, 0, 0, 1], torch.stack([model(1.0, 0.0), model(-1.0, 90.0)]))
+    clustering.on_round_end(server_of(layout), state, [upload(i, each) for i, each in enumerate(models)])
+    assert state.assignment.tolist() == [0, 0, 1, 1]
+
+
+def test_no_clusters_before_k_different_models_are_there():
+    models, clustering = [axis(0), axis(0), axis(0), axis(1)], ModelKMeans(2, "stored")
+    state = state_of([models[0], models[1], None, None], [0] * 4, [[0.0] * LAYOUT.size])
+    rounds_of(clustering, models, [0, 1], state)
+    assert state.assignment.tolist() == [0] * 4 and state.num_clusters == 1
+    state = state_of([*models[:2], None, models[3]], [0] * 4, [[0.0] * LAYOUT.size])
+    rounds_of(clustering, models, [3], state)
+    assert state.num_clusters == 2
+    assert state.assignment[2] == -1  # never took part: no cluster, the global model
+    assert torch.equal(state.centre_of(2), state.global_model)
+
+
+def test_where_few_take_part_the_first_rounds_make_the_first_clusters_together():
+    """Also over participants, and if the run is resumed in between; nobody would ever be clustered else."""
+    models = [axis(0), axis(1), axis(2), axis(0, 1.1)]
+    state, clustering = state_of([None] * 5, [0] * 5, [[0.0] * LAYOUT.size]), ModelKMeans(3, "participants")
+    rounds_of(clustering, models, [0, 1], state)
+    assert state.num_clusters == 1 and state.assignment.tolist() == [0] * 5
+    again = ModelKMeans(3, "participants")
+    again.load_state_dict(clustering.state_dict())
+    rounds_of(again, models, [2, 3], state)
+    assert state.num_clusters == len(state.assignment[:3].unique()) == 3
+    assert state.assignment[3] == state.assignment[0] and state.assignment[4] == -1
+    assert again.state_dict() == {"is_begun": True, "waiting": {}}
+
+
+def test_ties_keep_the_cluster_and_newcomers_take_the_first():
+    clustering = ModelKMeans(2)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(0)] * 4
+    state = state_of(models, [1, 0, -1, 1], [[0.0] * LAYOUT.size] * 2)
+    rounds_of(clustering, models, range(4), state)
+    assert state.assignment.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("over", "expected"), [("stored", [0, 1]), ("participants", [1, 1])])
+def test_whose_models_are_compared(over, expected):
+    clustering = ModelKMeans(2, over)
+    clustering.load_state_dict({"is_begun": True})
+    models = [axis(0), axis(1)]
+    state = state_of(models, [1, 0], torch.stack(models))
+    rounds_of(clustering, models, [1], state)
+    assert state.assignment.tolist() == expected
+
+
+def test_an_empty_cluster_keeps_its_centre(tmp_path):
+    class Emptied(ModelKMeans):
+        def on_round_end(self, server, state, uploads):
+            super().on_round_end(server, state, uploads)
+            if state.round == 1:
+                state.assignment = torch.ones_like(state.assignment)
+
+    method = fesem(3)
+    method.clustering = [Emptied(3)]
+    first, second = fit(blobs_module(), blobs(12), method, tmp_path, rounds=2).history
+    assert same(first.centres[[0, 2]], second.centres[[0, 2]]) and not same(first.centres[1], second.centres[1])
+
+
+@pytest.mark.parametrize("clients_per_round", [1.0, 6])
+def test_separable_groups_are_found(tmp_path, clients_per_round):
+    method = fesem(4, steps=10)
+    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=10, clients_per_round=clients_per_round)
+    seen = watch.state.participated
+    assert seen.all()
+    assert are_the_groups(watch.state.assignment)
+
+
+def test_a_client_that_was_never_sampled_is_evaluated_with_the_global_model(tmp_path):
+    evaluations = Evaluations()
+    watch = fit(blobs_module(), blobs(12), fesem(2), tmp_path, clients_per_round=4, callbacks=[evaluations])
+    found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
+    never = ~watch.state.participated.numpy()
+    same_for = found["test/own_split/cluster/loss"] == found["test/own_split/global/loss"]
+    assert never.sum() == 8 and same_for.tolist() == never.tolist()
+
+
+def test_bytes(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fesem(3), tmp_path, rounds=2, clients_per_round=5)
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 5 * 4 * watch.state.initial.numel()
+
+
+def test_batch_normalisation_is_averaged(tmp_path):
+    watch = fit(normed_module(), blobs(12), fesem(4), tmp_path, rounds=3)
+    assert watch.state.centres.isfinite().all()
+    assert batches_counted(watch, watch.state.centres) == [9.0] * 4
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="num_clusters=0; it must be at least 1"):
+        ModelKMeans(0)
+    with pytest.raises(ValueError, match="over='all'; allowed are stored and participants"):
+        ModelKMeans(2, "all")
+    with pytest.raises(ValueError, match=r"num_clusters=5 for data\.num_clients=4"):
+        ModelKMeans(5).check(4)
+    with pytest.raises(ValueError, match="looks at stored models, and ClusterModel keeps none"):
+        Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2, "stored")])

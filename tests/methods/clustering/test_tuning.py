@@ -1,0 +1,285 @@
+"""The number of clusters: G by hand, the paper's rule and what it does, and a criterion that finds the groups."""
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.clustering import (
+    ClusterNumberTuning,
+    HierarchicalUpdates,
+    ModelKMeans,
+    OneShotHierarchical,
+    PrincipalAngles,
+    UpdateDirections,
+)
+from lcfl.methods.clustering.tuning import granularity
+from lcfl.methods.exchange import ClusterModel, FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from tests.helpers.builders import blobs, blobs_module, fedac, fit, state_of
+from tests.methods.clustering.models import LAYOUT, SIZE
+
+
+def model(*entries):
+    return torch.tensor([*map(float, entries), *[0.0] * (SIZE - len(entries))])
+
+
+def state(models, assignment, **fields):
+    """Everybody has taken part; centres are means."""
+    assignment = torch.as_tensor(assignment)
+    centres = [
+        torch.stack([m for m, k in zip(models, assignment.tolist(), strict=True) if k == cluster]).mean(dim=0)
+        for cluster in range(int(assignment.max()) + 1)
+    ]
+    return state_of(models, assignment, torch.stack(centres), **fields)
+
+
+def server():
+    logged = {}
+    return SimpleNamespace(seed=0, layout=LAYOUT, log=logged.__setitem__, logged=logged)
+
+
+def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
+    """Models along one axis per group, with noise, and their groups."""
+    draw = torch.Generator().manual_seed(seed)
+    groups = [client % num_groups for client in range(num_groups * size)]
+    models = noise * torch.randn(len(groups), SIZE, generator=draw)
+    for client, group in enumerate(groups):
+        models[client, group] += 1.0
+    return list(models), groups
+
+
+def assert_means(s):
+    assert sorted(s.assignment.unique().tolist()) == list(range(s.num_clusters))
+    for cluster in range(s.num_clusters):
+        members = torch.stack([s.model_of(client) for client in s.members(cluster)])
+        torch.testing.assert_close(s.centres[cluster], members.mean(dim=0))
+
+
+FOUR = [model(0, 0), model(2, 0), model(10, 0), model(10, 2), model(0, 30)]
+
+
+def test_granularity_by_hand():
+    intra, inter = granularity(state(FOUR, [0, 0, 1, 1, 2]), SIZE)
+    # centres (1, 0), (10, 1), (0, 30): squared distances 82, 901, 941
+    torch.testing.assert_close(intra, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(inter, torch.tensor([983 / 2, 1023 / 2, 1842 / 2], dtype=torch.float64))
+
+
+def test_granularity_is_logged_per_cluster_and_on_average():
+    where = server()
+    ClusterNumberTuning(start=99).on_aggregated(where, state(FOUR, [0, 0, 1, 1, 2]))
+    assert where.logged["cluster/granularity_01"] == pytest.approx(2 / 1023)
+    assert where.logged["cluster/granularity"] == pytest.approx((2 / 983 + 2 / 1023 + 0) / 3)
+
+
+def test_one_cluster_has_no_granularity_and_stays():
+    where, s = server(), state(FOUR, [0] * 5)
+    ClusterNumberTuning(min_clusters=1).on_aggregated(where, s)
+    assert where.logged == {} and s.num_clusters == 1
+
+
+def test_the_rule_as_printed_merges_the_clusters_that_are_right():
+    models, groups = groups_of()
+    s = state(models, groups)
+    sizes = []
+    for s.round in range(4):
+        ClusterNumberTuning("ratio").on_aggregated(server(), s)
+        sizes.append(s.num_clusters)
+        assert_means(s)
+    assert sizes == [3, 2, 2, 2]
+
+
+def test_a_merge_goes_to_the_closest_centre():
+    s = state([model(0, 0), model(1, 0), model(5, 0), model(5, 1), model(30, 0), model(30, 9)], [0, 0, 1, 1, 2, 2])
+    ClusterNumberTuning("ratio", lower=0.01, upper=9.0).on_aggregated(server(), s)
+    assert s.assignment.tolist() == [0, 0, 0, 0, 1, 1]
+    assert_means(s)
+
+
+def test_a_loose_cluster_is_split_in_two():
+    models, groups = groups_of(num_groups=3, size=6)
+    s = state(models, [0 if group < 2 else 1 for group in groups])
+    ClusterNumberTuning("ratio", lower=0.0, upper=0.2).on_aggregated(server(), s)
+    assert s.num_clusters == 3 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
+    assert_means(s)
+
+
+@pytest.mark.parametrize("num_clusters", [1, 2, 8, 12])
+def test_silhouette_finds_the_groups_and_stays(num_clusters):
+    models, groups = groups_of()
+    s = state(models, [client % num_clusters if num_clusters > 1 else 0 for client in range(len(models))])
+    tuning = ClusterNumberTuning("silhouette")
+    for s.round in range(20):
+        tuning.on_aggregated(server(), s)
+        assert_means(s)
+    assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
+
+
+def test_silhouette_leaves_one_group_alone():
+    draw = torch.Generator().manual_seed(0)
+    models = list(1 + 0.05 * torch.randn(40, SIZE, generator=draw))
+    s = state(models, [0] * 40)
+    ClusterNumberTuning("silhouette", min_clusters=1).on_aggregated(server(), s)
+    assert s.num_clusters == 1
+
+
+def test_codes_are_used_where_there_are_some():
+    models, _ = groups_of(num_groups=2)
+    codes = torch.zeros(12, 2)
+    codes[range(12), [client // 6 for client in range(12)]] = 1.0  # says something else than the models
+    s = state(models, [0] * 12, codes=codes)
+    ClusterNumberTuning("silhouette").on_aggregated(server(), s)
+    assert adjusted_rand_score([0] * 6 + [1] * 6, s.assignment.numpy()) == 1
+
+
+def test_a_cluster_that_nobody_is_in_is_dropped():
+    s = state(FOUR, [0, 0, 1, 1, 2])
+    s.assignment[4] = 1
+    ClusterNumberTuning(start=99).on_aggregated(server(), s)
+    assert s.num_clusters == 2 and s.assignment.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_clients_that_never_took_part_go_with_their_cluster():
+    models, groups = groups_of(num_groups=3, size=6)
+    s = state(models, [0 if group < 2 else 1 for group in groups])
+    s.participated[[0, 1]] = False
+    ClusterNumberTuning("ratio", lower=0.0, upper=0.2, start=0).on_aggregated(server(), s)
+    assert s.num_clusters == 3 and s.assignment[[0, 1]].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "moves"),
+    [
+        ({"start": 5}, 4, False),
+        ({"start": 5}, 5, True),
+        ({"interval": 3}, 4, False),
+        ({"interval": 3}, 6, True),
+        ({"min_clusters": 4}, 5, False),
+    ],
+)
+def test_when_it_may_move(options, number, moves):
+    models, groups = groups_of()
+    s = state(models, groups)
+    s.round = number
+    ClusterNumberTuning("ratio", **options).on_aggregated(server(), s)
+    assert (s.num_clusters < 4) == moves
+
+
+def test_it_waits_until_nearly_everybody_has_taken_part():
+    models, groups = groups_of()
+    s = state(models, groups)
+    s.participated[:3] = False
+    ClusterNumberTuning("ratio").on_aggregated(server(), s)
+    assert s.num_clusters == 4
+    s.participated[0] = True  # 22 of 24
+    ClusterNumberTuning("ratio").on_aggregated(server(), s)
+    assert s.num_clusters == 3
+
+
+def test_a_cooldown_outlives_a_resume():
+    models, groups = groups_of()
+    s = state(models, groups)
+    tuning = ClusterNumberTuning("ratio", cooldown=3)
+    tuning.on_aggregated(server(), s)
+    assert s.num_clusters == 3 and tuning.state_dict() == {"moved": 1}
+    other = ClusterNumberTuning("ratio", cooldown=3)
+    other.load_state_dict(tuning.state_dict())
+    sizes = []
+    for s.round in (2, 3, 4, 5):
+        other.on_aggregated(server(), s)
+        sizes.append(s.num_clusters)
+    assert sizes == [3, 3, 3, 2]
+
+
+def test_to_the_letter_everything_is_merged_into_one():
+    models, groups = groups_of()
+    s = state(models, groups)
+    tuning = ClusterNumberTuning("ratio", literal=True)
+    tuning.on_aggregated(server(), s)
+    assert s.num_clusters <= 2
+    assert_means(s)
+
+
+def test_to_the_letter_every_loose_cluster_is_split():
+    models, groups = groups_of(num_groups=4, size=6)
+    s = state(models, [group // 2 for group in groups])
+    ClusterNumberTuning("ratio", literal=True, lower=0.0, upper=0.2).on_aggregated(server(), s)
+    assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "assignment", "digest"),
+    [
+        ({}, "512061602422413621315341", "bb6e407260e6e0cf"),
+        ({"literal": True}, "382074102822445621563574", "aeb5dce2d28b894d"),
+        ({"criterion": "silhouette"}, "010001000000010001010101", "1a05d3d511429206"),
+    ],
+)
+def test_the_numbers_are_those_of_before_the_criteria_were_shared(options, assignment, digest):
+    models, _ = groups_of(noise=0.6, seed=1)
+    first = torch.randint(3, (24,), generator=torch.Generator().manual_seed(8))
+    first[:3] = torch.arange(3)
+    s, tuning = state(models, first.tolist()), ClusterNumberTuning(**options)
+    where = server()
+    where.seed = 1
+    for s.round in range(4):
+        tuning.on_aggregated(where, s)
+    assert "".join(map(str, s.assignment.tolist())) == assignment
+    assert hashlib.sha256(s.centres.numpy().tobytes()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"criterion": "best"}, "criterion='best'; allowed are ratio and silhouette"),
+        ({"lower": 0.8, "upper": 0.2}, "lower=0.8, upper=0.2; needed is 0 <= lower < upper"),
+        ({"criterion": "silhouette", "literal": True}, "literal is about criterion=ratio"),
+        ({"interval": 0}, "interval=0; it must be at least 1"),
+        ({"cooldown": -1}, "cooldown=-1"),
+        ({"min_clusters": 0}, "min_clusters=0"),
+        ({"margin": -0.1}, "margin=-0.1"),
+    ],
+)
+def test_settings_that_cannot_be(options, text):
+    with pytest.raises(ValueError, match=text):
+        ClusterNumberTuning(**options)
+
+
+def test_it_needs_stored_models():
+    mean = ClusterMean("participants", "participants")
+    with pytest.raises(ValueError, match="ClusterNumberTuning looks at stored models, and FullModel keeps none"):
+        Method(LocalTraining(steps=1), FullModel(), mean, [ClusterNumberTuning()])
+
+
+@pytest.mark.parametrize("num_clusters", [1, 2, pytest.param(8, marks=pytest.mark.slow), 12])
+def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clusters):
+    method = fedac(num_clusters, tuning=ClusterNumberTuning("silhouette"), dimension=8, refresh_every=5)
+    module = blobs_module(cluster_weight=0.1, global_weight=0.1)
+    watch = fit(module, blobs(24), method, tmp_path, rounds=16, clients_per_round=12)
+    assert [(row["cluster/count"], row["cluster/ari"]) for row in watch.rows[-4:]] == [(4.0, 1.0)] * 4
+
+
+@pytest.mark.parametrize(
+    "clustering",
+    [
+        OneShotHierarchical(num_clusters=7, choose=None),
+        PrincipalAngles(num_clusters=7),
+        HierarchicalUpdates(1, num_clusters=6),
+        UpdateDirections(6, pretrain_steps=5),
+        ModelKMeans(6),
+    ],
+    ids=lambda clustering: type(clustering).__name__,
+)
+def test_it_goes_behind_any_clustering_whose_models_the_server_keeps(tmp_path, clustering):
+    mean, tuning = ClusterMean("participants", "participants"), ClusterNumberTuning("silhouette", start=2)
+    method = Method(LocalTraining(steps=3), ClusterModel(keeps_model=True), mean, [clustering, tuning])
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=8)
+    assert (watch.rows[-1]["cluster/count"], watch.rows[-1]["cluster/ari"]) == (4.0, 1.0)
+    alone = Method(LocalTraining(steps=3), ClusterModel(keeps_model=True), mean, [clustering])
+    plain = fit(blobs_module(), blobs(12), alone, tmp_path / "alone", rounds=8)
+    assert plain.rows[-1]["cluster/count"] != 4.0

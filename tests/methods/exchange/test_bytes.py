@@ -1,0 +1,127 @@
+"""What crosses the wire, in bytes: the papers' formulas, on the messages and in a run's comm/* columns."""
+
+import pytest
+import torch
+
+from lcfl.core.messages import Downlink, Uplink
+from lcfl.methods.exchange import CentreAndEmbedding, ClusterModel, FullModel, NoExchange
+from lcfl.methods.local import LocalOutput
+from lcfl.models import Layout, LeNet5
+from tests.helpers.builders import (
+    Normed,
+    alone,
+    blobs,
+    blobs_module,
+    fedac,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    per_fedavg,
+    state_of,
+)
+
+P, P_PHI = 62_006, 61_156
+LENET = Layout.from_network(LeNet5())
+NOTHING = Downlink({})
+
+
+def state(size=30, participated=(True, False)):
+    centres = torch.arange(2.0).unsqueeze(1).repeat(1, size)
+    models = [torch.full((size,), 5.0), torch.full((size,), 6.0)]
+    result = state_of(models, [1, 0], centres, participated)
+    result.global_model = torch.full((size,), 9.0)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("exchange", "down", "up"),
+    [(FullModel(), P, P), (ClusterModel(), P, P), (CentreAndEmbedding(), P + P_PHI, P), (NoExchange(), 0, 0)],
+)
+def test_floats_of_one_client_in_one_round(exchange, down, up):
+    assert exchange.down(state(P), 0, LENET).num_bytes == 4 * down
+    assert Uplink(0, exchange.up(LocalOutput(torch.zeros(P), 0, 0.0), NOTHING, LENET), 1).num_bytes == 4 * up
+
+
+def test_full_model_sends_the_global_model():
+    payload = FullModel().down(state(), 0, Layout.from_network(Normed())).payload
+    assert list(payload) == list(FullModel.sends) == ["model"]
+    assert payload["model"].tolist() == [9.0] * 30
+
+
+def test_cluster_model_sends_the_model_of_the_clients_cluster():
+    for client, cluster in ((0, 1.0), (1, 0.0)):
+        payload = ClusterModel().down(state(), client, Layout.from_network(Normed())).payload
+        assert list(payload) == list(ClusterModel.sends) == ["model"]
+        assert payload["model"].tolist() == [cluster] * 30
+
+
+def test_lcfed_sends_the_clusters_centre_and_the_global_embedding():
+    layout = Layout.from_network(Normed())
+    for client, cluster in ((0, 1.0), (1, 0.0)):
+        payload = CentreAndEmbedding().down(state(), client, layout).payload
+        assert list(payload) == list(CentreAndEmbedding.sends)
+        assert payload["centre"].tolist() == [cluster] * 30
+        assert payload["embedding"].tolist() == [9.0] * 15
+
+
+@pytest.mark.parametrize("exchange", [FullModel(), ClusterModel(), CentreAndEmbedding()])
+def test_the_whole_model_comes_up_with_its_buffers(exchange):
+    trained = LocalOutput(torch.arange(30.0), consumed=0, loss=0.0)
+    payload = exchange.up(trained, NOTHING, Layout.from_network(Normed()))
+    assert list(payload) == ["model"]
+    assert torch.equal(payload["model"], trained.model)
+
+
+@pytest.mark.parametrize("exchange", [CentreAndEmbedding(), NoExchange()])
+def test_a_personal_model_is_the_own_one_or_what_the_server_would_send(exchange):
+    assert exchange.personal(state(), 0, LENET).tolist() == [5.0] * 30
+    assert exchange.personal(state(), 1, LENET).tolist() == [0.0] * 30  # it has a model, but never took part
+    assert exchange.personal(state(participated=(True, True)), 1, LENET).tolist() == [6.0] * 30
+
+
+SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up", "opening"),
+    [
+        (fedavg, SIZE, SIZE, 0),
+        (alone, 0, 0, 0),
+        (fedprox, SIZE, SIZE, 0),
+        (fednova, SIZE, SIZE + 1, 0),
+        (fedper, EMBEDDING, EMBEDDING, 0),
+        (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
+        (per_fedavg, SIZE, SIZE, 0),
+        (fedac, SIZE + EMBEDDING, SIZE, 0),
+        (lcfed, SIZE + EMBEDDING, SIZE, 12 * 2 * SIZE),  # |S_d| = all 12 clients, P down and P up
+    ],
+)
+def test_the_counters_of_a_run_are_the_formulas(tmp_path, method, down, up, opening):
+    watch = fit(blobs_module(), blobs(12), method(), tmp_path, rounds=2, clients_per_round=5)
+    total = 4 * opening
+    if opening:
+        assert watch.history[0].row["comm/down_bytes"] == watch.history[0].row["comm/up_bytes"] == 2 * opening
+    for row in watch.rows:
+        total += 4 * 5 * (down + up)
+        assert row["comm/down_bytes"] == 4 * 5 * down
+        assert row["comm/up_bytes"] == 4 * 5 * up
+        assert row["comm/total_bytes"] == total
+    assert watch.state.total_bytes == total
+
+
+def test_what_the_papers_clients_would_add_is_told_apart(tmp_path):
+    watch = fit(blobs_module(), blobs(12), lcfed(dimension=3), tmp_path, clients_per_round=5)
+    opening, first = (each.row["comm/client_projection_bytes"] for each in watch.history)
+    assert opening == 4 * (12 * 3 * SIZE + 12 * 3)  # M to everybody, a code from each of S_d
+    assert first == 4 * 5 * 3
+
+
+def test_what_fedacs_clients_would_add_comes_again_with_every_refresh(tmp_path):
+    watch = fit(blobs_module(), blobs(12), fedac(2, dimension=3, refresh_every=2), tmp_path, rounds=4)
+    codes = 4 * 12 * 3
+    with_m = codes + 4 * 12 * 3 * SIZE
+    assert [row["comm/client_projection_bytes"] for row in watch.rows] == [with_m, codes, with_m, codes]

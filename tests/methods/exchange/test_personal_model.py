@@ -1,0 +1,148 @@
+"""CGPFL in its two readings: runs in numpy, and what must be exactly true."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from lcfl.methods.aggregation import BlendedClusterMean, ClusterMean
+from lcfl.methods.clustering import ModelKMeans
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.models import Layout
+from tests.helpers.bits import same
+from tests.helpers.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fit,
+    linear_module,
+    linear_step,
+    state_of,
+    two_sided,
+    upload,
+)
+from tests.helpers.clustered import UNIFORM, Evaluations, cgpfl, cgpfl_prox, normed_module
+from tests.methods.clustering.runs import are_the_groups
+from tests.methods.clustering.test_model_kmeans import best_halves
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+
+
+def envelope(w, client, batches=2, inner=3, a=0.2, eta=0.1, pull=4.0):
+    theta = w
+    for _ in range(batches):
+        for _ in range(inner):
+            slope = linear_step(theta, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
+            theta = theta - a * (slope + pull * (theta - w))
+        w = w - eta * pull * (w - theta)
+    return w, theta
+
+
+@pytest.mark.parametrize(("num_clusters", "beta"), [(1, 1.0), (2, 1.0), (2, 0.5)])
+def test_three_rounds_of_envelopes_in_numpy(tmp_path, num_clusters, beta):
+    options = {"steps": 2, "inner_steps": 3, "inner_lr": 0.2, "outer_lr": 0.1, "penalty": 4.0}
+    method = cgpfl(num_clusters, BlendedClusterMean("participants", "participants", beta=beta), **options)
+    watch = fit(linear_module(), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
+    omega, r = linear_module().initial_model(0).double().numpy()[None], np.zeros(4, dtype=int)
+    for number, each in enumerate(watch.history):
+        w, theta = (np.stack(parts) for parts in zip(*(envelope(omega[r[i]], i) for i in range(4)), strict=True))
+        if number == 0:
+            r = best_halves(w) if num_clusters == 2 else r
+            omega = np.stack([w[r == k].mean(axis=0) for k in range(num_clusters)])
+        else:
+            r = ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+            mean = np.stack([w[r == k].mean(axis=0) for k in range(num_clusters)])
+            omega = (1 - beta) * omega + beta * mean
+        np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
+    for client in range(4):
+        np.testing.assert_allclose(watch.state.clients[client].model, theta[client], atol=2e-6)
+    assert len(set(r.tolist())) == num_clusters
+
+
+def test_two_rounds_of_the_proximal_reading_in_numpy(tmp_path):
+    mu, lr = 0.6, 0.5
+    module = linear_module(lr, cluster_weight=mu)
+    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), cgpfl_prox(2, steps=2), tmp_path, rounds=3)
+    w0 = module.initial_model(0).double().numpy()
+    w, omega, r = np.stack([w0] * 4), w0[None], np.zeros(4, dtype=int)
+    for number, each in enumerate(watch.history):
+        reference = omega[r]
+        for _ in range(2):
+            slopes = np.stack([linear_step(w[i], INPUTS[TRAIN[i]], TARGETS[TRAIN[i]])[1] for i in range(4)])
+            w = w - lr * (slopes + mu * (w - reference))
+        r = best_halves(w) if number == 0 else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+        omega = np.stack([w[r == k].mean(axis=0) for k in (0, 1)])
+        np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
+    for client in range(4):
+        np.testing.assert_allclose(watch.state.clients[client].model, w[client], atol=2e-6)
+
+
+def test_the_proximal_reading_without_a_pull_is_local(tmp_path):
+    options = {"rounds": 4, "clients_per_round": 5}
+    runs = [fit(blobs_module(), blobs(12), method, tmp_path, **options).state for method in (cgpfl_prox(3), alone())]
+    assert all(same(runs[0].clients[client], runs[1].clients[client]) for client in range(12))
+
+
+def test_blending_worked_by_hand():
+    centres = [[0.0, 4.0], [1.0, 1.0]]
+    uploads = [upload(0, [2.0, 0.0]), upload(1, [4.0, 4.0])]
+    layout = Layout.from_network(nn.Linear(1, 1), cut=None)
+    for beta, expected in ((1.0, [3.0, 2.0]), (0.5, [1.5, 3.0]), (2.0, [6.0, 0.0])):
+        state = state_of([[0.0, 0.0]] * 2, [0, 0], centres)
+        BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
+        assert state.centres.tolist() == [expected, [1.0, 1.0]]  # nobody is in the second
+        assert state.global_model.tolist() == [3.0, 2.0]
+    layout = Layout.from_network(nn.BatchNorm1d(1), cut=None)  # weight, bias, running mean and variance, counter
+    uploads = [upload(0, [2.0, 0.0, 8.0, 0.5, 7.0]), upload(1, [4.0, 4.0, 4.0, 0.1, 3.0])]
+    for beta, expected in ((0.5, [1.5, 3.0, 3.0, 0.65, 7.0]), (2.0, [6.0, 0.0, 6.0, 0.3, 7.0])):
+        state = state_of([[0.0] * 5] * 2, [0, 0], [[0.0, 4.0, 0.0, 1.0, 2.0]])
+        BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
+        assert state.centres[0].tolist() == pytest.approx(expected)  # no variance is below zero
+    with pytest.raises(ValueError, match=r"beta=0\.0; allowed are numbers above 0"):
+        BlendedClusterMean(beta=0.0)
+
+
+@pytest.mark.parametrize("make", [cgpfl, cgpfl_prox])
+def test_bytes_personal_models_and_clients_that_were_never_sampled(tmp_path, make):
+    evaluations, module = Evaluations(), blobs_module(0.05, cluster_weight=0.5 if make is cgpfl_prox else 0.0)
+    watch = fit(module, blobs(12), make(2), tmp_path, rounds=2, clients_per_round=3, callbacks=[evaluations])
+    size = watch.state.initial.numel()
+    for row in watch.rows:
+        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 3 * 4 * size
+    never = ~watch.state.participated.numpy()
+    found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
+    personal, cluster = found["test/own_split/personal/loss"], found["test/own_split/cluster/loss"]
+    alike = (
+        personal == cluster
+    )  # also of a client that is a cluster by itself, where the model sent is the personal one
+    assert never.any() and alike[never].all() and not alike.all()
+
+
+@pytest.mark.parametrize("make", [cgpfl, cgpfl_prox])
+@pytest.mark.parametrize("clients_per_round", [1.0, 6])
+def test_separable_groups_are_found(tmp_path, make, clients_per_round):
+    method = make(4, steps=10)
+    module = blobs_module(0.1, cluster_weight=0.5 if make is cgpfl_prox else 0.0)
+    watch = fit(module, blobs(12), method, tmp_path, rounds=10, clients_per_round=clients_per_round)
+    assert watch.state.participated.all()
+    assert are_the_groups(watch.state.assignment)
+
+
+@pytest.mark.parametrize("make", [cgpfl, cgpfl_prox])
+def test_batch_normalisation(tmp_path, make):
+    watch = fit(normed_module(), blobs(12), make(3), tmp_path, rounds=3)
+    assert watch.state.centres.isfinite().all()
+    counter = watch.server.layout.integer_slices()[0]
+    assert len(watch.state.centres[:, counter].unique()) == 1
+
+
+def test_stored_models_are_not_what_was_sent():
+    method = cgpfl(2)
+    with pytest.raises(ValueError, match="ModelKMeans looks at stored models, and EnvelopeModel keeps none"):
+        Method(method.local_update, method.exchange, UNIFORM, [ModelKMeans(2, "stored")])
+    with pytest.raises(ValueError, match="over stored models needs an exchange"):
+        Method(method.local_update, method.exchange, ClusterMean(), [])
+    with pytest.raises(ValueError, match="EnvelopeModel sends model, and LocalTraining finds nothing"):
+        Method(LocalTraining(steps=1), method.exchange, UNIFORM, [])

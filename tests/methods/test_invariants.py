@@ -1,0 +1,238 @@
+"""Runs that must be equal, bit for bit or to rounding."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import lcfl.methods.clustering.low_rank_cosine
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.exchange import FullModel, SharedLayers
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
+from lcfl.models import MLP, SplitNetwork
+from lcfl.models.module import FederatedModule
+from tests.helpers.bits import assert_same_clients, assert_same_state
+from tests.helpers.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    fedac,
+    fedavg,
+    fednova,
+    fedper,
+    fedprox,
+    fit,
+    lcfed,
+    lg_fedavg,
+    linear_module,
+    per_fedavg,
+    two_sided,
+)
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.methods.clustering.test_one_shot import fedclust
+
+# what a method is when its own part is switched off
+
+
+def noisy():
+    """With dropout, so that the clients' random streams count too."""
+    return SplitNetwork(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(12, 8))
+
+
+@pytest.mark.parametrize("local", [{"steps": 3}, {"epochs": 1}])
+def test_lcfed_without_pulls_is_local(tmp_path, local):
+    runs = [
+        fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
+        for method in (lcfed(local=LocalTraining(**local)), alone(**local))
+    ]
+    assert_same_clients(*runs)
+    assert 0 < len(list(runs[0].clients)) < 12
+    pulled = FederatedModule(noisy, cluster_weight=0.1)
+    third = fit(pulled, blobs(12), lcfed(local=LocalTraining(**local)), tmp_path, rounds=4, clients_per_round=5).state
+    client = next(iter(third.clients))
+    assert not torch.equal(third.clients[client].model, runs[0].clients[client].model)
+
+
+def test_fedac_without_pulls_is_local(tmp_path):
+    runs = [
+        fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
+        for method in (fedac(3, refresh_every=2), alone())
+    ]
+    assert_same_clients(*runs)
+
+
+class NoisyNormed(SplitNetwork):
+    """Dropout and batch normalisation: streams and buffers count."""
+
+    def __init__(self):
+        body = nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3))
+        super().__init__(body, nn.Linear(12, 8))
+
+
+def normed_run(tmp_path, method, cut="decision", momentum=0.0, **options):
+    module = FederatedModule(NoisyNormed, partial(torch.optim.SGD, lr=0.05, momentum=momentum), cut=cut)
+    options = {"rounds": 4, "clients_per_round": 5, **options}
+    return fit(module, blobs(12, batch_size=10), method, tmp_path, **options).state
+
+
+ALL_LAYERS = "ignore:method.exchange. Shared.* shares every layer"
+NO_LAYER = "ignore:method.exchange. Shared.* shares no layer"
+
+
+@pytest.mark.filterwarnings(ALL_LAYERS)
+@pytest.mark.parametrize(
+    ("method", "cut"),
+    [(fedprox, "decision"), (fedper, None), (partial(lg_fedavg, 3), "decision")],
+    ids=["fedprox, mu 0", "fedper, empty head", "lg, all layers"],
+)
+def test_what_is_fedavg_bit_for_bit(tmp_path, method, cut):
+    plain, other = normed_run(tmp_path, fedavg(), cut), normed_run(tmp_path, method(), cut)
+    assert torch.equal(other.global_model, plain.global_model)
+    assert other.total_bytes == plain.total_bytes
+    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, momentum):
+    plain, other = (normed_run(tmp_path, method(), momentum=momentum) for method in (fedavg, fednova))
+    torch.testing.assert_close(other.global_model, plain.global_model, rtol=0, atol=1e-6)
+    unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=momentum)
+    assert not torch.allclose(unequal.global_model, plain.global_model, atol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("engine", ["compiled", "stacked", pytest.param("fused", marks=pytest.mark.slow)])
+def test_the_other_engines_keep_these(tmp_path, engine, momentum):
+    """Above a dropout or a batch normalisation has everything run in the sequential one."""
+
+    def run(method):
+        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
+        module = FederatedModule(partial(MLP, 16, [16], 8), optimizer)
+        return fit(module, blobs(12), method, tmp_path, rounds=3, clients_per_round=5, engine=engine).state
+
+    plain, local = run(fedavg()), run(alone())
+    assert torch.equal(run(fedprox()).global_model, plain.global_model)
+    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
+    assert_same_clients(run(lcfed()), local)
+    assert_same_clients(run(fedac(3, refresh_every=2)), local)
+    torch.testing.assert_close(run(fednova()).global_model, plain.global_model, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings(NO_LAYER, "ignore:model.cut. NoisyNormed registers")
+def test_fedper_with_an_empty_base_is_local(tmp_path):
+    assert_same_clients(
+        normed_run(tmp_path, fedper(), cut="embedding.0"), normed_run(tmp_path, alone(), cut="embedding.0")
+    )
+
+
+def test_lg_is_fedper_with_the_complement_shared(tmp_path):
+    """The embedding shared by its layers' names is FedPer."""
+    named = Method(LocalTraining(steps=3), SharedLayers(["embedding"]), GlobalMean())
+    assert_same_state(normed_run(tmp_path, named), normed_run(tmp_path, fedper()))
+
+
+def test_stragglers_that_all_have_one_epoch_are_fedavg_with_one(tmp_path):
+    one, all_straggle = (
+        normed_run(tmp_path, fedavg(**local)) for local in ({"epochs": 1}, {"epochs": 2, "stragglers": 1.0})
+    )
+    assert_same_state(one, all_straggle)
+
+
+def test_the_full_budget_is_local_where_everybody_is_sampled(tmp_path):
+    every = {"clients_per_round": 1.0, "rounds": 2}
+    assert_same_state(
+        normed_run(tmp_path, alone(), **every), normed_run(tmp_path, alone(True), rounds=2, clients_per_round=3)
+    )
+
+
+def test_per_fedavg_that_does_not_look_ahead_is_fedavg_on_the_second_batches(tmp_path):
+    """alpha = 0, beta the optimizer's rate; of the batches only b2 counts: clients with one batch have no other."""
+    inputs, targets, train, test = two_sided(3, size=8)
+    runs = [
+        fit(linear_module(0.3), dealt(inputs, targets, train, test=test), method, tmp_path, rounds=3).state
+        for method in (fedavg(steps=2), per_fedavg(steps=2, inner_lr=0.0))
+    ]
+    torch.testing.assert_close(runs[0].global_model, runs[1].global_model, rtol=0, atol=1e-6)
+
+
+def test_one_cluster_of_participants_that_starts_from_its_centre_is_fedavg(tmp_path):
+    """From the first centre on, the mean of the offline models, which FedAvg is given as its initial model."""
+    local, mean = LocalTraining(steps=3, start="centre"), ClusterMean("participants", "participants")
+    clustered = fit(blobs_module(), blobs(12), lcfed(1, local, mean), tmp_path, rounds=4, clients_per_round=5)
+
+    class Warm(FederatedModule):
+        def initial_model(self, seed, number=0):
+            return clustered.history[0].centres[0]
+
+    plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean("uniform"))
+    module = blobs_module()
+    warm = Warm(module.make_network, module.optimizer)
+    averaged = fit(warm, blobs(12), plain, tmp_path, rounds=4, clients_per_round=5)
+    for left, right in zip(clustered.history[1:], averaged.history, strict=True):
+        assert torch.equal(left.centres, right.centres)
+        assert torch.equal(left.global_model, right.global_model)
+    assert not torch.equal(averaged.history[0].global_model, averaged.history[-1].global_model)
+
+
+# ties
+
+
+def test_r_never_changes_while_all_similarities_tie(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        lcfl.methods.clustering.low_rank_cosine, "cosine", lambda codes, centres: torch.zeros(len(codes), len(centres))
+    )
+    method = lcfed(4, init="random")
+    watch = fit(blobs_module(cluster_weight=0.5), blobs(12), method, tmp_path, rounds=3, clients_per_round=5)
+    assert watch.history[0].assignment.bincount().tolist() == [3, 3, 3, 3]
+    for each in watch.history:
+        assert torch.equal(each.assignment, watch.history[0].assignment)
+
+
+# the numbers of the clients
+
+
+ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 1, "gamma_max": 0.5}  # a split as soon as updates disagree
+PERMUTED = {  # and mu, lambda
+    "fedavg": (partial(fedavg, steps=2), 0.0, 0.0),
+    "local": (partial(alone, steps=2), 0.0, 0.0),
+    "fedprox": (partial(fedprox, steps=2), 0.4, 0.0),
+    "fednova": (partial(fednova, momentum=0.5, steps=2), 0.4, 0.0),
+    "fedper": (partial(fedper, steps=2), 0.0, 0.0),
+    "lg_fedavg": (partial(lg_fedavg, steps=2), 0.0, 0.0),
+    "per_fedavg": (partial(per_fedavg, steps=2), 0.0, 0.0),
+    "lcfed": (partial(lcfed, 2, LocalTraining(steps=2), dimension=3), 0.4, 0.2),
+    "fedac": (partial(fedac, 2, LocalTraining(steps=2), dimension=3), 0.4, 0.2),
+    "fedclust": (partial(fedclust, {"steps": 2}, num_clusters=2), 0.0, 0.0),
+    "fesem": (partial(fesem, 2, steps=2), 0.0, 0.0),
+    "fedgroup": (partial(fedgroup, 2, steps=2), 0.0, 0.0),
+    "fl_hc": (partial(fl_hc, 1, LocalTraining(steps=2), num_clusters=2), 0.0, 0.0),
+    "cgpfl": (partial(cgpfl, 2, steps=2), 0.0, 0.0),
+    "cgpfl_prox": (partial(cgpfl_prox, 2, steps=2), 0.4, 0.0),
+    "ifca": (partial(ifca, 2, steps=2), 0.0, 0.0),
+    "cfl": (partial(cfl, 2, **ALWAYS), 0.0, 0.0),
+    "pacfl": (partial(pacfl, LocalTraining(steps=2), num_vectors=1, num_clusters=2), 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_permuting_the_clients_permutes_the_results(tmp_path, name):
+    """Every client has one batch, so that nothing is drawn by its number."""
+    inputs, targets, train, test = two_sided(6, size=8)
+    train = [share[: 8 - i] for i, share in enumerate(train)]  # different sizes: weights go along
+    order = [4, 2, 0, 5, 1, 3]
+    method, mu, lam = PERMUTED[name]
+    module = linear_module(0.3, cluster_weight=mu, global_weight=lam)
+    plain = fit(module, dealt(inputs, targets, train, test=test), method(), tmp_path, rounds=3).state
+    moved_data = dealt(inputs, targets, [train[i] for i in order], test=[test[i] for i in order])
+    moved = fit(module, moved_data, method(), tmp_path, rounds=3).state
+    torch.testing.assert_close(moved.global_model, plain.global_model, rtol=0, atol=1e-6)
+    for new, old in enumerate(order):
+        torch.testing.assert_close(moved.centre_of(new), plain.centre_of(old), rtol=0, atol=1e-6)
+        if plain.clients[old].model is not None:
+            torch.testing.assert_close(moved.clients[new].model, plain.clients[old].model, rtol=0, atol=1e-6)
+    learnt = plain.clients[0].model if name == "local" else plain.centre_of(0)
+    assert not torch.allclose(learnt, plain.initial, atol=1e-2)
+    assert (len(plain.assignment.unique()) > 1) is method().is_clustered

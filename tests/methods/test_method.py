@@ -1,0 +1,120 @@
+"""Which parts make a method, and which do not fit together."""
+
+from dataclasses import replace
+
+import pytest
+
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
+from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.exchange import (
+    AdaptedModel,
+    AllCentres,
+    CentreAndEmbedding,
+    FullModel,
+    GlobalReference,
+    NoExchange,
+    NormalisedModel,
+    SharedEmbedding,
+    SharedLayers,
+)
+from lcfl.methods.exchange.transforms import GaussianNoise
+from lcfl.methods.local import LeastLossTraining, LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.method import Method
+from tests.helpers.builders import fednova, fedper, lg_fedavg
+from tests.helpers.clustered import cgpfl, ifca
+
+PARTICIPANTS = ClusterMean("participants", "participants")
+
+
+def method(exchange, aggregation, *clustering):
+    return Method(LocalTraining(steps=1), exchange, aggregation, list(clustering))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "aggregation", "clustering"),
+    [
+        (CentreAndEmbedding(), ClusterMean(), [LowRankCosine()]),
+        (CentreAndEmbedding(), PARTICIPANTS, [LowRankCosine()]),
+        (CentreAndEmbedding(), ClusterMean(), []),
+        (CentreAndEmbedding(), GlobalMean(), []),
+        (FullModel(), GlobalMean(), []),
+        (FullModel(), PARTICIPANTS, []),
+        (NoExchange(), NoAggregation(), []),
+        (GlobalReference(), GlobalMean(), []),
+        (SharedEmbedding(), PARTICIPANTS, []),
+    ],
+)
+def test_parts_that_fit(exchange, aggregation, clustering):
+    made = method(exchange, aggregation, *clustering)
+    assert made.is_clustered == bool(clustering)
+
+
+@pytest.mark.parametrize("aggregation", [GlobalMean(), PARTICIPANTS, ClusterMean()])
+def test_nothing_to_merge(aggregation):
+    name = type(aggregation).__name__
+    with pytest.raises(ValueError, match=f"{name} reads model .* NoExchange uploads nothing. Use .* it: .*FullModel"):
+        method(NoExchange(), aggregation)
+
+
+def test_nothing_to_cluster():
+    with pytest.raises(ValueError, match=r"LowRankCosine reads model .* NoExchange uploads nothing"):
+        method(NoExchange(), NoAggregation(), LowRankCosine())
+
+
+def test_one_model_for_all_and_clusters():
+    with pytest.raises(ValueError, match="LowRankCosine needs a centre for every cluster, and GlobalMean makes one"):
+        method(CentreAndEmbedding(), GlobalMean(), LowRankCosine())
+
+
+@pytest.mark.parametrize(("over", "embedding_over"), [("stored", "participants"), ("participants", "stored")])
+def test_a_mean_over_stored_models_needs_stored_models(over, embedding_over):
+    with pytest.raises(ValueError, match=r"ClusterMean over stored models .* FullModel keeps none. Set over"):
+        method(FullModel(), ClusterMean(over, embedding_over))
+
+
+@pytest.mark.parametrize("exchange", [SharedEmbedding(), SharedLayers(1)])
+def test_what_stays_with_a_client_is_not_merged(exchange):
+    with pytest.raises(
+        ValueError, match=rf"ClusterMean over stored models needs .* {type(exchange).__name__} keeps none"
+    ):
+        method(exchange, ClusterMean())
+
+
+def test_a_normaliser_comes_from_a_local_update_that_finds_it():
+    Method(NormalisedTraining(steps=1), NormalisedModel(), NormalisedMean())
+    with pytest.raises(ValueError, match="NormalisedModel sends normaliser, and LocalTraining finds nothing beside"):
+        method(NormalisedModel(), NormalisedMean())
+    with pytest.raises(ValueError, match=r"NormalisedMean reads normaliser .* FullModel uploads model"):
+        method(FullModel(), NormalisedMean())
+
+
+def test_what_a_local_update_reads_is_sent():
+    Method(LeastLossTraining(steps=1), AllCentres(), PARTICIPANTS)
+    with pytest.raises(
+        ValueError, match=r"LeastLossTraining reads centres .* FullModel sends model\. .* it: AllCentres"
+    ):
+        Method(LeastLossTraining(steps=1), FullModel(), GlobalMean())
+
+
+def test_an_adapted_model_needs_an_adaptation():
+    Method(MetaTraining(steps=1), AdaptedModel(), GlobalMean())
+    with pytest.raises(
+        ValueError, match=r"AdaptedModel needs a local update with an adaptation, .* LocalTraining has none"
+    ):
+        method(AdaptedModel(), GlobalMean())
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (fedper(), "SharedEmbedding uploads a part of one, or another"),
+        (lg_fedavg(), "SharedLayers uploads a part of one, or another"),
+        (cgpfl(), "EnvelopeModel uploads a part of one, or another"),
+        (fednova(), "NormalisedModel uploads normaliser"),
+        (ifca(), "AllCentres uploads cluster"),
+    ],
+)
+def test_transforms_need_whole_trained_models_and_nothing_else(made, says):
+    exchange = replace(made.exchange, transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
+    with pytest.raises(ValueError, match=rf"method.exchange: transforms work on .*; {says}\. Set transforms: \[\]"):
+        replace(made, exchange=exchange)

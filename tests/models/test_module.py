@@ -1,0 +1,306 @@
+"""The regularised loss of LCFed Eq. 2, and a module that a federation and lightning.Trainer both train."""
+
+import warnings
+from functools import partial
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torchmetrics.classification import MulticlassAccuracy
+
+from lcfl.core import rng
+from lcfl.models import MLP
+from lcfl.models.module import FederatedModule, loss_of_step
+from tests.helpers.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear_module
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def pulled(mu=0.7, lam=0.3):
+    """A module in float64 with an Omega and a Phi that are not its own, and a batch."""
+    with rng.scope(0, "network"):
+        module = FederatedModule(partial(MLP, 4, [5], 3), cluster_weight=mu, global_weight=lam).double()
+    draw = torch.Generator().manual_seed(0)
+    centre = torch.randn(module.layout.num_parameters, generator=draw, dtype=torch.float64)
+    embedding = torch.randn(module.layout.num_embedding, generator=draw, dtype=torch.float64)
+    module.pull_towards(centre, embedding)
+    inputs = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    return module, centre, embedding, (inputs, torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+def gradient(module, batch):
+    module.zero_grad()
+    module.training_step(batch).backward()
+    return flat([parameter.grad for parameter in module.network.parameters()])
+
+
+def test_the_gradient_is_that_of_the_written_objective():
+    module, _, _, batch = pulled()
+    found = gradient(module, batch)
+    parameters, step = list(module.network.parameters()), 1e-6
+    vector = parameters_to_vector(parameters).detach()
+    for place in range(len(vector)):
+        sides = []
+        for sign in (1, -1):
+            moved = vector.clone()
+            moved[place] += sign * step
+            vector_to_parameters(moved, parameters)
+            sides.append(module.training_step(batch).item())
+        assert found[place].item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
+
+
+def test_the_objective_is_equation_2():
+    module, centre, embedding, batch = pulled(mu=0.7, lam=0.3)
+    w = flat(module.network.parameters())
+    phi = w[: module.layout.num_embedding]
+    expected = nn.functional.cross_entropy(module(batch[0]), batch[1])
+    expected = expected + 0.35 * (w - centre).square().sum() + 0.15 * (phi - embedding).square().sum()
+    assert module.training_step(batch).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("mu", "lam"), [(0.7, 0.3), (0.7, 0.0), (0.0, 0.3)])
+def test_the_step_is_line_4_of_local_update(mu, lam):
+    module, centre, embedding, batch = pulled(mu, lam)
+    full = gradient(module, batch)
+    w = flat(module.network.parameters())
+    module.pull_towards()
+    expected = gradient(module, batch) + mu * (w - centre)
+    expected[: len(embedding)] += lam * (w[: len(embedding)] - embedding)
+    torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_zero_weights_change_nothing_and_cost_nothing(monkeypatch):
+    module, _, _, batch = pulled(mu=0.0, lam=0.0)
+    with_pulls = module.training_step(batch)
+    monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
+    assert module.regularizer() == 0.0
+    module.training_step(batch)
+    module.pull_towards()
+    assert torch.equal(with_pulls, module.training_step(batch))
+
+
+def test_without_targets_the_weights_have_no_effect(monkeypatch):
+    module, _, _, batch = pulled()
+    module.pull_towards()
+    monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
+    assert torch.equal(module.training_step(batch), nn.functional.cross_entropy(module(batch[0]), batch[1]))
+
+
+def test_the_regulariser_is_float32_under_autocast():
+    module = blobs_module(cluster_weight=0.7, global_weight=0.3)
+    layout = module.layout
+    w = layout.pack(module.network)
+    module.pull_towards(w + 1e-3, w[: layout.num_embedding] - 1e-3)  # differences that bfloat16 cannot see
+    outside = module.regularizer()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(torch.zeros(2, 16)).dtype == torch.bfloat16
+        inside = module.regularizer()
+        assert inside.dtype == torch.float32
+        assert torch.equal(inside, outside)
+        assert module.training_step((torch.zeros(2, 16), torch.tensor([0, 1]))).dtype == torch.float32
+    assert outside.item() == pytest.approx(0.35 * 1e-6 * len(w) + 0.15 * 1e-6 * layout.num_embedding, rel=1e-3)
+
+
+def test_an_overridden_training_step_takes_effect(tmp_path):
+    class Doubled(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return 2 * super().training_step(batch, batch_idx)
+
+    make = partial(MLP, 16, [16], 8)
+    states = [
+        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), fedavg(), tmp_path, engine="sequential").state
+        for kind, lr in ((Doubled, 0.05), (FederatedModule, 0.1), (FederatedModule, 0.05))
+    ]
+    assert torch.equal(states[0].global_model, states[1].global_model)  # doubling is exact
+    assert not torch.equal(states[0].global_model, states[2].global_model)
+
+
+def test_an_overridden_configure_optimizers_takes_effect(tmp_path):
+    class Faster(FederatedModule):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+    make = partial(MLP, 16, [16], 8)
+    states = [
+        fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), alone(), tmp_path, engine="sequential").state
+        for kind, lr in ((Faster, 0.05), (FederatedModule, 0.1), (FederatedModule, 0.05))
+    ]
+    assert torch.equal(states[0].clients[2].model, states[1].clients[2].model)
+    assert not torch.equal(states[0].clients[2].model, states[2].clients[2].model)
+
+
+def test_the_default_optimizer_is_sgd_with_rate_0_01():
+    optimizer = FederatedModule(partial(MLP, 4, [5], 3)).configure_optimizers()
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.01, 0)
+
+
+def test_trains_under_lightnings_trainer_with_the_same_data(tmp_path):
+    module, data = blobs_module(cluster_weight=0.5), blobs()
+    before = module.layout.pack(module.network)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    trainer = pl.Trainer(max_epochs=1, limit_train_batches=10, num_sanity_val_steps=0, **options)
+    trainer.fit(module, data)
+    assert not torch.equal(module.layout.pack(module.network), before)
+
+    def by_hand(sets):
+        inputs, targets = data.samples.batch(torch.cat([torch.from_numpy(each) for each in sets]), torch.device("cpu"))
+        with torch.no_grad():
+            return (module.network(inputs).argmax(dim=1) == targets).float().mean().item()
+
+    assert trainer.callback_metrics["val/acc"].item() == pytest.approx(by_hand(data.population.val), abs=1e-6)
+    assert "val/loss" in trainer.callback_metrics
+    tested = trainer.test(module, data, verbose=False)[0]
+    assert tested["test/acc"] == pytest.approx(by_hand(data.population.test["own_split"]), abs=1e-6)
+    labels = torch.cat(trainer.predict(module, data.val_dataloader()))
+    inputs = torch.cat([batch[0] for batch in data.val_dataloader()])
+    assert torch.equal(labels, module.network(inputs).argmax(dim=1))
+
+
+def test_metrics_of_ones_own_are_logged_by_name(tmp_path):
+    metrics = {"acc": MulticlassAccuracy(average="micro"), "top2": MulticlassAccuracy(8, top_k=2, average="micro")}
+    found = fit(blobs_module(metrics=metrics), blobs(4), fedavg(), tmp_path).metrics
+    assert found["test/own_split/global/top2"] > found["test/own_split/global/acc"]
+
+
+def test_initial_models_are_addressed_by_seed_and_number():
+    module, other = blobs_module(), blobs_module()
+    models = {(seed, number): module.initial_model(seed, number) for seed in (0, 1) for number in (0, 1)}
+    for address, model in models.items():
+        assert torch.equal(other.initial_model(*address), model)
+        assert sum(torch.equal(model, each) for each in models.values()) == 1
+    with rng.scope(0, "init", 1):
+        assert torch.equal(models[0, 1], module.layout.pack(module.make_network()))
+
+
+def test_drawing_an_initial_model_leaves_generator_and_network_alone():
+    module = blobs_module()
+    state, model = torch.get_rng_state(), module.layout.pack(module.network)
+    module.initial_model(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(module.layout.pack(module.network), model)
+
+
+def test_an_initial_model_has_its_buffers():
+    assert FederatedModule(Normed).initial_model(0)[23:].tolist() == [0, 0, 0, 1, 1, 1, 0]
+
+
+def test_initial_models_can_come_from_a_file(tmp_path):
+    trained = Normed()
+    trained(torch.randn(8, 2))
+    torch.save(trained.state_dict(), tmp_path / "start.pt")
+    module = FederatedModule(Normed, init_from=tmp_path / "start.pt")
+    weights = module.layout.pack(trained)
+    for seed, number in ((0, 0), (0, 1), (1, 0)):
+        assert torch.equal(module.initial_model(seed, number), weights)
+    assert torch.equal(module.layout.pack(module.network), weights)  # where lightning.Trainer begins
+    module.initial_model(0).zero_()
+    assert torch.equal(module.initial_model(0), weights)
+
+
+def test_the_fingerprint_of_initial_weights_sees_their_values_only(tmp_path):
+    state = linear_module().network.state_dict()
+    prints = []
+    for name, change in (("a.pt", 0.0), ("b.pt", 0.0), ("c.pt", 1e-3)):
+        torch.save({key: value + change for key, value in state.items()}, tmp_path / name)
+        prints.append(linear_module(init_from=str(tmp_path / name)).initial_fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+    assert linear_module().initial_fingerprint is None
+
+
+def test_a_finished_network_is_refused():
+    with pytest.raises(ValueError, match=r"model.network: got a finished MLP; needed is what makes a new one.*lambda"):
+        FederatedModule(MLP(4, [5], 3))
+
+
+@pytest.mark.parametrize("name", ["cluster_weight", "global_weight"])
+@pytest.mark.parametrize("value", [-0.1, float("nan")])
+def test_a_weight_is_not_negative(name, value):
+    with pytest.raises(ValueError, match=rf"model.{name}: got {value}.*>= 0"):
+        linear_module(**{name: value})
+
+
+def test_an_unknown_cut_is_refused():
+    with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'"):
+        linear_module(cut="fc")
+
+
+def test_what_a_step_logs_becomes_a_metric_of_the_round(tmp_path):
+    class Logs(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            self.log("train/step", batch_idx, prog_bar=True)
+            self.log_dict({"train/labels": batch[1].float().mean(), "train/one": 1})
+            return super().training_step(batch, batch_idx)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run = fit(Logs(partial(MLP, 16, [4], 8)), blobs(), fedavg(steps=3), tmp_path, rounds=2, clients_per_round=4)
+    for row in run.rows[-2:]:
+        assert (row["train/step"], row["train/one"]) == (1.0, 1.0)
+        assert 0 < row["train/labels"] < 7
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_step_may_return_its_loss_in_a_dict(tmp_path, engine):
+    class Named(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return {"loss": super().training_step(batch, batch_idx), "more": 1}
+
+    class Plain(Named):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx)["loss"]
+
+    network = partial(MLP, 16, [4], 8)
+    runs = [
+        fit(kind(network), blobs(), fedavg(steps=3), tmp_path / kind.__name__, clients_per_round=4, engine=engine)
+        for kind in (Named, Plain)
+    ]
+    assert torch.equal(runs[0].state.global_model, runs[1].state.global_model)
+    assert runs[0].rows[0]["train/loss"] == runs[1].rows[0]["train/loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [(None, "NoneType"), ({"acc": torch.ones(())}, "dict"), (torch.ones(3), r"shape \[3\]"), (0.5, "float")],
+)
+def test_a_step_that_returns_no_loss_says_what_it_must(returned, got):
+    class Other(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return returned
+
+    with pytest.raises(ValueError, match=rf"^Other.training_step: got {got}; it must return the loss, .* one number"):
+        loss_of_step(Other(partial(MLP, 16, [4], 8)), (torch.zeros(2, 16), torch.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (MulticlassAccuracy(3), "MulticlassAccuracy"),
+        (torch.ones(2), r"a tensor of shape \[2\]"),
+        ([], r"a tensor of shape \[0\]"),
+        ("much", "str"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_named(value, got):
+    module = linear_module()
+    message = rf"^self.log\('train/acc'\): got {got}; a metric is one number: .*torchmetrics object gives when"
+    with module.collecting() as logged, pytest.raises(ValueError, match=message):
+        module.log("train/acc", value)
+    assert not logged
+
+
+def test_nothing_is_collected_outside_of_a_local_run():
+    module = linear_module()
+    with module.collecting() as logged:
+        module.log("a", 1)
+        module.log("a", torch.tensor(3.0, requires_grad=True))
+    assert {name: [value.item() for value in values] for name, values in logged.items()} == {"a": [1.0, 3.0]}
+    assert not logged["a"][1].requires_grad
+    with pytest.warns(UserWarning, match="self.log"):
+        module.log("a", 2)

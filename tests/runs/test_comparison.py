@@ -1,0 +1,209 @@
+"""Runs side by side: who is grouped with whom, what is refused, and every number worked by hand."""
+
+import csv
+import json
+import os
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+
+from lcfl.runs.comparison import check_same_setting, entries_of, find_runs, rounds_to_peak, rows_of
+from tests.helpers.runs import made
+
+
+def names(entries):
+    return {entry.label: [run.seed for run in entry.runs] for entry in entries}
+
+
+def test_seeds_of_one_experiment_are_one_entry(tmp_path):
+    for name, seed in (("a-seed0", 0), ("a-seed1", 1), ("b", 0)):
+        made(tmp_path, name, seed, method={"class": name[0]})
+    assert names(entries_of(find_runs([tmp_path]))) == {"a": [0, 1], "b": [0]}
+
+
+def test_equal_names_are_told_apart_by_what_differs(tmp_path):
+    for weight in (0.1, 0.5):
+        made(tmp_path, "lcfl", 0, model={"cluster_weight": weight, "network": "x"})
+    assert list(names(entries_of(find_runs([tmp_path])))) == ["lcfl cluster_weight=0.1", "lcfl cluster_weight=0.5"]
+
+
+def test_equal_names_that_differ_in_something_long_are_numbered_within_their_setting(tmp_path):
+    paths = [made(tmp_path, "fedavg", 0, model={"network": "long" * 7 + end}, data="d" * 25) for end in "12"]
+    made(tmp_path, "fedavg", 0, model={"network": "long" * 7}, data="e" * 25)
+    with pytest.warns(UserWarning) as caught:
+        entries = entries_of(find_runs([tmp_path]))
+    assert [(entry.setting, entry.label) for entry in entries] == [(1, "fedavg"), (1, "fedavg #2"), (2, "fedavg")]
+    assert [str(each.message).partition(":")[0] for each in caught] == [f"fedavg #2 is {paths[1]}"]
+
+
+def test_options_in_a_name_are_left_out_where_the_method_tells(tmp_path):
+    made(tmp_path, "fed-prox-lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
+    made(tmp_path, "ifca-lr=0.1-seed0", 0, method={"class": "b"}, model={"lr": 0.1})
+    made(tmp_path, "ifca-lr=0.2-seed0", 0, method={"class": "b"}, model={"lr": 0.2})
+    entries = {entry.label: entry.options for entry in entries_of(find_runs([tmp_path]))}
+    assert entries == {"fed-prox": "lr=1e-3 cluster_weight=0.1", "ifca-lr=0.1": "", "ifca-lr=0.2": ""}
+
+
+def test_a_run_may_be_named_itself_or_by_a_folder_above(tmp_path):
+    path = made(tmp_path, "a", 0)
+    for given in (path, path.parent, tmp_path):
+        assert [run.path for run in find_runs([given])] == [path]
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_of_a_run_that_was_repeated_the_last_version_counts(tmp_path):
+    paths = [made(tmp_path, "a", 0) for _ in range(12)]
+    assert [run.path for run in find_runs([tmp_path])] == [paths[-1]]
+
+
+@pytest.mark.parametrize("newest", [0, 1, 2])
+def test_of_a_run_that_was_repeated_the_newest_counts_wherever_it_lies(tmp_path, newest):
+    paths = [made(tmp_path / folder, "a", 0) for folder in "xyz"]
+    for path in paths:
+        os.utime(path / "summary.json", (1e9 + (path == paths[newest]),) * 2)
+    with pytest.warns(UserWarning) as caught:
+        (run,) = find_runs([tmp_path / folder for folder in "xyz"])
+    assert run.path == paths[newest]
+    dropped = {str(each.message).partition(" is left out: ")[0] for each in caught}
+    assert dropped == {str(path) for path in paths if path != run.path}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_is_named_twice_is_one(tmp_path, monkeypatch):
+    made(tmp_path, "a", 0)
+    monkeypatch.chdir(tmp_path)
+    assert len(find_runs([tmp_path, tmp_path / "a", Path("a")])) == 1
+
+
+def measures(path, number):
+    """Puts into the summary of a run how many clients were measured."""
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"evaluate_clients": number}))
+
+
+def test_runs_that_measure_other_numbers_of_clients_are_lines_of_their_own(tmp_path):
+    for seed, number in ((0, None), (0, 2)):
+        measures(made(tmp_path, "a", seed), number)
+    made(tmp_path, "a", 1)  # as older versions wrote it: of all
+    entries = entries_of(find_runs([tmp_path]))
+    assert names(entries) == {"a evaluate_clients=all": [0, 1], "a evaluate_clients=2": [0]}
+    with pytest.warns(UserWarning, match='evaluate_clients differs between these runs: "all", 2'):
+        check_same_setting(entries)
+
+
+def test_runs_with_other_protocols_are_not_one(tmp_path):
+    for protocol in ("own_split", "label_view"):
+        made(tmp_path, "a", 0, protocol=protocol)
+    entries = entries_of(find_runs([tmp_path]))
+    assert [entry.setting for entry in entries] == [1, 2]
+
+
+@pytest.mark.parametrize("kinds", [[(), ("after_local",)], [("after_local",), ()]])
+def test_kinds_of_model_that_not_all_seeds_have_are_left_out(tmp_path, kinds):
+    for seed, at_end in enumerate(kinds):
+        made(tmp_path, f"a-seed{seed}", seed, at_end=("personal", *at_end))
+    with pytest.warns(UserWarning, match="a: after_local is left out, as not all of its seeds have it"):
+        entries = entries_of(find_runs([tmp_path]))
+    rows, _ = rows_of(entries)
+    assert [(row.model, row.seeds) for row in rows] == [("global", 2), ("personal", 2), ("", 0)]
+
+
+def test_an_unfinished_run_is_named_and_left_out(tmp_path):
+    (made(tmp_path, "a", 0) / "summary.json").unlink()
+    with pytest.warns(UserWarning, match=r"version_0 is left out: it is not finished"):
+        assert find_runs([tmp_path]) == []
+
+
+def test_a_folder_without_runs(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: there is no run in it"):
+        find_runs([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"data": "d2"}, "data"),
+        ({"partition": "p2"}, "partition"),
+        ({"partition": "p2", "protocol": "label_view"}, "partition and protocols"),
+    ],
+)
+def test_other_data_or_protocols_do_not_compare(tmp_path, other, what):
+    one, two = made(tmp_path, "a", 0), made(tmp_path, "b", 0, **other)
+    with pytest.raises(ValueError, match=f"{one} and {two} differ in {what}\\. .*--mix"):
+        check_same_setting(entries_of(find_runs([tmp_path])))
+
+
+def test_an_unfair_comparison_is_said_so(tmp_path):
+    made(tmp_path, "a", 0)
+    made(tmp_path, "b", 0, accuracies=[0.5, 0.6, 0.7])
+    with pytest.warns(UserWarning, match="rounds differs between these runs: 2, 3"):
+        check_same_setting(entries_of(find_runs([tmp_path])))
+
+
+def test_the_numbers_of_a_row(tmp_path):
+    made(tmp_path, "a-seed0", 0, accuracies=[0.2, 0.5, 0.6, 0.8], clusters=3)
+    made(tmp_path, "a-seed1", 1, accuracies=[0.5, 0.5, 0.5, 0.6], clusters=4)
+    (row, baseline), targets = rows_of(entries_of(find_runs([tmp_path])), target=0.5)
+    assert targets == {(1, "own_split"): 0.5}
+    assert (row.setting, row.protocol, row.label, row.model, row.seeds) == (1, "own_split", "a", "global", 2)
+    assert row.acc == pytest.approx(0.7) and row.acc_std == pytest.approx(0.1 * 2**0.5)
+    assert row.worst10 == pytest.approx(0.35)
+    assert row.rounds_to_target == 1.5 and row.bytes_to_target == pytest.approx(15e6)
+    assert (row.clusters, row.total_bytes, row.seconds) == (3.5, 40e6, 8.0)
+    assert (baseline.label, baseline.acc, baseline.seeds) == ("majority class", 0.25, 0)
+
+
+def test_a_target_that_a_seed_never_reaches_has_no_round(tmp_path):
+    made(tmp_path, "a-seed0", 0, accuracies=[0.2, 0.9])
+    made(tmp_path, "a-seed1", 1, accuracies=[0.2, 0.3])
+    (row, _), targets = rows_of(entries_of(find_runs([tmp_path])))
+    assert targets[1, "own_split"] == pytest.approx(0.9 * 0.6)
+    assert isnan(row.rounds_to_target) and isnan(row.bytes_to_target)
+
+
+def test_settings_are_numbered(tmp_path):
+    made(tmp_path, "a", 0)
+    made(tmp_path, "b", 0, data="d2")
+    rows, targets = rows_of(entries_of(find_runs([tmp_path])))
+    assert [(row.setting, row.label) for row in rows] == [
+        (1, "a"),
+        (1, "majority class"),
+        (2, "b"),
+        (2, "majority class"),
+    ]
+    assert list(targets) == [(1, "own_split"), (2, "own_split")]
+
+
+def test_a_diverged_model_is_nan_and_not_an_error(tmp_path):
+    path = made(tmp_path, "a", 0)
+    summary = json.loads((path / "summary.json").read_text())
+    summary["metrics"]["test/own_split/global/acc"] = None
+    (path / "summary.json").write_text(json.dumps(summary))
+    (row, _), _ = rows_of(entries_of(find_runs([tmp_path])), target=0.1)
+    assert isnan(row.acc)
+
+
+def test_rounds_count_from_one_and_opening_rounds_do_not_count(tmp_path):
+    path = made(tmp_path, "a", 0, accuracies=[0.1, 0.2])
+    with (path / "metrics.csv").open() as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["-1", "0", "1"]
+    (run,) = find_runs([path])
+    assert run.curve("test/own_split/global/acc") == [(1, 10e6, 0.1), (2, 20e6, 0.2)]
+    assert run.curve("test/own_split/personal/acc") == []
+    assert nan not in run.metrics.values()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rounds"), [([0.1, 0.5, 0.89, 1.0], 4), ([0.1, 0.9, 0.5, 1.0, 0.2], 2), ([0.0], 1), ([], nan)]
+)
+def test_rounds_to_nine_tenths_of_the_own_peak(accuracies, rounds):
+    curve = [(number, 0.0, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
+    assert rounds_to_peak(curve) == rounds or isnan(rounds)
+
+
+def test_a_row_says_how_soon_the_own_peak_is_near(tmp_path):
+    for seed, accuracies in ((0, [0.5, 0.8, 0.8]), (1, [0.79, 0.8, 0.1])):
+        made(tmp_path, f"a-seed{seed}", seed, accuracies)
+    rows, _ = rows_of(entries_of(find_runs([tmp_path])))
+    assert rows[0].rounds_to_peak90 == 1.5 and isnan(rows[0].stability)

@@ -1,0 +1,303 @@
+"""Every kind of model is the very model it says, measured on the very images."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lcfl.core.clients import ClientState
+from lcfl.data.views import Relabelling, View
+from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.worker import ClientError, EvaluationTask, Worker
+from lcfl.federation.federation import Federation
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.local.training import LocalData
+from lcfl.models.module import FederatedModule
+from lcfl.server.evaluation import Evaluator, final_kinds, reported_metrics
+from lcfl.server.metrics import Evaluation
+from tests.helpers.builders import (
+    alone,
+    blobs,
+    blobs_module,
+    dealt,
+    engine,
+    fedavg,
+    fit,
+    lcfed,
+    linear_module,
+    state_of,
+    two_sided,
+)
+
+INPUTS, TARGETS, TRAIN, TEST = two_sided(num_clients=4, size=10, seed=3)
+VAL = [share[-2:] for share in TRAIN]
+TRAIN = [share[:-2] for share in TRAIN]
+VIEW = [np.concatenate(TEST), TEST[0], TEST[1], np.concatenate(TEST[:2])]
+
+
+def data(**options):
+    options = {"val": VAL, "test": TEST, "label_view": VIEW, **options}
+    return dealt(INPUTS, TARGETS, TRAIN, batch_size=3, **options)
+
+
+def models(number, seed):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 17, generator=draw)
+
+
+def state():
+    """Clients 0 to 2 have taken part, 3 has not; clusters {0, 2}, {1, 3}; everything differs."""
+    result = state_of(list(models(4, 0)), [0, 1, 0, 1], models(2, 1), [True, True, True, False], models(1, 2)[0])
+    result.global_model = models(1, 3)[0]
+    for client in range(4):
+        result.clients[client] = replace(result.clients[client], consumed=5 * client)
+    result.round = 7
+    return result
+
+
+def evaluator(method, population=None, module=None, **options):
+    population = population or data(**options)
+    module = module or linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    worker = Worker(fabric, module, population, method, seed=11)
+    ranks = Ranks(fabric, worker.run_all, StopFlag())
+    return Evaluator(ranks, method, population.population, population.protocols, module.layout)
+
+
+def by_hand(model, indices):
+    """Loss and accuracy of the linear network in numpy."""
+    w = model.double().numpy()
+    middle = INPUTS[indices].astype(np.float32) @ w[:6].reshape(3, 2).T + w[6:9]
+    scores = middle @ w[9:15].reshape(2, 3).T + w[15:]
+    targets = TARGETS[indices]
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(targets)), targets]
+    return losses.mean(), (scores.argmax(axis=1) == targets).mean()
+
+
+def assert_measured(found, name, owners):
+    """`owners`: client -> (model, indices)."""
+    loss, acc = found.by_name[f"{name}/loss"], found.by_name[f"{name}/acc"]
+    assert loss.clients.tolist() == acc.clients.tolist() == sorted(owners)
+    assert acc.num_samples.tolist() == [len(owners[i][1]) for i in sorted(owners)]
+    expected = [by_hand(*owners[i]) for i in sorted(owners)]
+    np.testing.assert_allclose(loss.values, [each[0] for each in expected], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(acc.values, [each[1] for each in expected], atol=1e-7)
+
+
+SETS = {"val/own_split": VAL, "test/own_split": TEST, "test/label_view": VIEW}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_personal_cluster_and_global(name):
+    s = state()
+    found = evaluator(lcfed())(s, ["personal", "cluster", "global"])
+    sets = SETS[name]
+    own = {i: (s.clients[i].model, sets[i]) for i in range(3)} | {3: (s.centres[1], sets[3])}
+    assert_measured(found, f"{name}/personal", own)
+    assert_measured(found, f"{name}/cluster", {i: (s.centres[i % 2], sets[i]) for i in range(4)})
+    assert_measured(found, f"{name}/global", {i: (s.global_model, sets[i]) for i in range(4)})
+
+
+def test_only_what_is_asked_for_is_measured():
+    found = evaluator(lcfed())(state(), ["cluster"], stages=["val"])
+    assert list(found.by_name) == ["val/own_split/cluster/loss", "val/own_split/cluster/acc"]
+
+
+@pytest.mark.parametrize(("method", "start"), [(fedavg, "global"), (alone, "own"), (lcfed, "own")])
+def test_after_local_is_one_local_run_from_what_the_server_would_send(method, start):
+    s = state()
+    before = [s.clients[i] for i in range(4)]
+    method = method()
+    found = evaluator(method)(s, ["after_local"], stages=["test"])
+    module = linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
+    trained = {}
+    for client in range(4):
+        local = LocalData(TRAIN[client], 3, 11, client)
+        begin = ClientState(s.global_model if start == "global" else s.clients[client].model, 5 * client)
+        downlink = method.exchange.down(s, client, module.layout)
+        trained[client] = LocalTraining(steps=3)(begin, downlink, local, engine(module, data())).model
+    assert_measured(found, "test/own_split/after_local", {i: (trained[i], TEST[i]) for i in range(4)})
+    assert [s.clients[i] for i in range(4)] == before
+    assert not torch.equal(trained[0], s.clients[0].model)
+
+
+def test_clients_without_images_have_no_value():
+    nobody = [[]] * 4
+    sets = {"val": [VAL[0], [], [], []], "test": [[], TEST[1], [], TEST[3]], "label_view": nobody}
+    s = state()
+    found = evaluator(lcfed(), **sets)(s, ["personal"])
+    assert_measured(found, "val/own_split/personal", {0: (s.clients[0].model, VAL[0])})
+    assert_measured(found, "test/own_split/personal", {1: (s.clients[1].model, TEST[1]), 3: (s.centres[1], TEST[3])})
+    assert not any(name.startswith("test/label_view") for name in found.by_name)
+
+
+def test_nobody_has_images():
+    found = evaluator(lcfed(), val=[[]] * 4, test=[[]] * 4, label_view=[[]] * 4)(state(), ["personal", "after_local"])
+    assert found == Evaluation()
+
+
+def test_sharing_a_model_changes_no_number():
+    s = state()
+    shared = evaluator(lcfed())(s, ["cluster"])
+    copies = state()
+    copies.centres = copies.centres[copies.assignment]  # every client in a cluster of its own with the same centre
+    copies.assignment = torch.arange(4)
+    apart = evaluator(lcfed())(copies, ["cluster"])
+    assert shared.by_name.keys() == apart.by_name.keys()
+    for name, metric in shared.by_name.items():
+        np.testing.assert_allclose(metric.values, apart.by_name[name].values, rtol=1e-6)
+        assert metric.clients.tolist() == apart.by_name[name].clients.tolist()
+
+
+def test_a_shared_model_scores_an_image_once():
+    scored = []
+
+    class Counting(FederatedModule):
+        def forward(self, inputs):
+            scored.append(len(inputs))
+            return super().forward(inputs)
+
+    template = linear_module()
+    module = Counting(template.make_network)
+    evaluator(lcfed(), module=module)(state(), ["global"], stages=["test"])
+    assert scored == [len(np.unique(np.concatenate([*TEST, *VIEW])))]
+
+
+def test_a_shared_model_scores_an_image_once_for_each_view():
+    scored = []
+
+    class Counting(FederatedModule):
+        def forward(self, inputs):
+            scored.append(len(inputs))
+            return super().forward(inputs)
+
+    population, s = data(), state()
+    examples, people = population._loaded
+    views = [(View(),), (Relabelling((1, 0)),), (View(),), (Relabelling((1, 0)),)]
+    population._loaded = examples, replace(people, views=views)
+    module = Counting(linear_module().make_network)
+    found = evaluator(lcfed(), population, module)(s, ["global"], stages=["test"])
+    assert sorted(scored) == sorted(
+        len(np.unique(np.concatenate([each for i in pair for each in (TEST[i], VIEW[i])]))) for pair in ((0, 2), (1, 3))
+    )
+    for name, sets in (("own_split", TEST), ("label_view", VIEW)):
+        values = found.by_name[f"test/{name}/global/acc"].values
+        for client in range(4):
+            acc = by_hand(s.global_model, sets[client])[1]
+            assert values[client] == pytest.approx(1 - acc if client % 2 else acc)
+
+
+def test_a_plain_protocol_shows_images_as_they_are():
+    population, s = data(), state()
+    examples, people = population._loaded
+    tests = {"global": VIEW, "global_plain": VIEW}
+    population._loaded = examples, replace(people, test=tests, views=[(Relabelling((1, 0)),)] * 4)
+    population.protocols = list(tests)
+    found = evaluator(lcfed(), population)(s, ["cluster"], stages=["test"])
+    seen, plain = (found.by_name[f"test/{name}/cluster/acc"].values for name in tests)
+    assert_measured(found, "test/global_plain/cluster", {i: (s.centres[i % 2], VIEW[i]) for i in range(4)})
+    np.testing.assert_allclose(seen, 1 - plain, atol=1e-6)
+
+
+def test_measuring_leaves_the_generators_alone():
+    measure = evaluator(lcfed())
+    before = torch.get_rng_state()
+    measure(state(), ["personal", "after_local"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_off_while_measuring():
+    def noisy():
+        network = linear_module().make_network()
+        network.embedding = torch.nn.Sequential(network.embedding, torch.nn.Dropout(0.5))
+        return network
+
+    module = FederatedModule(noisy)
+    s = state()
+    found = evaluator(lcfed(), module=module)(s, ["global"], stages=["val"])
+    assert_measured(found, "val/own_split/global", {i: (s.global_model, VAL[i]) for i in range(4)})
+
+
+def test_many_models_go_in_parts(monkeypatch):
+    whole = evaluator(lcfed())(state(), ["personal", "after_local"])
+    monkeypatch.setattr("lcfl.server.evaluation.TASKS_AT_A_TIME", 3)
+    by_parts = evaluator(lcfed())
+    held, original = [], by_parts.ranks.map
+    monkeypatch.setattr(by_parts.ranks, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
+    parts = by_parts(state(), ["personal", "after_local"])
+    assert whole.summary() == parts.summary()
+    assert held == [3, 1, 3, 1, 3, 1][: len(held)] and len(held) == 6  # personal; local runs and measurements
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"),
+    [
+        (None, ["personal", "cluster", "global", "after_local"]),
+        ([], ["personal", "cluster"]),
+        (["after_local", "personal"], ["personal", "cluster", "after_local"]),
+    ],
+)
+def test_what_is_measured_at_the_end(tmp_path, wanted, kinds):
+    assert final_kinds(lcfed().exchange, wanted) == kinds
+    watch = fit(blobs_module(), blobs(), lcfed(2), tmp_path, evaluate_every=1, clients_per_round=4, final_models=wanted)
+    assert {name.split("/")[2] for name in watch.metrics if name.startswith("test/")} == {*kinds, "majority"}
+
+
+def test_a_kind_of_model_that_there_is_not():
+    with pytest.raises(
+        ValueError, match=r"trainer.final_models: got 'locals'; allowed are personal, cluster, global and aft"
+    ):
+        Federation(final_models=["locals"])
+
+
+def test_long_sets_are_scored_in_batches(monkeypatch):
+    whole = evaluator(lcfed())(state(), ["personal"])
+    monkeypatch.setattr("lcfl.engines.sequential.SCORED_BATCH", 3)
+    assert evaluator(lcfed())(state(), ["personal"]).summary() == pytest.approx(whole.summary(), rel=1e-5)
+
+
+def test_a_set_in_any_order_is_measured_on_its_own_images():
+    population, s = data(), state()
+    module = linear_module()
+    worker = Worker(Fabric(accelerator="cpu", devices=1), module, population, lcfed(), seed=0)
+    sets = (np.array([9, 2, 30, 2]), np.array([30, 1]))
+    for values, indices in zip(worker.evaluate(EvaluationTask(s.global_model, sets, (0,))), sets, strict=True):
+        loss, acc = by_hand(s.global_model, indices)
+        assert values["loss"] == pytest.approx(loss, rel=1e-4)
+        assert values["acc"] == pytest.approx(acc)
+
+
+def test_what_goes_wrong_is_raised_with_client_and_round():
+    class Broken(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            raise KeyError("oh")
+
+    module = Broken(linear_module().make_network)
+    with pytest.raises(ClientError, match=r"client 0, round 7, rank 0: KeyError: 'oh'") as error:
+        evaluator(lcfed(), module=module)(state(), ["after_local"])
+    assert "training_step" in "".join(error.value.__notes__)
+
+
+def test_no_more_clients_than_asked_for():
+    few = replace(evaluator(lcfed()), chosen=lambda active_N: [0, 1])
+    assert few(state(), ["cluster"], ["val"]).by_name["val/own_split/cluster/acc"].clients.tolist() == [0, 1]
+
+
+def test_a_model_that_has_diverged_is_named():
+    s = state()
+    s.clients[2] = replace(s.clients[2], model=torch.full((17,), torch.nan))
+    with pytest.warns(UserWarning, match=r"personal/loss is not finite for 1 of 4 clients \(2\).*learning") as caught:
+        found = evaluator(lcfed())(s, ["personal", "cluster"])
+    names = sorted(str(warning.message).split()[0] for warning in caught)
+    assert names == [f"{name}/personal/loss" for name in ("test/label_view", "test/own_split", "val/own_split")]
+    assert np.isnan(found.by_name["test/own_split/personal/loss"].values).tolist() == [False, False, True, False]
+
+
+def test_reported_metrics_are_those_that_an_evaluation_logs():
+    module = linear_module()
+    for options in ({}, {"val": [[]] * 4}):
+        found = evaluator(lcfed(), **options)(state(), lcfed().exchange.reported)
+        assert reported_metrics(module, data(**options), lcfed()) == sorted(found.summary())

@@ -1,0 +1,218 @@
+"""Populations that do not fit: whole runs whose models are mapped, whose sums follow, whose evaluations are samples."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import lcfl.methods.aggregation.cluster_mean
+from lcfl.callbacks import Checkpoint
+from lcfl.core.callback import Callback
+from lcfl.core.model_sums import ModelSums
+from lcfl.federation.federation import Federation
+from lcfl.methods.aggregation import ClusterMean
+from lcfl.runs import checkpoint_lookup
+from lcfl.server.schedule import Schedule
+from tests.federation.test_newcomers_and_leavers import quiet, tuned_fedac
+from tests.helpers.bits import assert_same_state
+from tests.helpers.builders import Watch, blobs, blobs_module, fedavg, fedper, fit, lcfed
+from tests.helpers.clustered import fesem
+from tests.helpers.fits import arguments, assert_same_run, newest_run, newest_state, rows
+from tests.helpers.fits import fit as command
+
+METHODS = {"lcfed": lcfed, "fedac": tuned_fedac, "fesem": fesem, "fedper": fedper, "fedavg": fedavg}
+
+
+class Recomputed(Callback):
+    """The sums of every round beside new ones of the same models."""
+
+    def __init__(self):
+        self.rounds, self.refreshed = [], []
+
+    def on_aggregated(self, server, state):
+        sums = state.clients.sums
+        anew = ModelSums.from_models(sums.group, len(sums.total), server.layout.size, state.model_of)
+        assert (sums.total - anew.total).abs().max() <= sums.error
+        self.rounds.append(state.round)
+        if torch.equal(sums.total, anew.total) and sums.error == anew.error:
+            self.refreshed.append(state.round)
+
+
+@pytest.fixture
+def refresh_every_four(monkeypatch):
+    monkeypatch.setattr(lcfl.methods.aggregation.cluster_mean, "REFRESH_EVERY", 4)
+
+
+# mapped files
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_mapped_files_and_memory_give_the_same_bits(tmp_path, method):
+    data = {"newcomers": 2, "leavers": {3: 2}}
+    states = [
+        fit(
+            blobs_module(), blobs(**data), METHODS[method](), tmp_path / store, 5, 0.5,
+            client_store=store, evaluate_every=2,
+        ).state
+        for store in ("memory", "mapped")
+    ]  # fmt: skip
+    assert_same_state(*states)
+
+
+def test_mapped_files_are_gone_with_the_run_and_a_resumed_one_has_the_bits_of_one_in_one_go(tmp_path):
+    def run(rounds, root, store, ckpt_path=None, devices=1):
+        federation = Federation(
+            rounds,
+            0.5,
+            callbacks=[Checkpoint(every_n_rounds=2)],
+            client_store=store,
+            **quiet(root) | {"devices": devices},
+        )
+        return federation.fit(blobs_module(), blobs(leavers={3: 4}), lcfed(), ckpt_path)
+
+    once = run(7, tmp_path / "once", "memory").state
+    first = run(4, tmp_path / "twice", "mapped")
+    assert {path.name for path in (tmp_path / "twice").iterdir()} == {"run"}
+    names = {path.name for path in first.path.iterdir()}
+    assert not [name for name in names if "client" in name]
+    twice = run(7, tmp_path / "twice", "mapped", "last", devices=2)
+    assert_same_state(once, twice.state)
+
+
+def test_an_unknown_store_is_refused():
+    with pytest.raises(ValueError, match=r"trainer.client_store: got 'disk'; allowed are memory and mapped"):
+        Federation(client_store="disk")
+
+
+def test_a_run_that_is_killed_leaves_no_file_that_is_read_again(tmp_path, started):
+    words = ["--trainer.client_store=mapped", "--trainer.logger=false"]
+    once = command(tmp_path / "once", "lcfed", 1, 8, *words).path
+    child = started(arguments(tmp_path / "cut", "lcfed", 1, 1000, *words))
+    while not list((tmp_path / "cut").glob("run/*/checkpoints/round-000003.ckpt")):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended by itself"
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["run"]
+    cut = newest_run(tmp_path / "cut")
+    assert {path.name for path in cut.iterdir()} <= {path.name for path in once.iterdir()}
+    for path in cut.glob("checkpoints/round-*"):
+        if path.name > "round-000003.ckpt":
+            checkpoint_lookup.remove(path)
+    command(tmp_path / "cut", "lcfed", 2, 8, *words, "--ckpt_path=last")
+    assert_same_state(newest_state(once), newest_state(cut))
+    assert rows(once) == rows(cut)
+
+
+# sums
+
+
+@pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(over="stored", mean=ClusterMean())])
+def test_sums_of_a_run_stay_within_their_bound_and_are_exact_where_they_are_made_anew(
+    tmp_path, method, refresh_every_four
+):
+    watched = Recomputed()
+    data = blobs(newcomers=1, leavers={3: 2, 8: 6})
+    fit(blobs_module(), data, method(), tmp_path, 9, 0.4, [watched])
+    assert watched.rounds == list(range(9)) and set(watched.refreshed) >= {0, 4, 8}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("rounds", [4, 6])
+def test_a_run_that_is_resumed_between_two_refreshes_has_the_bits_of_one_in_one_go(
+    tmp_path, refresh_every_four, rounds, ranks
+):
+    once = command(tmp_path / "once", "lcfed", 1, 9).path
+    command(tmp_path / "twice", "lcfed", ranks, rounds)
+    twice = command(tmp_path / "twice", "lcfed", ranks, 9, "--ckpt_path=last").path
+    assert_same_run(once, twice)
+    sums = newest_state(twice).clients.sums
+    assert sums is not None and sums.error > 0
+
+
+def test_moves_of_clients_that_did_not_train_are_reported(tmp_path):
+    class Swap(Callback):
+        """Swaps two clusters: everybody who has taken part moves, whether trained or not."""
+
+        shapes_result = True
+
+        def on_round_end(self, state):
+            if state.round == 2:
+                state.assignment = torch.where(state.participated, 1 - state.assignment, state.assignment)
+
+    watched = Recomputed()
+    watch = fit(blobs_module(), blobs(), lcfed(2), tmp_path, 3, 0.25, [Swap(), watched])
+    row, before = watch.rows[2], watch.history[-2]
+    assert row["cluster/moved"] == int((before.assignment != watch.state.assignment).sum())
+    untrained = sorted(set(range(12)) - set(watch.sampled[2]))
+    assert row["cluster/moved_untrained"] == int((before.assignment != watch.state.assignment)[untrained].sum())
+    assert row["cluster/moved_untrained"] > 0 and watched.rounds == [0, 1, 2]
+
+
+# evaluation of some
+
+
+def schedule(number, **options):
+    return Schedule(10, 5, 1, num_evaluated=number, **options)
+
+
+def test_an_evaluation_of_some_is_of_the_same_ones_while_they_stay():
+    active = torch.ones(50, dtype=torch.bool)
+    chosen = schedule(10).evaluated(3, active)
+    assert len(chosen) == 10 and chosen == sorted(set(chosen)) and chosen != list(range(10))
+    assert schedule(10).evaluated(3, active) == chosen != schedule(10).evaluated(4, active)
+    assert set(schedule(20).evaluated(3, active)) > set(chosen)
+    active[chosen[4]] = False
+    others = schedule(10).evaluated(3, active)
+    assert len(others) == 10 and set(chosen) - set(others) == {chosen[4]}
+    assert schedule(None).evaluated(3, active) == [client for client in range(50) if client != chosen[4]]
+    assert schedule(10, most_clients=2).evaluated(3, active) == others[:2]
+
+
+def test_who_takes_the_place_of_clients_that_have_left_is_the_first_of_the_rest_of_the_stream():
+    active = torch.ones(30, dtype=torch.bool)
+    drawn = schedule(None).sample(1, 0, active)
+    active[drawn[:2]] = False
+    again = schedule(None).sample(1, 0, active)
+    assert set(again) > set(drawn[2:]) and len(again) == 5 and not set(again) & set(drawn[:2])
+
+
+@pytest.mark.parametrize(("wanted", "number"), [(4, 4), (0.25, 3), (1.0, 12)])
+def test_evaluate_clients_measures_so_many_and_changes_nothing_else(tmp_path, wanted, number):
+    class Measured(Watch):
+        """Who was measured."""
+
+        def on_evaluated(self, evaluation):
+            self.clients = {tuple(metric.clients.tolist()) for metric in evaluation.by_name.values()}
+
+    def run(evaluate_clients):
+        measured = Measured()
+        options = {"evaluate_every": 2, "evaluate_clients": evaluate_clients}
+        return fit(
+            blobs_module(), blobs(), lcfed(), tmp_path / str(evaluate_clients), 4, 0.5, [measured], **options
+        ), measured
+
+    watch, measured = run(wanted)
+    (clients,) = measured.clients
+    assert len(clients) == number
+    everybody, _ = run(1.0)
+    assert_same_state(watch.state, everybody.state, but=("callbacks",))
+    majority = watch.server.data.population.majority_accuracy("own_split", watch.server.data.samples.targets)
+    assert watch.metrics["test/own_split/majority/acc"] == pytest.approx(np.mean(majority[list(clients)]))
+
+
+@pytest.mark.parametrize("wanted", [0, 13, 1.5, 0.0])
+def test_evaluate_clients_outside_of_its_range_is_refused(tmp_path, wanted):
+    with pytest.raises(ValueError, match=rf"trainer.evaluate_clients: got .*{wanted}.*allowed are"):
+        fit(blobs_module(), blobs(), fedavg(), tmp_path, evaluate_clients=wanted)
+
+
+def test_both_options_reach_a_run_from_the_command_line(tmp_path):
+    words = ["--trainer.client_store=mapped", "--trainer.evaluate_clients=3"]
+    run = command(tmp_path, "lcfed", 1, 2, *words)
+    assert run.metrics.keys() == command(tmp_path, "lcfed", 1, 2).metrics.keys()
+    assert len(rows(run.path)) == 3 and arguments(tmp_path)[0] == "fit"
+    assert checkpoint_lookup.newest([run.path]).name == "round-000002.ckpt"
