@@ -17,9 +17,10 @@ test:  ## run the fast tests on all cores
 test-slow:  ## run the slow tests: minutes, kills processes at many moments
 	$(BIN)python -m pytest -m slow
 
-lint:  ## check style and format, change nothing
+lint:  ## check style, format and which room imports which, change nothing
 	$(BIN)ruff check
 	$(BIN)ruff format --check
+	$(BIN)lint-imports
 
 type:  ## check types, strictly
 	$(BIN)mypy

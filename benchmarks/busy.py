@@ -1,12 +1,12 @@
-"""What another busy process costs: seconds per round on a quiet machine and beside a process that keeps a core busy.
+"""Measures the cost of another busy process: seconds per round with and without a process that keeps a core busy.
 
     python benchmarks/busy.py --root data --json busy.json
     python benchmarks/busy.py --peers --peers-python pfl=envs/pfl/bin/python
 
-The entries and options are those of round.py. They take turns in pairs, quiet and busy, so that what else the machine
-does is there in both. torch's default threads wait for each other by spinning: where one of them has lost its core, all
-of them wait for the scheduler, in every operator. On C cores a process that loses one can keep (C - 1) / C of its
-speed; in half-time shares, which is what a scheduler gives two processes on one core, it keeps (C - 1/2) / C.
+The entries and options are those of round.py. The entries take turns in pairs, quiet and busy, so that any other load
+of the machine affects both. torch's default threads wait for each other by spinning. If one of them loses its core, all
+of them wait for the scheduler in every operator. On C cores, a process that loses one core can keep (C - 1) / C of its
+speed. If the scheduler gives each of two processes half of the time of one core, it keeps (C - 1/2) / C.
 """
 
 import json
@@ -28,7 +28,7 @@ from lcfl.distributed.launch import usable_cores
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """One process that does nothing but use a core."""
+    """Runs a process that keeps one core busy inside the block."""
     code = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
@@ -39,7 +39,7 @@ def busy_core() -> Iterator[None]:
 
 
 def row_of(runner: Runner, quiet: Sequence[float], busy: Sequence[float]) -> dict[str, Any]:
-    """Medians of both, and the ratio of each pair of turns."""
+    """Returns the medians of the quiet and the busy rounds, and their ratio."""
     return {
         "engine": runner.entry.engine,
         "devices": runner.entry.devices,
@@ -52,7 +52,7 @@ def row_of(runner: Runner, quiet: Sequence[float], busy: Sequence[float]) -> dic
 
 
 def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Measures, prints a table and writes JSON; the rows."""
+    """Measures, prints a table, writes JSON and returns the rows."""
     options = parse(args, __doc__)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -67,8 +67,8 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
             rows = [row_of(runner, *both) for runner, both in seconds.items()]
     cores = usable_cores()
     print(f"{machine()}, seed {task.plan.seed}, {options.turns} pairs of turns of {options.rounds} rounds")
-    print(f"a core less costs a factor of {cores / (cores - 1) if cores > 1 else float('inf'):.2f} at most")
-    print("| engine | devices | s/round | beside a busy process | longest | factor |\n|---|---|---|---|---|---|")
+    print(f"one core less costs at most a factor of {cores / (cores - 1) if cores > 1 else float('inf'):.2f}")
+    print("| engine | devices | s/round | with a busy process | longest | factor |\n|---|---|---|---|---|---|")
     for row in rows:
         cells = [f"{row[name]:.3f}" for name in ("seconds_per_round", "seconds_per_round_busy", "longest_round_busy")]
         print(f"| {row['engine']} | {row['devices']} | {' | '.join(cells)} | {row['busy_over_quiet']:.2f} |")

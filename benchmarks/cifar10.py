@@ -1,11 +1,12 @@
-"""Every method on CIFAR-10: 100 clients, 25 a round, LeNet-5, 1,000 rounds, three seeds, tuned on validation data.
+"""Runs every method on CIFAR-10: 100 clients, 25 a round, LeNet-5, 1,000 rounds, three seeds, tuned on validation data.
 
     python benchmarks/cifar10.py --root data --partition pathological --jobs 2
     python benchmarks/cifar10.py --root data --partition dirichlet --methods lcfed,fedac,ascfl,fedclust
 
-One ``lcfl sweep``, which is printed first. A method's four trials are two learning rates and two values of what it
-depends on most, or four learning rates. They are as long as the runs: what keeps clients from overfitting looks useless
-before they do. Given again, the command skips what is done and resumes what was begun.
+The script runs one ``lcfl sweep``, whose command is printed first. The four trials of a method are two learning rates
+with two values of the option that it depends on most, or four learning rates. They have as many rounds as the runs,
+because options that prevent overfitting look useless before clients overfit. If the command is given again, finished
+runs are skipped and interrupted ones are resumed.
 """
 
 import argparse
@@ -23,14 +24,14 @@ PARTITIONS = {
 TWO_RATES = ["model.optimizer.init_args.lr=0.02,0.05"]
 FOUR_RATES = ["model.optimizer.init_args.lr=0.01,0.02,0.03,0.05"]  # at 0.1 FedAvg diverges after 300 to 500 rounds
 PULLS = [*TWO_RATES, "model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 0.5}"]
-# In blocks the cluster's pull is known to be worth eight points, and the question is the global one.
+# In blocks, the pull towards the cluster is known to gain eight points, so only the global pull is tuned.
 GLOBAL_PULLS = [*TWO_RATES, "model={cluster_weight: 1, global_weight: 0},{cluster_weight: 1, global_weight: 0.5}"]
 CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=4,10"]
-# With so few clusters average linkage leaves nearly everybody in one of them.
+# With so few clusters, average linkage leaves nearly all clients in one of them.
 PACFL_TREES = "method.clustering.init_args={num_clusters: 4, linkage: complete},{num_clusters: 10, linkage: average}"
-# In blocks one run of three is never cut at a tenth of the largest first update, and under Dirichlet too seldom.
+# At a tenth of the largest first update, one run of three is never split in blocks, and too seldom under Dirichlet.
 CFL_THRESHOLDS = "method.clustering.init_args={eps1: 0.1, eps2: 0.4},{eps1: 0.2, eps2: 1.2}"
-# AS-CFL's and FedClust's files have their papers' ten epochs; here every method has five steps.
+# The files of AS-CFL and FedClust have ten epochs, as in their papers. Here, every method has five steps.
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
 GRIDS = {
     "fedavg": FOUR_RATES,
@@ -49,14 +50,14 @@ GRIDS = {
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,
-    # at 0.05 some of CGPFL's clients diverge in every third round
+    # At 0.05, some clients of CGPFL diverge in every third round.
     "cgpfl": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
     "cfl": [*TWO_RATES, CFL_THRESHOLDS],
     "pacfl": [*TWO_RATES, PACFL_TREES],
 }
-# Without groups in the data more clusters are better than the papers' ten or FedClust's nine: on validation
-# data by three points for FeSEM and by six for PACFL. IFCA, which sends every client all of them, is left with ten.
+# Without groups in the data, more clusters are better than the ten of the papers or the nine of FedClust. On validation
+# data, they gain three points for FeSEM and six for PACFL. IFCA sends every model to every client, so it keeps ten.
 MORE_CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=20,40"]
 DIRICHLET_GRIDS = GRIDS | {
     "lcfed": PULLS,
@@ -69,7 +70,7 @@ DIRICHLET_GRIDS = GRIDS | {
     "fesem": MORE_CLUSTERS,
     "fedgroup": MORE_CLUSTERS,
     "fl_hc": MORE_CLUSTERS,
-    # in both a smaller rate and fewer clusters are better than what is tried in blocks
+    # Smaller rates and fewer clusters are better than those tried in blocks.
     "cgpfl": ["method.local_update.init_args.inner_lr=0.005,0.01", "method.clustering.init_args.num_clusters=1,4"],
     "pacfl": [
         *TWO_RATES,
@@ -79,12 +80,12 @@ DIRICHLET_GRIDS = GRIDS | {
 
 
 def grids_of(partition: str) -> dict[str, list[str]]:
-    """What is tuned for each method on one of the partitions."""
+    """Returns the grids of each method on one of the partitions."""
     return DIRICHLET_GRIDS if partition == "dirichlet" else GRIDS
 
 
 def words_of(partition: str, methods: Sequence[str], root: str, rounds: int) -> list[str]:
-    """What stands behind ``lcfl sweep``, without seeds, jobs and folder."""
+    """Returns the arguments of ``lcfl sweep``, without seeds, jobs and folder."""
     words = ["-c", "configs/data/cifar10.yaml", *PARTITIONS[partition], "--data.partition.sizes=[50,350]"]
     words += [f"--data.dataset.init_args.root={root}", "--data.protocols=[own_split,label_view]", "--data.proxy=1000"]
     words += ["--trainer.clients_per_round=25", "--trainer.evaluate_every=100", "--trainer.enable_progress_bar=false"]
@@ -95,13 +96,13 @@ def words_of(partition: str, methods: Sequence[str], root: str, rounds: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data", help="where torchvision's cifar-10-batches-py lies")
+    parser.add_argument("--root", default="data", help="folder with torchvision's cifar-10-batches-py")
     parser.add_argument("--partition", choices=PARTITIONS, default="pathological")
-    parser.add_argument("--methods", default=",".join(GRIDS), help="separated by commas; all by default")
+    parser.add_argument("--methods", default=",".join(GRIDS), help="names, separated by commas (default: all)")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each with one rank")
-    parser.add_argument("--out", type=Path, help="folder of the runs (logs/cifar10-PARTITION)")
+    parser.add_argument("--out", type=Path, help="folder of the runs (default: logs/cifar10-PARTITION)")
     options = parser.parse_args()
     methods = options.methods.split(",")
     words = words_of(options.partition, methods, options.root, options.rounds)

@@ -1,4 +1,4 @@
-"""The accuracies of ``cifar10.py``'s tables as a picture: own_split, every kind of model, both partitions.
+"""Draws the accuracies in the tables of ``cifar10.py``, on own_split, for every kind of model and both partitions.
 
 python benchmarks/cifar10_figure.py --out docs/results/cifar10.png
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TITLES = {"pathological": "four blocks of clients with equal classes", "dirichlet": "Dirichlet 0.1"}
-# The first that a method has is what its paper reports. How each is marked, and how far below its method's line.
+# The first kind that a method has is the one that its paper reports. Values: marker, offset below the method's line.
 KINDS = {"personal": ("o", 0.0), "cluster": ("s", 0.0), "global": ("^", 0.0), "after_local": ("x", 0.3)}
 BASELINE = "majority class"
 
@@ -23,7 +23,7 @@ Table = dict[str, dict[str, tuple[float, float]]]  # by method and kind of model
 
 
 def table_of(path: Path) -> Table:
-    """The accuracies on own_split in a table of ``lcfl compare``, in percent."""
+    """Reads the accuracies on own_split from a table of ``lcfl compare``, in percent."""
     table: Table = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -34,7 +34,7 @@ def table_of(path: Path) -> Table:
 
 
 def draw(tables: dict[str, Table]) -> "Figure":
-    """A panel for each partition; methods in the order of what they report on the first one, the best on top."""
+    """Draws a panel per partition. Methods are sorted by their reported accuracy in the first one, the best on top."""
     first = next(iter(tables.values()))
     methods = sorted(first.keys() - {BASELINE}, key=lambda method: _reported(first[method]))
     figure, panels = new_panels(11, 0.3 * len(methods) + 1.2, [TITLES[name] for name in tables])
@@ -42,8 +42,8 @@ def draw(tables: dict[str, Table]) -> "Figure":
         axes.axvline(table[BASELINE][""][0], linestyle=":", color="grey", label="always the most frequent class")
         for colour, (kind, (marker, below)) in zip(COLOURS[:3] + COLOURS[4:5], KINDS.items(), strict=True):
             having = [(place - below, table[method]) for place, method in enumerate(methods) if kind in table[method]]
-            found = [(place, *accuracies[kind]) for place, accuracies in having]
-            places, means, deviations = zip(*found, strict=True)
+            points = [(place, *accuracies[kind]) for place, accuracies in having]
+            places, means, deviations = zip(*points, strict=True)
             axes.errorbar(means, places, xerr=deviations, fmt=marker, color=colour, markersize=6, label=kind)
         axes.set_yticks(range(len(methods)), methods)
         axes.set_xlabel("test accuracy on own_split in %")

@@ -1,8 +1,8 @@
-"""What FedAC's two criteria make of a wrong number of clusters: 40 synthetic clients in four groups.
+"""Tests how FedAC's two criteria correct a wrong number of clusters, with 40 synthetic clients in four groups.
 
     python benchmarks/cluster_number.py
 
-Prints, for each criterion and first K, the number of clusters, the adjusted Rand index and the mean
+Prints, for each criterion and each initial K, the number of clusters, the adjusted Rand index and the mean
 granularity G after some rounds.
 """
 
@@ -26,18 +26,18 @@ SHOWN = [6, 9, 11, 13, 16, 21, 31, 60]
 
 
 class Rows(Callback):
-    """Keeps every round's metrics."""
+    """Keeps the metrics of every round."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
 
     def on_round_logged(self, row: dict[str, float]) -> None:
-        """Remembers the row."""
+        """Keeps the metrics of the round."""
         self.rows.append(row)
 
 
 def train(criterion: str, num_clusters: int) -> list[dict[str, float]]:
-    """The rows of a federation with so many clusters at its start."""
+    """Trains a federation that starts with `num_clusters` clusters, and returns its metrics by round."""
     data = FederatedDataModule(Synthetic(samples_per_class=400, test_per_class=0, separation=1.0), Pathological(2), 40)
     module = FederatedModule(
         partial(MLP, 16, [16], 8), partial(torch.optim.SGD, lr=0.1), cluster_weight=0.1, global_weight=0.1
@@ -65,7 +65,7 @@ def train(criterion: str, num_clusters: int) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # of components that few models do not span
+    warnings.simplefilter("ignore")  # about components that a few models do not span
     print("clusters, adjusted Rand index, G after round " + ", ".join(map(str, SHOWN)))
     for criterion in ("silhouette", "ratio"):
         for num_clusters in (1, 2, 8, 12):

@@ -1,16 +1,17 @@
-"""What the server's clustering costs per round, by the number of clients: LCFed's Fig. 3 with numbers of our own.
+"""Measures the cost of the server's clustering per round by the number of clients, as in Fig. 3 of LCFed.
 
     python benchmarks/clustering_cost.py --json clustering_cost.json
 
-Every round the server compares the models of all N clients with K centres: whole models by squared L2 distance
-(FeSEM) or by cosine, or low-rank ones by cosine (LCFed), where the models that came up in this round and all centres
-are projected first. IFCA's server compares nothing; K models instead of one go down to every client of a round.
+In every round, the server compares the models of all N clients with K centres. It compares whole models by squared L2
+distance (FeSEM) or by cosine, or low-rank models by cosine (LCFed). For low-rank models, it first projects all centres
+and the models that were uploaded in this round. IFCA's server compares nothing, but it sends K models instead of one to
+every client of a round.
 
-K = 10, D = 50, and the network with 4.8 million parameters that the paper states. Models are random. Whole ones are
-compared in blocks of 16, as the package does it; so many do not fit into memory or patience, so at most --models of
-them are compared, and the seconds are scaled to N: the column `compared` says how many there were. What is said of
-low-rank models is measured for all N. Seconds are those of the processor, which a busy machine does not change; with
---threads above 1 they are the sum over threads.
+K = 10, D = 50, and the network has 4.8 million parameters, as in the paper. Models are random. Whole models are
+compared in blocks of 16, as in the package. So many of them do not fit into memory and would take too long. Therefore,
+at most --models of them are compared, and the seconds are scaled to N. The column `compared` shows their number.
+Low-rank models are measured for all N. Seconds are those of the processor, which do not depend on the load of the
+machine. With --threads above 1, they are the sum over threads.
 """
 
 import argparse
@@ -32,7 +33,7 @@ FLOAT_BYTES = 4
 
 
 def seconds(act: Callable[[], object], turns: int) -> float:
-    """The median of some turns, in seconds of the processor."""
+    """Returns the median of some turns, in seconds of processor time."""
     taken = []
     for _ in range(turns):
         begin = time.process_time()
@@ -42,7 +43,7 @@ def seconds(act: Callable[[], object], turns: int) -> float:
 
 
 def whole(compare: Callable[[Tensor, Tensor], Tensor], block_nP: Tensor, centre_KP: Tensor, num_models: int) -> float:
-    """Seconds of the processor per model of comparing this many with all centres, a block at a time."""
+    """Compares models with all centres, block by block, and returns seconds of processor time per model."""
     begin, compared = time.process_time(), 0
     while compared < num_models:
         part_nP = block_nP[: num_models - compared]
@@ -55,14 +56,16 @@ def main() -> None:
     """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--populations", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
-    parser.add_argument("--clients", type=int, default=25, help="a round")
+    parser.add_argument("--clients", type=int, default=25, help="clients per round")
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--dimension", type=int, default=50)
-    parser.add_argument("--parameters", type=int, help="of a model; those of the CNN for 100 classes if not given")
-    parser.add_argument("--models", type=int, default=100, help="whole ones that are compared at most")
+    parser.add_argument(
+        "--parameters", type=int, help="parameters of a model (default: those of the CNN for 100 classes)"
+    )
+    parser.add_argument("--models", type=int, default=100, help="largest number of whole models to compare")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the entries there")
+    parser.add_argument("--json", type=Path, help="file for the entries")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     size = options.parameters or Layout.from_network(CNN(num_classes=100)).num_parameters

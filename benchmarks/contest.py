@@ -1,4 +1,4 @@
-"""Entries that do the same work in turns: one process each, which waits at a gate until it is its turn.
+"""Runs entries that do the same work in turns. Each has a process that waits at a gate until it is its turn.
 
 Legend: R rounds, n clients of a round, S samples of a client.
 """
@@ -36,22 +36,23 @@ __all__ = ["PEERS", "Entry", "Plan", "Runner", "Task", "Unable", "machine"]
 
 HERE = Path(__file__).parent
 PEERS = {"pfl": "pfl", "fedlab": "fedlab", "blazefl": "blazefl", "fluke": "fluke", "flower": "flwr"}
-WARM_UP = 3  # rounds before the first turn: they pay for lazy imports, page faults and an engine's trials
+WARM_UP = 3  # rounds before the first turn, which include lazy imports, page faults and trials of an engine
 PATIENCE_S = 600.0
 
 
 class Unable(Exception):
-    """An entry cannot be started, or has ended; says why."""
+    """Raised if an entry cannot be started or has ended. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The work, small enough for JSON: clients with `num_samples` samples each, client-wise Dirichlet 0.1, plain SGD.
+    """The work, as values that fit into JSON: client-wise Dirichlet 0.1 with equal sizes, and plain SGD.
 
     Attributes:
         network: ``lenet`` on Fashion-MNIST, 61,706 parameters, or ``cnn`` on CIFAR-10, 4,778,954.
-        root: where torchvision's files lie; None for random images.
+        root: the folder of torchvision's files; None for random images.
         num_rounds: R.
+        num_samples: S.
     """
 
     network: str = "lenet"
@@ -67,15 +68,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to do the work.
+    """A package or engine that does the work.
 
     Attributes:
-        engine: its name.
-        devices: processes that compute.
-        arguments: module of ``peers`` and its options.
-        python: of its environment.
-        is_ours: whether it is lcfl.
-        threads: of torch's operators; torch's default, or what the entry itself sets, if None.
+        engine: the name.
+        devices: the number of processes that compute.
+        arguments: the module of ``peers`` and its options.
+        python: the interpreter of its environment.
+        is_ours: whether the entry is lcfl.
+        threads: the threads of torch's operators; None for torch's default or the number that the entry itself sets.
     """
 
     engine: str
@@ -90,10 +91,10 @@ class Entry:
 
     @classmethod
     def of_peer(cls, name: str, python: str | None, threads: int | None = None) -> "Entry":
-        """A peer, in its own environment or in this one.
+        """Returns the entry of a peer, in a separate environment or in this one.
 
         Raises:
-            Unable: if it is not installed there.
+            Unable: if the peer is not installed in that environment.
         """
         if python is None and importlib.util.find_spec(PEERS[name]) is None:
             raise Unable(f"{PEERS[name]} is not installed here, and --peers-python {name}=... is not given")
@@ -101,24 +102,24 @@ class Entry:
 
 
 class Task:
-    """The files that every entry reads, and what their models are measured on.
+    """The files that every entry reads, and the test data for the models.
 
     Args:
         plan: the work.
-        folder: where the files go.
+        folder: the folder of the files.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        drawn = self._data(ClientDirichlet(0.1, (plan.num_samples, plan.num_samples)))
+        data = self._data(ClientDirichlet(0.1, (plan.num_samples, plan.num_samples)))
         module = FederatedModule(NETWORKS[plan.network])
         network = module.layout.unpack(module.initial_model(plan.seed), module.make_network())
         torch.save(network.state_dict(), folder / "weights.pt")
-        drawn.write(folder / "partition.json")
+        data.write(folder / "partition.json")
         files = {"weights": str(folder / "weights.pt"), "partition": str(folder / "partition.json")}
         (folder / "plan.json").write_text(json.dumps(asdict(plan) | files))
-        self._write(drawn, list(network.parameters()))
-        examples = drawn.dataset.load()  # all of them: the module's are only those that somebody has
+        self._write(data, list(network.parameters()))
+        examples = data.dataset.load()  # the data module has only the samples that a client has
         self._test = examples.batch(np.arange(examples.num_train, len(examples)), torch.device("cpu"))
 
     def _data(self, partition: Partition) -> Any:
@@ -127,11 +128,11 @@ class Task:
         return data
 
     def _write(self, data: Any, parameters: list[Tensor]) -> None:
-        """``task.pt``: the samples that are trained on, and who trains on which of them in which order."""
+        """Writes ``task.pt``, with the training samples, the clients of each round, and the order of their samples."""
         plan, shares = self.plan, data.population.train
         held = np.concatenate(shares)
         inputs, targets = data.samples.batch(held, torch.device("cpu"))
-        place = {int(index): position for position, index in enumerate(held)}
+        position_of = {int(index): position for position, index in enumerate(held)}
         consumed, steps = [0] * plan.num_clients, -(-plan.num_samples // plan.batch_size)
         sampled, order = [], []
         for number in range(plan.num_rounds):
@@ -140,7 +141,7 @@ class Task:
             for client in clients:
                 batches = batch_positions(plan.num_samples, plan.batch_size, consumed[client], plan.seed, client)
                 positions = np.concatenate([next(batches) for _ in range(steps)])
-                order.append([place[int(index)] for index in shares[client][positions]])
+                order.append([position_of[int(index)] for index in shares[client][positions]])
                 consumed[client] += plan.num_samples
             sampled.append(clients)
         content = {
@@ -153,7 +154,7 @@ class Task:
 
     @torch.no_grad()
     def measure(self, parameters: Sequence[Tensor]) -> tuple[float, float]:
-        """Accuracy and loss of a model on the official test images."""
+        """Returns accuracy and loss of a model on the official test samples."""
         network = networks[self.plan.network]().eval()
         for own, value in zip(network.parameters(), parameters, strict=True):
             own.copy_(value)
@@ -165,14 +166,14 @@ class Task:
 
 @dataclass(eq=False)
 class Runner:
-    """An entry's process and what has been measured of it; to be used as a context, which ends it.
+    """The process of an entry, and its measurements. As a context manager, it ends the process.
 
     Attributes:
-        start_up_s: from the command to the end of the first round.
-        imports_mb: memory when everything is imported and nothing loaded.
-        memory_mb: at most, between two turns.
-        seconds: of each round of each turn.
-        cpu_s: seconds of all cores in each turn.
+        start_up_s: seconds from the command to the end of the first round.
+        imports_mb: memory after the imports, before data are loaded.
+        memory_mb: the largest memory between two turns.
+        seconds: the seconds of each round of each turn.
+        cpu_s: the seconds of all cores in each turn.
     """
 
     entry: Entry
@@ -185,18 +186,18 @@ class Runner:
     versions: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> "Runner":
-        """Starts the process and has it run the first rounds.
+        """Starts the process and makes it run the first rounds.
 
         Raises:
-            Unable: if it ends by itself.
+            Unable: if the process ends by itself or does not answer.
         """
         folder = Path(tempfile.mkdtemp(dir=self.task.folder))
         self._model, self._log = folder / "model.pt", folder / "log.txt"
-        self._pipe, there = Pipe()
+        self._pipe, other_end = Pipe()
         paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
         environ = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "CONTEST_PIPE": str(there.fileno()),
+            "CONTEST_PIPE": str(other_end.fileno()),
             "CONTEST_MODEL": str(self._model),
             "CONTEST_TASK": str(self.task.folder / "task.pt"),
             "CONTEST_PLAN": str(self.task.folder / "plan.json"),
@@ -207,9 +208,9 @@ class Runner:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [self.entry.python, "-m", *self.entry.arguments], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, pass_fds=[there.fileno()], start_new_session=True,
+                stdout=log, stderr=log, pass_fds=[other_end.fileno()], start_new_session=True,
             )  # fmt: skip
-        there.close()
+        other_end.close()
         try:
             self.versions = self._receive()
             measuring = time.perf_counter()
@@ -229,7 +230,7 @@ class Runner:
         return self
 
     def turn(self, rounds: int) -> list[float]:
-        """Seconds of each of the next rounds."""
+        """Runs the next rounds and returns the seconds of each of them."""
         before = cpu_seconds(self._process.pid)
         self._pipe.send(rounds)
         seconds: list[float] = self._receive()
@@ -240,15 +241,15 @@ class Runner:
 
     @property
     def median_s(self) -> float:
-        """Seconds per round, the median over all turns."""
+        """The median of the seconds per round over all turns."""
         return statistics.median(each for turn in self.seconds for each in turn)
 
     def reached(self) -> tuple[float, float]:
-        """Accuracy and loss of its global model after the last round that was run."""
+        """Returns accuracy and loss of the global model after the last round that was run."""
         return self.task.measure(torch.load(self._model, weights_only=True))
 
     def __exit__(self, *_: object) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and its descendants."""
         for process in reversed(tree(self._process.pid)):
             try:
                 os.kill(process, signal.SIGKILL)
@@ -266,12 +267,12 @@ class Runner:
                 return self._pipe.recv()
             except EOFError:
                 pass
-        lines = self._log.read_text().strip().splitlines() or ["it said nothing"]
+        lines = self._log.read_text().strip().splitlines() or ["it printed nothing"]
         raise Unable(f"{self.entry}: " + "\n    ".join(["it did not answer", *lines[-15:]]))
 
 
 def machine() -> str:
-    """What the numbers were measured on, and how busy it is."""
+    """Returns a description of this machine and its load."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = names[0].partition(":")[2].strip() if names else platform.machine()
     cores, load = len(names) or os.cpu_count(), os.getloadavg()[0]

@@ -1,14 +1,19 @@
-"""Seconds per round on a GPU: a plain loop, clients one after the other, stacked, with fused steps; float32 and bf16.
+"""Measures seconds per round on a GPU for a plain loop and for all engines, in float32 and bf16.
 
     python benchmarks/gpu.py --root data --json gpu.json
 
-lenet: Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients x 5 SGD steps a round,
-LeNet-5 with 61,706 parameters. cnn: the same with CIFAR-10 and the CNN of 4.8 million. crowd: Fashion-MNIST dealt out
-to 1,000 clients who all train for an epoch in every round. lcfed: 1,000 rounds of LCFed with LeNet-5 on CIFAR-10, 100
-clients with 50 to 350 images, without evaluation on the way. One device; the entries of lenet and cnn take turns, and
-in float32 they must reach the same accuracy up to rounding: they read one order of samples from one initial model.
-Seconds are medians over the rounds after the first three.
-``--accelerator cpu`` with small numbers tries the script where there is no GPU.
+The tasks are:
+
+    lenet  Fashion-MNIST, 100 clients with 160 images each (client-wise Dirichlet 0.1), 25 clients x 5 SGD steps a
+           round, LeNet-5 with 61,706 parameters
+    cnn    the same with CIFAR-10 and the CNN with 4.8 million parameters
+    crowd  Fashion-MNIST, dealt out to 1,000 clients, which all train for one epoch in every round
+    lcfed  1,000 rounds of LCFed with LeNet-5 on CIFAR-10, 100 clients with 50 to 350 images, without evaluation during
+           the run
+
+All run on one device. The entries of lenet and cnn take turns. In float32, they must reach the same accuracy up to
+rounding, because they start from the same initial model and read the samples in the same order. Seconds are medians
+over the rounds after the first three. ``--accelerator cpu`` with small numbers tests the script without a GPU.
 """
 
 import argparse
@@ -38,8 +43,8 @@ from lcfl.server.schedule import Schedule
 
 SEED = 0
 LR = 0.01
-WARM_UP = 3  # rounds that pay for programs, kernels, caches and page faults
-AGREEMENT = 0.05  # of accuracies in float32
+WARM_UP = 3  # rounds that include compilation, caches and page faults
+AGREEMENT = 0.05  # largest difference of accuracies in float32
 LOOP = "reference-loop"
 ENGINES = ("sequential", "stacked", "fused")
 COMPARED = [(engine, precision) for engine in (LOOP, *ENGINES) for precision in ("32-true", "bf16-mixed")]
@@ -52,7 +57,7 @@ ENTRIES = [
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, for how long, and on what it is tested at the end."""
+    """The data, the network, the method and the number of rounds of a task, and the protocol of its final test."""
 
     dataset: Callable[[str], FederatedDataset]
     partition: Partition
@@ -76,7 +81,7 @@ def lcfed(num_clusters: int, dimension: int) -> Method:
 
 
 def tasks_of(options: argparse.Namespace) -> dict[str, Task]:
-    """By name."""
+    """Returns the tasks by name."""
     clients, sampled, size = options.num_clients, options.clients_per_round, options.num_samples
     equal, unequal = ClientDirichlet(0.1, (size, size)), ClientDirichlet(0.1, (size // 3, 2 * size))
     lenet = functools.partial(LeNet5, 1, 28, padding=2)
@@ -90,7 +95,7 @@ def tasks_of(options: argparse.Namespace) -> dict[str, Task]:
 
 
 def made(task: Task, options: argparse.Namespace) -> tuple[FederatedModule, FederatedDataModule]:
-    """Module and data of a task."""
+    """Returns module and data of a task."""
     dataset = task.dataset(options.root)
     if options.root == "random":
         dataset = RandomLike(dataset, 2 * options.num_samples * task.num_clients)
@@ -102,7 +107,7 @@ def made(task: Task, options: argparse.Namespace) -> tuple[FederatedModule, Fede
 
 
 def looped(task: Task, precision: str, options: argparse.Namespace) -> dict[str, float]:
-    """FedAvg as everybody writes it: load_state_dict for every client, torch.optim.SGD, a mean of state dicts."""
+    """Runs FedAvg as a plain loop: load_state_dict for every client, torch.optim.SGD, and a mean of state dicts."""
     begin = time.perf_counter()
     module, data = made(task, options)
     data.prepare_data()
@@ -111,10 +116,10 @@ def looped(task: Task, precision: str, options: argparse.Namespace) -> dict[str,
     network = module.fill(task.network(), module.initial_model(SEED)).to(device)
     state = {name: value.clone() for name, value in network.state_dict().items()}
     schedule, consumed = Schedule(task.rounds, task.clients_per_round, 0), [0] * task.num_clients
-    everybody, seconds = torch.ones(task.num_clients, dtype=torch.bool), []
+    active, seconds = torch.ones(task.num_clients, dtype=torch.bool), []
     for number in range(task.rounds):
         start = time.perf_counter()
-        sampled = schedule.sample(SEED, number, everybody)
+        sampled = schedule.sample(SEED, number, active)
         num_samples = sum(len(train[client]) for client in sampled)
         total = {name: torch.zeros_like(value) for name, value in state.items()}
         for client in sampled:
@@ -136,12 +141,12 @@ def looped(task: Task, precision: str, options: argparse.Namespace) -> dict[str,
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     network.load_state_dict(state)
-    whole = {
+    result = {
         "seconds_per_round": statistics.median(seconds[WARM_UP:] or seconds),
         "seconds_of_all_rounds": sum(seconds),
     }
-    return whole | {
-        "local_seconds_per_round": whole["seconds_per_round"],
+    return result | {
+        "local_seconds_per_round": result["seconds_per_round"],
         "seconds_with_start_and_evaluation": time.perf_counter() - begin,
         "gpu_mb": torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else 0.0,
         "accuracy": accuracy(network, data, device),
@@ -150,7 +155,7 @@ def looped(task: Task, precision: str, options: argparse.Namespace) -> dict[str,
 
 @torch.no_grad()
 def accuracy(network: torch.nn.Module, data: FederatedDataModule, device: torch.device) -> float:
-    """On the official test images."""
+    """Returns the accuracy on the official test samples."""
     indices = data.population.test["global"][0]
     right = 0
     for start in range(0, len(indices), 500):
@@ -160,7 +165,7 @@ def accuracy(network: torch.nn.Module, data: FederatedDataModule, device: torch.
 
 
 def measured(task: Task, engine: str, precision: str, options: argparse.Namespace) -> dict[str, float]:
-    """One run: seconds, memory of the GPU, and the accuracy at the end."""
+    """Runs one entry and returns its seconds, the memory of the GPU, and the final accuracy."""
     on_gpu = options.accelerator == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -192,33 +197,33 @@ def measured(task: Task, engine: str, precision: str, options: argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:
-    """Measures, prints the entries and writes JSON; gives the entries."""
+    """Measures, prints the entries, writes JSON and returns the entries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data", help="where torchvision's files lie; random: no files, random images")
+    parser.add_argument("--root", default="data", help="folder of torchvision's files; random: no files, random images")
     parser.add_argument("--accelerator", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tasks", nargs="+", choices=["lenet", "cnn", "crowd", "lcfed"], help="these only")
-    parser.add_argument("--rounds", type=int, default=30, help="per turn of lenet and cnn; a third of them of crowd")
-    parser.add_argument("--turns", type=int, default=3, help="of lenet and cnn; the fastest counts")
+    parser.add_argument("--tasks", nargs="+", choices=["lenet", "cnn", "crowd", "lcfed"], help="only these tasks")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds per turn of lenet and cnn; crowd has a third")
+    parser.add_argument("--turns", type=int, default=3, help="turns of lenet and cnn, of which the fastest counts")
     parser.add_argument("--lcfed_rounds", type=int, default=1000)
-    parser.add_argument("--crowd", type=int, default=1000, help="clients a round of crowd")
-    parser.add_argument("--num_clients", type=int, default=100, help="of the other tasks")
-    parser.add_argument("--clients_per_round", type=int, default=25, help="of the other tasks")
-    parser.add_argument("--num_samples", type=int, default=160, help="images of a client")
-    parser.add_argument("--json", type=Path, help="write the entries there")
+    parser.add_argument("--crowd", type=int, default=1000, help="clients per round of crowd")
+    parser.add_argument("--num_clients", type=int, default=100, help="for the other tasks")
+    parser.add_argument("--clients_per_round", type=int, default=25, help="for the other tasks")
+    parser.add_argument("--num_samples", type=int, default=160, help="images per client")
+    parser.add_argument("--json", type=Path, help="file for the entries")
     options = parser.parse_args(arguments)
     tasks = tasks_of(options)
     device = torch.cuda.get_device_name() if options.accelerator == "cuda" else "cpu"
     print(f"{device}, torch {torch.__version__}, seed {SEED}", flush=True)
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    results: dict[tuple[str, str, str], dict[str, float]] = {}
     for turn in range(options.turns):
         for entry in ENTRIES:
             name, engine, precision = entry
             if (options.tasks and name not in options.tasks) or (turn > 0 and name not in ("lenet", "cnn")):
                 continue
-            now = measured(tasks[name], engine, precision, options)
-            found[entry] = min(found.get(entry, now), now, key=lambda each: each["seconds_per_round"])
+            result = measured(tasks[name], engine, precision, options)
+            results[entry] = min(results.get(entry, result), result, key=lambda each: each["seconds_per_round"])
     rows: list[dict[str, object]] = []
-    for (name, engine, precision), numbers in found.items():
+    for (name, engine, precision), numbers in results.items():
         print(f"{name:<6} {engine:<10} {precision:<10}", *(f" {key} {value:.4g}" for key, value in numbers.items()))
         rows.append({"task": name, "engine": engine, "precision": precision, "device": device, **numbers})
     if options.json:
@@ -226,11 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:
     for name in ("lenet", "cnn"):
         reached = [
             numbers["accuracy"]
-            for (task, _, precision), numbers in found.items()
+            for (task, _, precision), numbers in results.items()
             if (task, precision) == (name, "32-true")
         ]
         if reached and max(reached) - min(reached) > AGREEMENT:
-            raise SystemExit(f"{name}: the entries do not agree in float32; they reached {reached}.")
+            raise SystemExit(f"{name}: the accuracies of the entries in float32 differ: {reached}.")
     return rows
 
 

@@ -1,11 +1,11 @@
-"""Seconds of a gradient by the engine `compiled`, as this machine has it and with narrower vectors, beside autograd.
+"""Measures a gradient by the engine `compiled`, also with narrower vectors, in comparison with autograd.
 
     python benchmarks/kernels.py --json kernels.json
 
-A batch of 32 random images. The kernels are built for all that this processor can do, and again without AVX-512 and
-without AVX, as other processors have them; elsewhere than on x86 only the first. Each library is kept like that of a
-run. One thread, everybody in turns, milliseconds of the processor; the least of all turns. So that autograd has no
-AVX-512, either:
+The batch has 32 random images. The kernels are built for all instructions of this processor. On x86, they are also
+built without AVX-512 and without AVX, as for other processors. Each library is kept like that of a run. All variants
+run on one thread and take turns. Shown are milliseconds of processor time, the least of all turns. This command
+disables AVX-512 for autograd, too:
 
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 python benchmarks/kernels.py
 """
@@ -47,14 +47,14 @@ BATCH = 32
 
 @contextmanager
 def compiled_with(flag: str) -> Iterator[None]:
-    """Inside, the kernels are those that the compiler makes with one more flag."""
+    """Makes the compiler use one more flag for kernels that are built inside the block."""
     command = shlex.join([*kernels.compiler_command(), *flag.split()])
     with patch.dict(os.environ, CXX=command), patch.object(kernels, "load", kernels.load.__wrapped__):
         yield
 
 
 def data_of(shape: Sequence[int]) -> FederatedDataModule:
-    """One client with random images for a batch and for a test."""
+    """Returns data with one client, which has random images for one batch and for a test."""
     draw = torch.Generator().manual_seed(0)
     pixels, labels = torch.randn(2 * BATCH, *shape, generator=draw), torch.randint(10, (2 * BATCH,), generator=draw)
     data = FederatedDataModule(Tensors((pixels, labels)), IID(), 1, batch_size=BATCH, protocols=["own_split"])
@@ -64,18 +64,18 @@ def data_of(shape: Sequence[int]) -> FederatedDataModule:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """Measures, prints a table and writes JSON; milliseconds per network and engine."""
+    """Measures, prints a table and writes JSON. Returns milliseconds per network and engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of each turn")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     flags = FLAGS if platform.machine() in ("x86_64", "AMD64") else {"native": ""}
-    print(f"torch {torch.__version__}, {options.turns} turns; ms of the processor for a gradient of {BATCH} images")
+    print(f"torch {torch.__version__}, {options.turns} turns; processor ms for a gradient of {BATCH} images")
     print(f"| network | parameters | sequential | {' | '.join(flags)} |\n|{'---|' * (3 + len(flags))}")
-    found = {}
+    results = {}
     for name in options.networks:
         network, shape = NETWORKS[name]
         data, fabric = data_of(shape), Fabric(accelerator="cpu", devices=1)
@@ -92,18 +92,18 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
                 while steps == 0 or time.process_time() - begin < options.seconds * (turn > 0):
                     gradient: Tensor = engine.gradient(model, batch).vector
                     steps += 1
-                if turn:  # the first warms up
+                if turn:  # the first turn is for warming up
                     taken[label].append((time.process_time() - begin) / steps * 1000)
                 elif label == "sequential":
                     reference = gradient
                 elif not torch.allclose(gradient, reference, rtol=1e-3, atol=1e-3 * float(reference.abs().max())):
-                    raise SystemExit(f"{name}: the gradient of {label} is not that of autograd.")
-        found[name] = {label: min(each) for label, each in taken.items()}
-        cells = [f"{value:.2f}" for value in found[name].values()]
+                    raise SystemExit(f"{name}: the gradient of {label} differs from that of autograd.")
+        results[name] = {label: min(each) for label, each in taken.items()}
+        cells = [f"{value:.2f}" for value in results[name].values()]
         print(f"| {name} | {module.layout.num_parameters:,} | {' | '.join(cells)} |", flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return found
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    return results
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Facts about partitions, from class counts alone, and of the real data sets.
+"""Prints facts about partitions of balanced labels, or of the real data sets.
 
     python benchmarks/partitions.py --draws 4000
     python benchmarks/partitions.py --root data
 
-The first reads no image: a partition looks at labels only, and the labels of CIFAR-10, CIFAR-100 and MNIST-sized sets
-are balanced. The second prints what `lcfl partition` finds under the configurations of the papers, whose images lie in
-the folder, beside what is stated of them. Prints what docs/partitions.md says.
+The first command reads no images: a partition uses only labels, and those of CIFAR-10, CIFAR-100 and data sets of the
+size of MNIST are taken as balanced. The second command reads the data sets in the folder. It prints the numbers of
+`lcfl partition` for the configurations of the papers next to the numbers that the papers state. docs/partitions.md
+shows the output of both.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from lcfl.data.partition import ClassDirichlet, ClientDirichlet, Pathological, S
 from lcfl.data.partition.base import Indices, Partition
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
-# Of a configuration: what its paper or the paper's code states, or what follows from it.
+# What the paper of a configuration, or the code of the paper, states about its data, or what follows from it.
 STATED = {
     "cifar10": "FedAC: 50 to 350 images, 3 labels",
     "cifar10_pathological4": "LCFed: 4 labels",
@@ -45,12 +46,12 @@ STATED = {
 
 
 def labels_of(num_classes: int, num_samples: int) -> Indices:
-    """Balanced labels."""
+    """Returns balanced labels."""
     return np.repeat(np.arange(num_classes), num_samples // num_classes)
 
 
 def draws(partition: Partition, labels: Indices, num_clients: int, number: int) -> Iterator[Shares | None]:
-    """Partitions by different seeds; None where one is refused."""
+    """Yields partitions for different seeds; None for a seed that the partition refuses."""
     for seed in range(number):
         try:
             yield partition(labels, num_clients, rng.generator(seed, "partition"))
@@ -59,18 +60,18 @@ def draws(partition: Partition, labels: Indices, num_clients: int, number: int) 
 
 
 def counts_of(labels: Indices, shares: Shares) -> Indices:
-    """[N, C] labels of each client."""
+    """Returns the number of samples of each label for each client ``[N, C]``."""
     return np.stack([np.bincount(labels[share], minlength=labels.max() + 1) for share in shares.indices])
 
 
 def acceptance(labels: Indices, min_samples: int, number: int) -> float:
-    """Which part of the draws of NIID-Bench's Dirichlet(0.1) over 100 clients meets the minimum."""
+    """Returns the share of draws of NIID-Bench's Dirichlet(0.1) over 100 clients that meet the minimum."""
     rule = ClassDirichlet(0.1, min_samples=min_samples, max_tries=1)
     return float(np.mean([shares is not None for shares in draws(rule, labels, 100, number)]))
 
 
 def statistics(rule: Partition, labels: Indices, number: int) -> dict[str, float]:
-    """Means over draws of what a client's data look like."""
+    """Returns statistics of the clients' data, averaged over draws."""
     rows = []
     for shares in draws(rule, labels, 100, number):
         assert shares is not None
@@ -90,7 +91,7 @@ def statistics(rule: Partition, labels: Indices, number: int) -> dict[str, float
 
 
 def blocks(num_classes: int, per_client: int) -> str:
-    """The groups of 100 clients under the pathological partition."""
+    """Returns the sizes and the numbers of classes of the groups of 100 clients in the pathological partition."""
     labels = labels_of(num_classes, 50_000)
     shares = Pathological(per_client)(labels, 100, rng.generator(0, "partition"))
     assert shares.groups is not None
@@ -101,28 +102,35 @@ def blocks(num_classes: int, per_client: int) -> str:
 
 
 def row(name: str, root: str) -> str:
-    """A line of the table of real data: what clients hold under a configuration, all their images together."""
+    """Returns a line of the table of real data: the statistics of all samples of the clients in a configuration."""
     options = partition_options()
     words = [f"--data.dataset.init_args.{word}" for word in (f"root={root}", "download=false")]
     data: FederatedDataModule = options.instantiate(options.parse_args(["-c", f"{CONFIGS / name}.yaml", *words])).data
     data.prepare_data()
     data.setup()
-    people = data.population
-    roles = [people.train, people.val, *([people.test["own_split"]] if "own_split" in people.test else [])]
+    population = data.population
+    roles = [
+        population.train,
+        population.val,
+        *([population.test["own_split"]] if "own_split" in population.test else []),
+    ]
     size_N = sum(np.array([len(each) for each in role]) for role in roles)
-    labels_N, share_N = (people.label_counts > 0).sum(axis=1), people.label_counts.max(axis=1) / people.sizes
+    labels_N, share_N = (
+        (population.label_counts > 0).sum(axis=1),
+        population.label_counts.max(axis=1) / population.sizes,
+    )
     protocol = data.protocols[0]
-    majority = 100 * float(np.nanmean(people.majority_accuracy(protocol, data.samples.targets)))
-    groups = "-" if people.groups is None else str(len(np.unique(people.groups)))
+    majority = 100 * float(np.nanmean(population.majority_accuracy(protocol, data.samples.targets)))
+    groups = "-" if population.groups is None else str(len(np.unique(population.groups)))
     cells = [f"`{name}`", STATED[name], groups]
     cells += [f"{size_N.min()}, {np.median(size_N):.0f}, {size_N.mean():.0f}, {size_N.max()}"]
     cells += [f"{labels_N.min()}, {labels_N.mean():.1f}, {labels_N.max()}"]
-    cells += [f"{people.label_entropy.mean():.2f}", f"{share_N.mean():.2f}", f"{majority:.2f} % ({protocol})"]
+    cells += [f"{population.label_entropy.mean():.2f}", f"{share_N.mean():.2f}", f"{majority:.2f} % ({protocol})"]
     return f"| {' | '.join(cells)} |"
 
 
 def real(root: str) -> None:
-    """Prints the table of real data; what does not lie in the folder is left out, with its reason."""
+    """Prints the table of real data. A data set that is missing in the folder is left out with a message."""
     print(
         "| configuration | stated | groups | images | labels | entropy in bits | majority share | majority baseline |"
     )
@@ -137,7 +145,7 @@ def real(root: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=400, help="draws per line")
-    parser.add_argument("--root", help="folder of the real images: prints their table instead")
+    parser.add_argument("--root", help="folder of the real data sets, whose table is printed instead")
     arguments = parser.parse_args()
     if arguments.root is not None:
         real(arguments.root)
@@ -159,8 +167,8 @@ def main() -> None:
         ("ClassDirichlet, CIFAR-100", ClassDirichlet(0.1), pools["CIFAR-100"]),
         ("ClientDirichlet (50, 350), CIFAR-10", ClientDirichlet(0.1, (50, 350)), pools["CIFAR-10"]),
     ):
-        found = statistics(rule, labels, max(1, number // 10))
-        print(f"  {name}: " + ", ".join(f"{key} {value:.3g}" for key, value in found.items()))
+        values = statistics(rule, labels, max(1, number // 10))
+        print(f"  {name}: " + ", ".join(f"{key} {value:.3g}" for key, value in values.items()))
     print("Blocks of Pathological, 100 clients: clients x classes")
     for num_classes, per_client in ((10, 2), (10, 3), (10, 4), (100, 8), (100, 10)):
         print(f"  C {num_classes}, n {per_client}: {blocks(num_classes, per_client)}")

@@ -1,4 +1,4 @@
-"""Memory and computing time of a process and all that it started, whoever else runs on the machine."""
+"""Measures memory and processor time of a process and its descendants, independently of other processes."""
 
 import os
 import re
@@ -13,28 +13,29 @@ SHARED = ("/dev/shm", "/memfd:", "/dev/zero", "/SYSV")  # shared memory has path
 
 
 def tree(root: int) -> list[int]:
-    """The process `root` and its descendants that live."""
+    """Returns the process `root` and its living descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         if fields := _stat(int(entry.name)):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return found
+    processes = [root]
+    for process in processes:
+        processes += children.get(process, [])
+    return processes
 
 
 def cpu_seconds(root: int) -> float:
-    """Seconds of all cores that the living processes of the tree have used; waiting in a loop counts as use."""
+    """Returns the seconds of all cores that the living processes of the tree have used. Busy waiting counts, too."""
     used = sum(int(ticks) for process in tree(root) for ticks in _stat(process)[11:13])
     return used / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mb(root: int) -> float:
-    """Megabytes (2^20 bytes) of the tree: every page once, however many of its processes have it.
+    """Returns the memory of the tree in megabytes (2^20 bytes). Each page counts once, even if processes share it.
 
-    Anonymous and shared memory is summed in proportion (Pss): whoever else has such a page is in the tree. A page of a
-    file, which other programs may have mapped, too, counts as in the process of the tree that has most of that mapping.
+    Anonymous and shared memory is summed in proportion (Pss), because all processes that share such a page are in the
+    tree. Other programs may have mapped the same file. Of each mapping of a file, the pages of the process in the tree
+    with the most pages are therefore counted.
     """
     anonymous, of_files = 0, Counter[tuple[str, str]]()
     for process in tree(root):
@@ -43,13 +44,13 @@ def memory_mb(root: int) -> float:
             anonymous += rollup["Pss_Anon"] + rollup["Pss_Shmem"]
             for mapping, kilobytes in _file_pages((Path("/proc") / str(process) / "smaps").read_text()):
                 of_files[mapping] = max(of_files[mapping], kilobytes)
-        except (OSError, KeyError):  # it has ended
+        except (OSError, KeyError):  # the process has ended
             continue
     return (anonymous + of_files.total()) / 1024
 
 
 def _stat(process: int) -> list[str]:
-    """The fields of its ``stat`` behind the name; none if it has ended."""
+    """Returns the fields of ``stat`` after the name of a process; none if it has ended."""
     try:
         return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -57,16 +58,16 @@ def _stat(process: int) -> list[str]:
 
 
 def _file_pages(smaps: str) -> Iterator[tuple[tuple[str, str], int]]:
-    """Each mapping of a file with the kilobytes of it that are in memory and not this process's own copies."""
-    mapping, found = ("", ""), 0
+    """Yields each mapping of a file with its kilobytes in memory, without private copies of the process."""
+    mapping, resident = ("", ""), 0
     for line in smaps.splitlines():
         if match := MAPPING.match(line):
             mapping = (match["path"], match["offset"])
         elif mapping[0].startswith("/") and not mapping[0].startswith(SHARED):
             if line.startswith("Rss:"):
-                found = int(line.split()[1])
+                resident = int(line.split()[1])
             elif line.startswith("Anonymous:"):
-                yield mapping, found - int(line.split()[1])
+                yield mapping, resident - int(line.split()[1])
 
 
 def _kilobytes(rollup: str) -> Iterator[tuple[str, int]]:

@@ -1,18 +1,22 @@
-"""What a round costs as the population grows: LCFed and FedAvg with LeNet-5, 1,000 clients a round.
+"""Measures the cost of a round as the population grows, for LCFed and FedAvg with LeNet-5 and 1,000 clients a round.
 
     python benchmarks/scale.py --json scale.json
 
-Random grey images of 28 x 28 pixels, of which every client holds 20; one SGD step of 16 images per client and round;
-LeNet-5 with 44,426 parameters, one rank. The run begins where everybody has taken part: every client of LCFed has a
-model of its own in the store (`trainer.client_store: mapped`), 17.8 GB of them for 100,000 clients, so the disk needs
-twice that, once more for the checkpoint. Every entry is a process of its own.
+The data are random grey images of 28 x 28 pixels, 20 for each client. A client makes one SGD step with 16 images per
+round. The network is LeNet-5 with 44,426 parameters, on one rank. The run starts as if all clients had already taken
+part: every client of LCFed has a personal model in the store (`trainer.client_store: mapped`). For 100,000 clients,
+these are 17.8 GB. The disk needs twice as much, because the checkpoint has them, too. Every entry is a separate
+process.
 
-Printed for each method and population: seconds until the first round, seconds per round (median), and how many of them
-the processor was at local work, at clustering, at aggregation and at the rest, which is what counts on a busy machine;
-the same of the first round's aggregation, which makes the sums of all stored models from nothing; memory that is the
-process's own and memory that is mapped files after the last round; seconds and written bytes of the first checkpoint,
-which has all clients, and of the later ones (median), which have those of one round; seconds from the start of a
-resumed run until its first round.
+For each method and population, the script prints
+
+- the seconds until the first round, and the seconds per round (median);
+- the processor seconds of local work, clustering, aggregation and the rest, which do not depend on other load;
+- the processor seconds of the first aggregation, which computes the sums of all stored models from scratch;
+- the memory of the process, and the memory of mapped files, after the last round;
+- the seconds and the written bytes of the first checkpoint, which has all clients, and of the later ones (median),
+  which have those of one round;
+- the seconds from the start of a resumed run until its first round.
 """
 
 import argparse
@@ -51,22 +55,22 @@ NUM_CLUSTERS, CLASSES, PER_CLIENT, BATCH, DISTINCT = 10, 10, 20, 16, 97
 
 
 class Consecutive(Partition):
-    """Client i holds the images 20 i to 20 i + 19 of the pool, which begins again where it ends."""
+    """Gives client i the images 20 i to 20 i + 19 of the pool. After its end, the pool starts again."""
 
     def split(self, labels: Any, num_clients: int, generator: np.random.Generator) -> Shares:
-        """By index arithmetic; nothing is drawn."""
+        """Computes the indices. Draws no random numbers."""
         whole = len(labels) // PER_CLIENT
         starts = np.arange(num_clients) % whole * PER_CLIENT
         return Shares(list(starts[:, None] + np.arange(PER_CLIENT)), overlapping=num_clients > whole)
 
 
 class EverybodyTookPart(Callback):
-    """Before the first round: a model of their own for all clients, as if they had been trained."""
+    """Gives all clients personal models before the first round, as if they had been trained."""
 
     shapes_result = True
 
     def on_round_start(self, server: Server, state: FederationState) -> None:
-        """Models around the initial one, stored, projected and counted."""
+        """Stores models near the initial one for all clients, and projects them."""
         if state.round > 0:
             return
         draw = torch.Generator().manual_seed(0)
@@ -82,7 +86,7 @@ class EverybodyTookPart(Callback):
 
 
 class Measured(Callback):
-    """Writes a checkpoint after every round and notes what it cost, what the round did, and the process's memory."""
+    """Writes a checkpoint after every round, and records its cost, the times of the round, and the memory."""
 
     def __init__(self) -> None:
         self.checkpoints: list[dict[str, float]] = []
@@ -92,28 +96,28 @@ class Measured(Callback):
         self._mark = 0.0
 
     def on_fit_start(self) -> None:
-        """The first round is next."""
+        """Records the time at which the first round starts."""
         self.started = time.perf_counter()
 
     def on_round_start(self) -> None:
-        """What was before belongs to no round."""
+        """Starts the measurement of a round."""
         self._mark = time.process_time()
         self.cpu.append({})
 
     def on_clients_sampled(self) -> None:
-        """Sampling is of the rest."""
+        """Records the time of sampling as part of the rest."""
         self._spent("rest")
 
     def on_uploads(self) -> None:
-        """The clients have done their work."""
+        """Records the time of the local updates."""
         self._spent("local")
 
     def on_round_end(self) -> None:
-        """After the clusterings."""
+        """Records the time of the clusterings."""
         self._spent("cluster")
 
     def on_aggregated(self) -> None:
-        """The new models stand."""
+        """Records the time of the aggregation."""
         self._spent("aggregate")
 
     def _spent(self, what: str) -> None:
@@ -121,7 +125,7 @@ class Measured(Callback):
         self.cpu[-1][what] = self.cpu[-1].get(what, 0.0) + self._mark - begin
 
     def on_round_logged(self, server: Server, state: FederationState) -> None:
-        """Once a round, warm-up rounds left out."""
+        """Records the rest of the round, the memory and a checkpoint, except in warm-up rounds."""
         if state.round <= 0:
             return
         self._spent("rest")
@@ -135,14 +139,14 @@ class Measured(Callback):
 
 
 def memory_mb() -> dict[str, float]:
-    """Of this process: its own, and pages of files that it has mapped, which the system takes back as it needs."""
+    """Returns the memory of this process, and that of its mapped files, which the system can free when needed."""
     status = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: float(line.split()[1]) / 1e3 for line in status if line.startswith("Rss")}
-    return {"own": found["RssAnon"], "mapped": found["RssFile"] + found["RssShmem"]}
+    sizes = {line.split(":")[0]: float(line.split()[1]) / 1e3 for line in status if line.startswith("Rss")}
+    return {"own": sizes["RssAnon"], "mapped": sizes["RssFile"] + sizes["RssShmem"]}
 
 
 def parts(method: str, num_clients: int, num_images: int) -> tuple[FederatedModule, FederatedDataModule, Method]:
-    """Module, data and method."""
+    """Returns module, data and method."""
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (num_images, 1, 28, 28), generator=draw, dtype=torch.uint8)
     labels = torch.arange(num_images) * CLASSES // num_images
@@ -158,7 +162,7 @@ def parts(method: str, num_clients: int, num_images: int) -> tuple[FederatedModu
 
 
 def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
-    """One method on one population, in this process."""
+    """Measures one method on one population, in this process."""
     method, num_clients = options.one[0], int(options.one[1])
     settings: dict[str, Any] = {
         "clients_per_round": min(options.clients, num_clients), "evaluate_every": 0, "final_models": [],
@@ -202,7 +206,7 @@ def one(options: argparse.Namespace, root: str) -> dict[str, Any]:
 
 
 def shown(value: str | float) -> str:
-    """Four digits of a number."""
+    """Formats a number with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -211,11 +215,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--populations", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--clients", type=int, default=1000, help="a round")
+    parser.add_argument("--clients", type=int, default=1000, help="clients per round")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--images", type=int, default=120_000, help="that all clients share")
-    parser.add_argument("--folder", help="of the disk to use; the system's temporary one if not given")
-    parser.add_argument("--json", type=Path, help="write the entries there")
+    parser.add_argument("--images", type=int, default=120_000, help="images that all clients share")
+    parser.add_argument("--folder", help="folder on the disk to use (default: the temporary folder of the system)")
+    parser.add_argument("--json", type=Path, help="file for the entries")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "CLIENTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,10 +1,11 @@
-"""How long it takes from the command to the first round, beside the import that LightningCLI needs; and memory.
+"""Measures the time from the command to the first round, and memory, in comparison with the import of LightningCLI.
 
     python benchmarks/start.py --json start.json
     python benchmarks/start.py --cold
 
-The quickstart's first round is over when ``metrics.csv`` has its row; the process is then measured and ended. The three
-take turns. With --cold every process starts without byte-code, as after an installation that did not compile it.
+The first round of the quickstart has ended when ``metrics.csv`` has its row. The memory of the process is then
+measured, and the process is ended. The measurements take turns. With --cold, every process starts without byte-code, as
+after an installation that did not compile it.
 """
 
 import argparse
@@ -25,26 +26,30 @@ from processes import memory_mb, tree
 
 ROOT = Path(__file__).parent.parent
 IMPORT = "lightning.pytorch.cli"
-WAITING = "import sys, {}; print(flush=True); sys.stdin.read()"  # until its memory has been measured
+WAITING = "import sys, {}; print(flush=True); sys.stdin.read()"  # waits until its memory has been measured
 PATIENCE_S = 300.0
 
 
 def environment(cold: Path | None) -> dict[str, str]:
-    """What every process gets: it finds this checkout, and no byte-code if `cold`, an empty folder, is given."""
+    """Returns the environment of a process, which finds this checkout.
+
+    Args:
+        cold: an empty folder for byte-code, so that the process finds none; None for the usual byte-code.
+    """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return found | {"PYTHONPYCACHEPREFIX": str(cold)} if cold else found
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return environ | {"PYTHONPYCACHEPREFIX": str(cold)} if cold else environ
 
 
 def help_page(environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds of ``lcfl --help``; its memory is not measured."""
+    """Returns the seconds of ``lcfl --help``, and nan, because its memory is not measured."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "lcfl", "--help"], check=True, capture_output=True, env=environ)
     return time.perf_counter() - begin, float("nan")
 
 
 def bare_import(module: str, environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds until a process has imported a module and nothing else, and its memory."""
+    """Returns the seconds until a process has imported only one module, and its memory."""
     begin = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-c", WAITING.format(module)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
@@ -58,7 +63,7 @@ def bare_import(module: str, environ: dict[str, str]) -> tuple[float, float]:
 
 
 def first_round(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds until ``lcfl fit`` has written the row of round 0, and the memory of all its processes then."""
+    """Returns the seconds until ``lcfl fit`` has written the row of round 0, and the memory of its processes then."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -70,23 +75,23 @@ def first_round(arguments: Sequence[str], environ: dict[str, str]) -> tuple[floa
             table = Path(folder) / "logs" / "start" / "version_0" / "metrics.csv"
             while not (table.is_file() and "\n0," in table.read_text()):
                 if process.poll() is not None or time.perf_counter() - begin > PATIENCE_S:
-                    sys.exit(f"lcfl fit {' '.join(arguments)} did not come to its first round.")
+                    sys.exit(f"lcfl fit {' '.join(arguments)} did not complete its first round.")
                 time.sleep(0.005)
             return time.perf_counter() - begin, memory_mb(process.pid)
         finally:
             for each in reversed(tree(process.pid)):
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                with contextlib.suppress(ProcessLookupError):  # the process has just ended
                     os.kill(each, signal.SIGKILL)
             process.wait()
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """Measures, prints a table and writes JSON; per start the median and the least of its seconds, and its memory."""
+    """Measures, prints a table and writes JSON. Returns seconds (median and least) and memory of each measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="without byte-code")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "quickstart.yaml")
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
     fit = ["-c", str(options.config.resolve())]
     starts: dict[str, Callable[[dict[str, str]], tuple[float, float]]] = {
@@ -101,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
         for name, start in starts.items():
             with tempfile.TemporaryDirectory() as folder:
                 measured = start(environment(Path(folder) if options.cold else None))
-            if turn or options.cold:  # the first turn warms the byte-code and the files
+            if turn or options.cold:  # the first turn is for warming up byte-code and files
                 taken[name].append(measured)
     base = taken[f"import {IMPORT}"]
     rows = {}

@@ -24,6 +24,7 @@ PROJECT = {
     "README.md": "project/readme.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
     "logs/README.md": "project/runs.md",
     "configs/README.md": "project/configurations.md",
 }
@@ -31,7 +32,7 @@ PROJECT = {
 # What stands below a page in the navigation; a part of it by pattern, so that new pages come in by themselves.
 NAVIGATION = {
     "index": {
-        "Begin": ["Quickstart <project/readme>", "Overview <self>"],
+        "Begin": ["Quickstart <project/readme>", "getting_started", "Overview <self>", "configuration"],
         "Experiments": [
             "data",
             "partitions",
@@ -51,7 +52,16 @@ NAVIGATION = {
             "troubleshooting",
         ],
         "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback", "howto/machines"],
-        "Background": ["glossary", "api/index", "results", "performance", "project/contributing", "project/changelog"],
+        "Background": [
+            "architecture",
+            "glossary",
+            "api/index",
+            "results",
+            "performance",
+            "project/contributing",
+            "project/security",
+            "project/changelog",
+        ],
     },
     "partitions": {"": ["partitions/*"]},
     "protocols": {

@@ -5,9 +5,14 @@ also gets the table that the command prints; those of monitoring are what a run 
 """
 
 import contextlib
+import csv
+import html
 import io
+import re
 import tempfile
+import tomllib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import matplotlib
@@ -23,9 +28,11 @@ from PIL import Image
 from lcfl.cli import federated_cli
 from lcfl.cli.commands import partition
 from lcfl.figures.base import COLOURS
+from lcfl.runs.result import Run
 
 # The four parts of a method, and what is the same for every method.
 EXCHANGE, LOCAL, CLUSTERING, AGGREGATION, FRAME = "#1B6CA8", "#C4521B", "#1F7A5C", "#6C3FA0", "#5F6770"
+ROOM_COLOURS = {"lcfl.methods": CLUSTERING, "lcfl.server": EXCHANGE, "lcfl.engines": LOCAL, "lcfl.runs": AGGREGATION}
 INK, PALE = "#22272E", "#F4F5F7"
 CLUSTERS = (COLOURS[0], COLOURS[1], COLOURS[2])
 # Clients of the picture: number, cluster, whether it takes part, images of five classes.
@@ -102,6 +109,41 @@ def draw_round() -> Figure:
     return figure
 
 
+def draw_rooms() -> str:
+    """Draws the rooms of the package, floor by floor, from the contract in pyproject.toml; returns SVG."""
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    floors = [[room.strip() for room in layer.split("|")] for layer in layers if layer != "lcfl.__main__"]
+    height, gap, width = 46, 8, 920
+    lines = []
+    for number, rooms in enumerate(floors):
+        top = 8 + number * (height + gap)
+        room_width = (width - gap * (len(rooms) - 1)) / len(rooms)
+        for place, room in enumerate(rooms):
+            left = 8 + place * (room_width + gap)
+            colour = ROOM_COLOURS.get(room, FRAME)
+            words = (import_module(room).__doc__ or "").partition("\n")[0].rstrip(".").replace("`", "")
+            if len(rooms) > 1:
+                words = re.split("[:,]", words)[0]
+            lines += [
+                f'<rect x="{left:.0f}" y="{top}" width="{room_width:.0f}" height="{height}" rx="7" fill="white" '
+                f'stroke="{colour}" stroke-width="1.5"/>',
+                f'<text x="{left + 12:.0f}" y="{top + 19}" fill="{colour}" font-weight="bold">{room}</text>',
+                f'<text x="{left + 12:.0f}" y="{top + 36}" fill="{INK}" font-size="12">{html.escape(words)}</text>',
+            ]
+    total = 8 + len(floors) * (height + gap)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 16} {total}" font-family="sans-serif" '
+            'font-size="14">',
+            f'<rect width="{width + 16}" height="{total}" fill="white"/>',
+            *lines,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 def draw_partition(page: Path) -> None:
     """What `lcfl partition` prints and draws for the first YAML block of a page and the digits: into and beside it."""
     text = page.read_text()
@@ -127,6 +169,49 @@ def draw_monitoring() -> None:
                 shrink(path, pages.DOCS / "monitoring" / path.name)
 
 
+def draw_quickstart() -> None:
+    """Draws the picture in README.md: accuracy over the rounds of the quickstart, and who moved between clusters."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["fit", f"-c={pages.ROOT / 'configs/quickstart.yaml'}", "--trainer.evaluate_every=2"]
+        run = federated_cli.main([*words, f"--trainer.default_root_dir={folder}"])
+        with (run.path / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["time/eval_s"]]
+        majority = run.metrics["test/own_split/majority/acc"]
+        draw_accuracies(rows, majority).savefig(Path(folder) / "curves.png", dpi=120)
+        halves = [Image.open(path).convert("RGB") for path in (Path(folder) / "curves.png", flow_of(run))]
+        height = min(half.height for half in halves)
+        halves = [
+            half.resize((half.width * height // half.height, height), Image.Resampling.LANCZOS) for half in halves
+        ]
+        joined = Image.new("RGB", (sum(half.width for half in halves), height), "white")
+        joined.paste(halves[0], (0, 0))
+        joined.paste(halves[1], (halves[0].width, 0))
+        joined.save(Path(folder) / "quickstart.png")
+        shrink(Path(folder) / "quickstart.png", pages.DOCS / "quickstart.png")
+
+
+def flow_of(run: Run) -> Path:
+    """The run's own picture of the flow between clusters."""
+    return run.path / "figures" / "assignment_flow.png"
+
+
+def draw_accuracies(rows: Sequence[dict[str, str]], majority: float) -> Figure:
+    """Test accuracy of personal and cluster models over rounds: the mean over clients, and their worst tenth."""
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    rounds = [int(row["round"]) + 1 for row in rows]
+    for colour, kind in zip(COLOURS, ("personal", "cluster"), strict=False):
+        for style, metric, words in (("-", "acc", "mean"), (":", "acc_worst10", "worst 10 % of clients")):
+            values = [100 * float(row[f"test/own_split/{kind}/{metric}"]) for row in rows]
+            axes.plot(rounds, values, style, color=colour, label=f"{kind} models, {words}")
+    axes.axhline(100 * majority, color=FRAME, lw=1, ls="--", label="most frequent class of each client")
+    axes.set(xlabel="round", ylabel="test accuracy in %", ylim=(0, 102), xlim=(0, rounds[-1]))
+    axes.set_title("LCFed on 20 clients, scikit-learn's digits", fontsize=11)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def shrink(picture: Path, target: Path) -> None:
     """The picture in 192 colours, which are enough, and a third of the bytes."""
     target.parent.mkdir(exist_ok=True)
@@ -139,6 +224,8 @@ if __name__ == "__main__":
     draw_round().savefig(drawn, format="svg", metadata={"Date": None})
     lines = (line.rstrip() for line in drawn.getvalue().splitlines())  # matplotlib ends lines with spaces
     (pages.DOCS / "round.svg").write_text("\n".join(lines) + "\n")
+    (pages.DOCS / "rooms.svg").write_text(draw_rooms())
+    draw_quickstart()
     draw_monitoring()
     for path in sorted((pages.DOCS / "partitions").glob("*.md")):
         draw_partition(path)

@@ -1,4 +1,4 @@
-"""A data set and a network of one's own."""
+"""A user-defined data set and network."""
 
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 
 class Tumours(TensorDataset):
-    """569 breast tumours, 30 measurements each, benign or malignant; any map-style Dataset will do."""
+    """569 breast tumours with 30 measurements each, benign or malignant. Any map-style Dataset works."""
 
     def __init__(self):
         inputs, labels = load_breast_cancer(return_X_y=True)
@@ -15,7 +15,7 @@ class Tumours(TensorDataset):
 
 
 class Net(nn.Module):
-    """A body, whose mean over clients is the global embedding, and a head."""
+    """A network with a body, whose mean over clients is the global embedding, and a head."""
 
     def __init__(self, width: int = 32):
         super().__init__()

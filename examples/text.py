@@ -1,4 +1,4 @@
-"""Texts: sentences as token numbers, by clients that write on two of four topics each; there are two groups of them."""
+"""Text: sentences as token numbers. Each client writes about two of four topics, so there are two groups of clients."""
 
 import functools
 
@@ -6,13 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import lcfl
-from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import Pathological
-from lcfl.methods.aggregation import ClusterMean
-from lcfl.methods.clustering import LowRankCosine
-from lcfl.methods.exchange import CentreAndEmbedding
-from lcfl.methods.local import LocalTraining
 from lcfl.models import split
 
 TOPICS = [
@@ -27,7 +22,10 @@ LENGTH = 12
 
 
 def sentences(per_topic: int = 150) -> tuple[Tensor, Tensor]:
-    """Token numbers [S, LENGTH], int64 and padded with 0, and topics [S]; two words of each sentence tell its topic."""
+    """Returns token numbers [S, LENGTH], int64 and padded with 0, and topics [S].
+
+    Two words of each sentence belong to its topic. The others are fillers.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.zeros(len(TOPICS) * per_topic, LENGTH, dtype=torch.int64)
     topics = torch.arange(len(TOPICS)).repeat_interleave(per_topic)
@@ -40,16 +38,18 @@ def sentences(per_topic: int = 150) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """LCFed with a bag of word vectors as the embedding and one linear layer as the decision."""
-    data = FederatedDataModule(Tensors(sentences()), Pathological(classes_per_client=2), num_clients=10, batch_size=8)
+    """Trains LCFed with a bag of word vectors as the embedding and one linear layer as the decision head."""
+    data = lcfl.FederatedDataModule(
+        Tensors(sentences()), Pathological(classes_per_client=2), num_clients=10, batch_size=8
+    )
     bag = functools.partial(nn.EmbeddingBag, len(WORDS), 16, mode="sum", padding_idx=0)
     model = lcfl.FederatedModule(
         functools.partial(split, bag, functools.partial(nn.Linear, 16, len(TOPICS))),
         optimizer=functools.partial(torch.optim.SGD, lr=0.1),
         cluster_weight=0.1,
     )
-    clustering = LowRankCosine(num_clusters=2, dimension=5)
-    method = lcfl.Method(LocalTraining(steps=5), CentreAndEmbedding(), ClusterMean(), [clustering])
+    clustering = lcfl.LowRankCosine(num_clusters=2, dimension=5)
+    method = lcfl.Method(lcfl.LocalTraining(steps=5), lcfl.CentreAndEmbedding(), lcfl.ClusterMean(), [clustering])
     run = lcfl.Federation(rounds=20, name="text").fit(model, data, method)
     print("personal accuracy:", run.metrics["test/own_split/personal/acc"])
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lcfl.models.module import FederatedModule
 
 __version__ = "0.2.0.dev0"
-# The parts of a method, all that `lcfl.methods` names, can be had from here, too.
+# All names of `lcfl.methods`, the parts of a method, can be imported from here, too.
 __all__ = ["Callback", "FederatedDataModule", "FederatedModule", "Federation", "__version__", "load"]
 
 _HOMES = {
@@ -24,7 +24,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name of the package when it is first used: ``lcfl --help`` must not wait for torch."""
+    """Imports a name of the package when it is first used, so that ``lcfl --help`` does not wait for torch."""
     from importlib import import_module
 
     if name in _HOMES:
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a notebook completes: also names that are not imported yet, and not what this file needs itself."""
+    """Returns the names that a notebook completes. They include names that are not imported yet."""
     from lcfl import methods
 
     return sorted({*globals(), *_HOMES, *methods.__all__} - {"Any", "TYPE_CHECKING", "_HOMES"})

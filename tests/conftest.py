@@ -1,4 +1,4 @@
-"""What every test leaves as it found it, what it does without, and how it starts ranks."""
+"""Fixtures for every test: what is restored afterwards, what is switched off, and how ranks are started."""
 
 import multiprocessing
 import os
@@ -12,17 +12,17 @@ from lcfl.callbacks import Monitor
 from tests.helpers.commandline import built, here, parts  # noqa: F401 - fixtures
 from tests.helpers.fits import reference, started  # noqa: F401 - fixtures
 
-# Autograd looks for devices at the first backward pass of a process. Once torch.export has made some known it would
-# start threads for them, and forked ranks could not compute gradients any more.
+# Autograd looks for devices at the first backward pass of a process. If torch.export has registered some by then,
+# autograd starts threads for them, and forked ranks can no longer compute gradients.
 torch.zeros(1, requires_grad=True).sum().backward()
 
-SECONDS = 180  # a test that starts processes and takes longer hangs, also on a busy machine
+SECONDS = 180  # a test that starts processes and takes longer hangs, even on a busy machine
 WRITES = Monitor._figure
 
 
 @pytest.fixture(autouse=True)
 def restored():
-    """Environment, process group, Lightning's idea of the rank and torch's threads, as Lightning's own tests do it."""
+    """Restores environment, process group, Lightning's rank and torch's number of threads, as Lightning's tests do."""
     environ, threads, missing = dict(os.environ), torch.get_num_threads(), object()
     rank = getattr(rank_zero_only, "rank", missing)
     yield
@@ -41,7 +41,7 @@ def restored():
 
 @pytest.fixture(autouse=True)
 def ranks_may_be_forked_from_a_fork(monkeypatch):
-    """With a CUDA build of torch, Lightning takes every forked process for one whose parent has used a GPU."""
+    """Lets forked processes fork ranks. With a CUDA build of torch, Lightning believes that their parent used a GPU."""
     from lightning.fabric.strategies.launchers import multiprocessing as launchers
 
     monkeypatch.setattr(launchers, "_check_bad_cuda_fork", lambda: None)
@@ -49,7 +49,7 @@ def ranks_may_be_forked_from_a_fork(monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def no_pictures():
-    """`Monitor` builds its pictures and does not render them, which takes longer than a small run."""
+    """Makes `Monitor` build its pictures without rendering them, which would take longer than a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Monitor, "_figure", lambda self, *args: None)
         yield
@@ -57,7 +57,7 @@ def no_pictures():
 
 @pytest.fixture(scope="module")
 def pictures():
-    """`Monitor` writes its pictures, for a module whose tests look at them."""
+    """Makes `Monitor` write its pictures, for a module whose tests look at them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Monitor, "_figure", WRITES)
         yield
@@ -65,13 +65,13 @@ def pictures():
 
 @pytest.fixture
 def not_compiled(monkeypatch):
-    """Programs of the engine fused run as they were traced; compiling one takes seconds."""
+    """Makes the fused engine run its programs as they were traced, because compiling one takes seconds."""
     monkeypatch.setattr(torch, "compile", lambda program, **options: program)
 
 
 @pytest.fixture
 def deadline():
-    """Turns a hang into a failure: all children are killed and the test gets a TimeoutError."""
+    """Turns a hang into a failure by killing all children and raising a TimeoutError in the test."""
 
     def expired(number, frame):
         for child in multiprocessing.active_children():
@@ -87,12 +87,12 @@ def deadline():
 
 @pytest.fixture
 def on_ranks(request):
-    """``on_ranks(number, function, *args)``: lcfl's `launch` on so many forked ranks of a CPU."""
+    """Provides ``on_ranks(number, function, *args)``, which is lcfl's `launch` on `number` forked ranks of a CPU."""
     from lightning.fabric import Fabric
 
     from lcfl.distributed.launch import launch
 
-    request.getfixturevalue("deadline")  # its time begins when all is imported
+    request.getfixturevalue("deadline")  # its time starts when the imports are done
 
     def call(number, function, *args):
         strategy = "ddp_fork" if number > 1 else "auto"

@@ -1,100 +1,61 @@
-"""Imports go down only, also those that only a type checker follows; `lcfl --help` waits for no torch."""
+"""Tests that rooms import only rooms below them, and that `lcfl --help` does not import torch.
+
+The contracts stand in pyproject.toml. Imports that only a type checker follows count, too.
+"""
 
 import ast
 import subprocess
 import sys
-from graphlib import CycleError, TopologicalSorter
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from importlinter.cli import lint_imports
 
 import lcfl
 import lcfl.methods
 
 ROOT = Path(lcfl.__file__).parent
-
-# The rooms from the bottom to the top: a room may import those above it in this list, never one below.
-ROOMS = [
-    "core",
-    "figures",
-    "models",
-    "data",
-    "methods",
-    "engines",
-    "distributed",
-    "runs",
-    "server",
-    "callbacks",
-    "federation",
-    "cli",
-    "__main__",
-]
+PROJECT = ROOT.parent / "pyproject.toml"
 
 
-def module_name(path):
-    parts = ("lcfl", *path.relative_to(ROOT).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def test_imports_keep_the_contracts(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT.parent)
+    assert lint_imports(config_filename=str(PROJECT), no_cache=True) == 0, capsys.readouterr().out
 
 
-MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [("lcfl.core", "lcfl.methods"), ("lcfl.server", "lcfl.federation"), ("lcfl.runs", "lcfl.callbacks")],
+)
+def test_an_import_to_a_higher_floor_is_found(tmp_path, monkeypatch, lower, higher):
+    """Turns a contract around: the higher room imports the lower one, so the check must fail."""
+    monkeypatch.chdir(ROOT.parent)
+    contract = tmp_path / "contract.toml"
+    contract.write_text(
+        f"""
+        [tool.importlinter]
+        root_package = "lcfl"
+        [[tool.importlinter.contracts]]
+        name = "upside down"
+        type = "layers"
+        layers = ["{lower}", "{higher}"]
+        ignore_imports = ["lcfl -> lcfl.**"]
+        """
+    )
+    assert lint_imports(config_filename=str(contract), no_cache=True) == 1
 
 
-def imported_by(name):
-    """The modules of lcfl that a module names in an import, wherever in the file; lcfl itself (its version) is free."""
-    found = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}: imports are absolute"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in MODULES else node.module)
-    return {each for each in found if each.startswith("lcfl.")}
+def test_every_room_has_a_floor_and_is_in_the_picture():
+    layers = tomllib.loads(PROJECT.read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    rooms = {room.strip() for layer in layers for room in layer.split("|")}
+    assert rooms == {f"lcfl.{path.parent.name}" for path in ROOT.glob("*/__init__.py")} | {"lcfl.__main__"}
+    picture = (ROOT.parent / "docs/rooms.svg").read_text()
+    assert not [room for room in rooms - {"lcfl.__main__"} if f">{room}<" not in picture]
 
 
-GRAPH = {name: imported_by(name) for name in MODULES if name != "lcfl"}
-
-
-def room(name):
-    return name.split(".")[1]
-
-
-def test_every_import_of_the_package_exists():
-    assert {each for names in GRAPH.values() for each in names} <= set(MODULES)
-
-
-def test_there_are_no_circles():
-    try:
-        TopologicalSorter(GRAPH).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(error.args[1][::-1]))
-
-
-def test_every_module_is_in_a_room():
-    assert {room(name) for name in GRAPH} == set(ROOMS)
-
-
-def test_rooms_import_only_rooms_below_them():
-    floor = {name: number for number, name in enumerate(ROOMS)}
-    wrong = [
-        f"{name} imports {other}"
-        for name, others in GRAPH.items()
-        for other in others
-        if room(name) != room(other) and floor[room(other)] > floor[room(name)]
-    ]
-    assert wrong == []
-
-
-def test_the_check_sees_imports_of_every_kind():
-    assert "lcfl.cli.federated_cli" in GRAPH["lcfl.cli.loading"], "inside a function"
-    assert "lcfl.core.rng" in GRAPH["lcfl.models.module"], "from lcfl.core import rng"
-    assert "lcfl.methods.clustering" in GRAPH["lcfl.cli.parser"], "import lcfl.methods.clustering"
-    assert {"lcfl.server.server", "lcfl.core.state"} <= GRAPH["lcfl.callbacks.checkpoint"]
-
-
-def test_the_package_itself_imports_nothing_of_its_own_at_run_time():
+def test_the_package_imports_none_of_its_modules_at_run_time():
     tree = ast.parse((ROOT / "__init__.py").read_text())
     eager = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert [name for name in eager if name.startswith("lcfl")] == []
@@ -113,8 +74,8 @@ def test_help_and_version_import_no_torch(arguments):
     assert done.stdout.startswith(f"lcfl {lcfl.__version__}" if arguments == ["--version"] else "usage: lcfl")
 
 
-def test_the_command_and_a_first_round_import_what_they_use():
-    """Lightning's command line brings much; lcfl must not add to it what a run of FedAvg does not use."""
+def test_the_command_and_a_first_round_import_only_what_they_use():
+    """Lightning's command line imports a lot. lcfl must not add packages that a run of FedAvg does not use."""
     code = (
         "import sys, tempfile\n"
         "import lightning.pytorch.cli\n"
@@ -134,7 +95,7 @@ def test_the_command_and_a_first_round_import_what_they_use():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_can_be_had_from_the_package():
+def test_every_public_name_can_be_imported_from_the_package():
     for name in [*lcfl.__all__, *lcfl.methods.__all__]:
         assert getattr(lcfl, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):

@@ -1,4 +1,4 @@
-"""The benchmarks run: at tiny scale, on random images, without other packages."""
+"""Tests that the benchmarks run, at tiny scale, on random images and without other packages."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ SHORT = [*TINY, "--turns", "1", "--rounds", "1", "--devices", "1"]
 
 @pytest.fixture
 def module(monkeypatch):
-    """Imports one of the scripts as it is started: with its folder first on the path."""
+    """Imports a script as if it was started, with its folder first on the path."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module
 
@@ -41,13 +41,13 @@ def test_round_writes_an_entry_per_engine_and_number_of_devices(module, tmp_path
     assert "| sequential | 1 |" in printed and "| reference-loop, 1 thread | 1 |" in printed
 
 
-def test_the_plain_loop_is_there_by_its_name(module):
+def test_the_plain_loop_is_among_the_entries(module):
     entries = module("round").entries_of(module("round").parse(["--devices", "1"]))
     assert ("reference-loop", 1) in {(entry.engine, entry.devices) for entry in entries}
     assert ("sequential", 1) in {(entry.engine, entry.devices) for entry in entries if entry.is_ours}
 
 
-def test_an_entry_that_cannot_run_says_why(module, tmp_path):
+def test_an_entry_that_cannot_run_is_reported_with_the_reason(module, tmp_path):
     contest = module("contest")
     task = contest.Task(contest.Plan(root=None, num_rounds=1, num_clients=2, clients_per_round=1), tmp_path)
     runner = contest.Runner(contest.Entry("none", 1, ["peers.none"]), task)
@@ -66,7 +66,7 @@ def test_a_peer_that_is_not_installed_is_left_out(module, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["lenet", "cnn"])
-def test_the_networks_that_need_no_lcfl_are_lcfls(module, name):
+def test_the_networks_of_the_peers_equal_those_of_lcfl(module, name):
     plain = module("peers.common").networks[name]()
     ours = FederatedModule(module("peers.ours").NETWORKS[name]).make_network()
     for own, value in zip(ours.parameters(), plain.parameters(), strict=True):
@@ -75,7 +75,7 @@ def test_the_networks_that_need_no_lcfl_are_lcfls(module, name):
     torch.testing.assert_close(ours(inputs), plain(inputs))
 
 
-def test_memory_of_a_tree_counts_every_page_once(module):
+def test_memory_of_a_process_tree_counts_every_page_once(module):
     processes = module("processes")
     code = (
         "import os, sys\n"
@@ -118,7 +118,7 @@ def test_kernels_measures_every_width_of_vectors(module, tmp_path):
     assert list(rows["mlp 784"])[:2] == ["sequential", "native"] and all(ms > 0 for ms in rows["mlp 784"].values())
 
 
-def test_gpu_tries_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
+def test_gpu_runs_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
     path = tmp_path / "gpu.json"
     words = ["--root", "random", "--accelerator", "cpu", "--tasks", "lenet", "crowd", "lcfed", "--rounds", "1"]
     words += ["--turns", "1", "--lcfed_rounds", "1", "--crowd", "3", "--num_clients", "4", "--clients_per_round", "2"]
@@ -153,7 +153,7 @@ ABLATIONS = {"ascfl_no_adjustment", "ascfl_no_incentive", "ascfl_no_lowrank", "c
     ("partition", "option"),
     [("pathological", "--data.partition.classes_per_client=3"), ("dirichlet", "--data.partition.alpha=0.1")],
 )
-def test_cifar10_gives_every_method_as_many_trials(module, partition, option):
+def test_cifar10_gives_every_method_the_same_number_of_trials(module, partition, option):
     cifar10 = module("cifar10")
     methods = list(cifar10.grids_of(partition))
     assert set(methods) == {path.stem for path in METHODS} - ABLATIONS
@@ -169,8 +169,8 @@ BLOCKS = [("pathological", name) for name in ("ascfl", "cfl", "cgpfl", "fedclust
 @pytest.mark.parametrize(
     ("partition", "method"), [*BLOCKS, *(("dirichlet", name) for name in ("cgpfl", "fedclust", "ifca", "pacfl"))]
 )
-def test_every_point_of_cifar10_is_a_configuration(module, capsys, partition, method):
-    """One method of each kind of grid; the last of its points is parsed as `lcfl fit` would, nothing is run."""
+def test_every_point_of_cifar10_is_a_valid_configuration(module, capsys, partition, method):
+    """Parses the last point of one method per kind of grid as `lcfl fit` would. Nothing is run."""
     words = module("cifar10").words_of(partition, [method], "data", 1000)
     grids = [parse_grid(word.removeprefix("--grid=")) for word in words if word.startswith("--grid=")]
     kept = [word for word in words if not word.startswith(("--grid", "--methods"))]
@@ -178,7 +178,7 @@ def test_every_point_of_cifar10_is_a_configuration(module, capsys, partition, me
     chosen = [*given_to(method, grids), *(f"--{option}={value}" for option, value in point)]
     config = printed(capsys, *kept[:2], "-c", f"configs/methods/{method}.yaml", *kept[2:], *chosen)
     rate = config["model"]["optimizer"]["init_args"]["lr"]
-    assert rate == (0.01 if method == "cgpfl" else 0.05)  # cgpfl has rates of its own
+    assert rate == (0.01 if method == "cgpfl" else 0.05)  # cgpfl has other rates
     local = config["method"]["local_update"]["init_args"]
     assert local["steps"] == 5 and local["epochs"] is None
     if method == "lcfed":

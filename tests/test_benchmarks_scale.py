@@ -1,4 +1,4 @@
-"""The benchmarks of populations and of clustering run, small, and say what their text says they do."""
+"""Tests that the benchmarks of populations and of clustering run at small scale and report what they document."""
 
 import json
 import runpy
@@ -26,8 +26,8 @@ def test_scale_measures_every_method_and_population(tmp_path):
         assert all(value >= 0 for value in each.values() if isinstance(value, float))
     lcfed = [each for each in entries if each["method"] == "lcfed"]
     changed = [each["next_checkpoint_mb"] for each in lcfed]
-    assert changed[0] == pytest.approx(changed[1], abs=12 * model_mb), "the population does not count"
-    assert [path.name for path in tmp_path.iterdir()] == ["scale.json"], "what it wrote is gone"
+    assert changed[0] == pytest.approx(changed[1], abs=12 * model_mb), "a checkpoint depends on the population"
+    assert [path.name for path in tmp_path.iterdir()] == ["scale.json"], "temporary files remain"
 
 
 def test_clustering_cost_compares_whole_and_low_rank_models(tmp_path, monkeypatch, capsys):

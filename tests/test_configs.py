@@ -1,4 +1,4 @@
-"""Every file in configs/: complete, layers as promised, and runs."""
+"""Tests that every file in configs/ is complete, can be layered, and runs."""
 
 import importlib
 import inspect
@@ -16,8 +16,12 @@ from tests.helpers.builders import alone, fedavg, fednova, fedper, fedprox, lg_f
 from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
-LARGE = ("CNN", "ResNet9")  # networks whose trial takes seconds
-VARIANTS = ("alpha", "pathological", "skew30")  # in the names of data files that differ from others in one number
+LARGE = ("CNN", "ResNet9")  # networks whose test run takes seconds
+VARIANTS = (
+    "alpha",
+    "pathological",
+    "skew30",
+)  # data files with these words in their names differ from others in one number
 
 
 FIVE, BLENDED = LocalTraining(steps=5), BlendedClusterMean("participants", "participants", "uniform")
@@ -42,16 +46,19 @@ PULLS = {"fedprox": 0.01, "cgpfl_prox": 0.5}  # mu
 
 
 def pairs(tried=False):
-    """Each method with the smallest data, most data with the method that has all parts; the other pairs are slow."""
-    found = []
+    """Returns all pairs of data and method.
+
+    Each method with the smallest data and most data with LCFed are fast. All other pairs are marked as slow.
+    """
+    parameters = []
     for data, method in itertools.product(DATA, METHODS):
         slow = data.stem != "synthetic" and method.stem != "lcfed"
         slow = slow or any(word in data.stem for word in VARIANTS)
         slow = slow or (tried and any(f"networks.{network}\n" in data.read_text() for network in LARGE))
-        found.append(
+        parameters.append(
             pytest.param(data, method, id=f"{data.stem}-{method.stem}", marks=[pytest.mark.slow] if slow else [])
         )
-    return found
+    return parameters
 
 
 def name(path):
@@ -59,7 +66,7 @@ def name(path):
 
 
 def classes(content):
-    """Every mapping with a class_path, at any depth."""
+    """Yields every mapping with a class_path, at any depth."""
     if isinstance(content, dict):
         if "class_path" in content:
             yield content
@@ -69,13 +76,13 @@ def classes(content):
             yield from classes(item)
 
 
-def test_the_folder_holds_what_the_tests_below_run():
+def test_the_tests_cover_every_file_of_the_folder():
     assert {name(path) for path in EVERY} == {name(path) for path in [QUICKSTART, *DATA, *METHODS, *PAPERS]}
     assert {"lcfed", "lcfed_plus", "fedavg", "local"} <= {path.stem for path in METHODS}
 
 
 @pytest.mark.parametrize("path", EVERY, ids=name)
-def test_a_file_explains_itself_and_writes_every_argument_of_its_classes(path):
+def test_a_file_starts_with_a_comment_and_sets_every_argument_of_its_classes(path):
     text = path.read_text()
     assert text.startswith("# ") and max(map(len, text.splitlines())) <= 128
     found = list(classes(yaml.safe_load(text)))
@@ -84,14 +91,14 @@ def test_a_file_explains_itself_and_writes_every_argument_of_its_classes(path):
         module, _, made = entry["class_path"].rpartition(".")
         allowed = set(inspect.signature(getattr(importlib.import_module(module), made)).parameters)
         given = set(entry.get("init_args", {}))
-        if module.startswith("torch."):  # their arguments change from version to version
+        if module.startswith("torch."):  # the arguments differ between versions of torch
             assert given >= {"lr", "momentum", "weight_decay"} and given <= allowed
         else:
             assert given == allowed, entry["class_path"]
 
 
 @pytest.mark.parametrize("path", METHODS, ids=name)
-def test_a_method_sets_its_four_parts_and_leaves_callbacks_alone(path):
+def test_a_method_sets_its_four_parts_and_no_callbacks(path):
     content = yaml.safe_load(path.read_text())
     assert set(content["method"]) == {"local_update", "exchange", "aggregation", "clustering"}
     assert "callbacks" not in content.get("trainer", {}) and set(content) <= {"trainer", "method", "model"}
@@ -99,15 +106,15 @@ def test_a_method_sets_its_four_parts_and_leaves_callbacks_alone(path):
 
 
 def part(entry):
-    """The object that a mapping with a class_path stands for; an empty list is the default."""
+    """Builds the object of a mapping with a class_path. Arguments that are empty lists keep their default."""
     module, _, made = entry["class_path"].rpartition(".")
     arguments = {key: value for key, value in entry.get("init_args", {}).items() if value != []}
     return getattr(importlib.import_module(module), made)(**arguments)
 
 
 @pytest.mark.parametrize("method", BASELINES)
-def test_a_baseline_is_the_composition_whose_numbers_are_tested(method):
-    """By the tests in numpy and of invariants, which build it without the file."""
+def test_a_baseline_equals_the_composition_that_other_tests_check(method):
+    """The tests against numpy and those of invariants build it without the file."""
     content = yaml.safe_load((CONFIGS / f"methods/{method}.yaml").read_text())
     parts = content["method"]
     singles = [part(parts[key]) for key in ("local_update", "exchange", "aggregation")]
@@ -117,7 +124,7 @@ def test_a_baseline_is_the_composition_whose_numbers_are_tested(method):
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("method", METHODS, ids=name)
-def test_the_quickstart_with_a_method_has_the_method_of_its_file(capsys, method):
+def test_the_quickstart_below_a_method_has_the_method_of_that_file(capsys, method):
     alone = printed(capsys, "-c", CONFIGS / "data" / "digits.yaml", "-c", method)
     layered = printed(capsys, "-c", QUICKSTART, "-c", method)
     assert layered["method"] == alone["method"]
@@ -128,8 +135,8 @@ def test_the_quickstart_with_a_method_has_the_method_of_its_file(capsys, method)
 
 
 @pytest.mark.usefixtures("here")
-def test_the_quickstart_over_a_method_is_the_quickstart(capsys):
-    """It names its own parts."""
+def test_the_quickstart_above_a_method_is_the_quickstart(capsys):
+    """The quickstart names all parts of its method."""
     alone = printed(capsys, "-c", QUICKSTART)
     for method in METHODS:
         assert printed(capsys, "-c", method, "-c", QUICKSTART) == alone
@@ -140,16 +147,16 @@ def test_the_quickstart_over_a_method_is_the_quickstart(capsys):
 def test_data_and_method_layer_in_either_order(capsys, data, method):
     config = printed(capsys, "-c", data, "-c", method)
     assert config == printed(capsys, "-c", method, "-c", data)
-    wanted = yaml.safe_load(data.read_text())
-    assert config["model"]["network"] == wanted["model"]["network"]
-    given = {key: config["data"][key] for key in wanted["data"]}
-    assert {**given, "dataset": None} == {**wanted["data"], "dataset": None}
-    assert config["data"]["dataset"]["class_path"] == wanted["data"]["dataset"]["class_path"]
+    expected = yaml.safe_load(data.read_text())
+    assert config["model"]["network"] == expected["model"]["network"]
+    given = {key: config["data"][key] for key in expected["data"]}
+    assert {**given, "dataset": None} == {**expected["data"], "dataset": None}
+    assert config["data"]["dataset"]["class_path"] == expected["data"]["dataset"]["class_path"]
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("data", "method"), pairs(tried=True))
-def test_data_with_method_runs_without_files_and_leaves_none(tmp_path, monkeypatch, data, method):
+def test_fast_dev_run_of_data_with_method_needs_and_writes_no_files(tmp_path, monkeypatch, data, method):
     ran = []
     launch = Federation._launch
     monkeypatch.setattr(Federation, "_launch", lambda self, *args: ran.append(args) or launch(self, *args))
@@ -162,7 +169,7 @@ def test_data_with_method_runs_without_files_and_leaves_none(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("here")
-def test_the_quickstart_shows_what_clustering_is_good_for():
+def test_clustering_beats_the_global_model_in_the_quickstart():
     run = lcfl("fit", "-c", QUICKSTART, "--trainer.rounds=40", "--trainer.devices=1", "--trainer.logger=false")
     accuracy = {
         kind: run.metrics[f"test/own_split/{kind}/acc"] for kind in ("personal", "cluster", "global", "majority")

@@ -1,16 +1,20 @@
-"""docs/howto/: the files and commands of every page, as a reader would follow them."""
+"""Tests the files and commands of every page in docs/howto/, as a reader would follow them."""
 
+import csv
 import re
 import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lcfl.__main__ import COMMANDS
 from lcfl.cli import federated_cli
-from tests.test_readme import lcfl_commands, marked
+from lcfl.federation.session import Session
+from tests.test_readme import lcfl_commands, marked, run
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/howto").glob("*.md")}
@@ -21,14 +25,14 @@ SHORT += ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
 
 
 def write_files(page, folder):
-    """The files that a page shows."""
+    """Writes the files that a page shows."""
     for name in re.findall(r"<!-- file: ([\w.]+) -->", PAGES[page]):
         (folder / name).write_text(marked(PAGES[page], f"file: {name}"))
 
 
 @pytest.fixture
 def followed(here):
-    """``followed(page, block)``: writes the page's files and runs the commands of one block, in this process."""
+    """Returns ``followed(page, block)``, which writes the page's files and runs the commands of one block."""
 
     def follow(page, block):
         write_files(page, here)
@@ -37,6 +41,9 @@ def followed(here):
         for line in text.splitlines():
             if line.startswith("python make_"):
                 runpy.run_path(line.removeprefix("python "), run_name="__main__")
+                continue
+            if line.startswith("python -m pytest"):
+                assert " passed" in run(f"{line} -p no:cacheprovider --basetemp=tmp", here)
                 continue
             ((command, *words),) = lcfl_commands(f"```bash\n{line}\n```")
             if command in COMMANDS:
@@ -50,22 +57,70 @@ def followed(here):
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=lambda each: each)
 def test_block_as_written(followed, here, capsys, page, block):
-    run = followed(page, block)
-    if run is None:
-        assert "clients, true groups" in capsys.readouterr().out
+    result = followed(page, block)
+    if result is None:
+        assert block == "prove" or "clients, true groups" in capsys.readouterr().out
         return
-    assert run.metrics and run.path.is_dir()
+    assert result.metrics and result.path.is_dir()
     if block == "spread":
-        assert "train/spread" in (run.path / "metrics.csv").read_text().partition("\n")[0]
+        assert "train/spread" in (result.path / "metrics.csv").read_text().partition("\n")[0]
     if block == "split":
-        assert run.state.initial.numel() == 650
+        assert result.state.initial.numel() == 650
 
 
-def test_every_page_is_followed_but_one_of_links_and_one_for_other_machines():
-    assert {page for page, _ in BLOCKS} == {"callback", "data", "network"} == PAGES.keys() - {"method", "machines"}
+def test_every_page_is_followed_except_the_one_for_other_machines():
+    assert {page for page, _ in BLOCKS} == PAGES.keys() - {"machines"}
 
 
-def test_own_partition_gives_pairs(here):
+FIT = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "-c"]
+
+
+def test_the_server_that_remembers_resumes_to_the_same_bits(here):
+    write_files("method", here)
+    words = [*FIT, "fedadam.yaml", "--trainer.devices=1", "--trainer.logger=false"]
+    whole = federated_cli.main([*words, "--trainer.name=whole", "--trainer.rounds=4"])
+    federated_cli.main([*words, "--trainer.name=halves", "--trainer.rounds=2"])
+    halves = federated_cli.main([*words, "--trainer.name=halves", "--trainer.rounds=4", "--ckpt_path=last"])
+    assert torch.equal(whole.state.global_model, halves.state.global_model)
+    assert set(halves.state.aggregation) == {"m", "v"}
+
+
+def test_ditto_sends_one_model_and_keeps_another(here, recwarn):
+    write_files("method", here)
+    words = ["--trainer.rounds=3", "--trainer.devices=1", "--trainer.clients_per_round=1.0", "--trainer.logger=false"]
+    state = federated_cli.main([*FIT, "ditto.yaml", *words]).state
+    fedavg = federated_cli.main([*FIT, str(ROOT / "configs/methods/fedavg.yaml"), *words]).state
+    assert torch.equal(state.global_model, fedavg.global_model), "the pull concerns the personal models only"
+    assert not torch.equal(state.clients[3].model, state.global_model)
+    assert not [warning for warning in recwarn if "has no effect" in str(warning.message)]
+
+
+def test_clusters_of_heads_are_the_true_groups(here):
+    write_files("method", here)
+    words = ["--trainer.rounds=30", "--trainer.devices=1", "--trainer.logger=false"]
+    path = federated_cli.main([*FIT, "head_kmeans.yaml", *words]).path
+    with (path / "metrics.csv").open() as file:
+        assert float(list(csv.DictReader(file))[-1]["cluster/ari"]) == 1
+
+
+def test_another_transport_gives_the_same_bits(here, monkeypatch):
+    write_files("method", here)
+    sys.path.insert(0, str(here))
+    loopback = import_module("loopback")
+    words = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.rounds=3", "--trainer.devices=1"]
+    words.append("--trainer.logger=false")
+    plain = federated_cli.main([*words, "--trainer.name=plain"]).state
+    fit = Session._fit
+
+    def over_loopback(session, fabric, ranks):
+        return fit(session, fabric, loopback.Loopback(SimpleNamespace(run_all=ranks._run)))
+
+    monkeypatch.setattr(Session, "_fit", over_loopback)
+    other = federated_cli.main([*words, "--trainer.name=other"]).state
+    assert torch.equal(plain.global_model, other.global_model) and torch.equal(plain.centres, other.centres)
+
+
+def test_the_user_defined_partition_gives_pairs(here):
     import numpy as np
 
     write_files("data", here)

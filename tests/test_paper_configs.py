@@ -1,4 +1,4 @@
-"""Every file in configs/papers: one per cell of a table, with data of configs/data, the paper's settings; it runs."""
+"""Tests that configs/papers has a file for every cell of a table, with the paper's settings, and that it runs."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ import yaml
 
 from tests.helpers.commandline import CONFIGS, DATA, PAPERS, files, lcfl, printed
 
-# (paper, table) -> data set -> partitions, as the tables are printed.
+# paper and table -> data set -> partitions, in the order of the printed tables
 LCFED_PARTITIONS = {
     "mnist": ["dirichlet-0.1", "pathological-3", "pathological-4"],
     "cifar10": ["dirichlet-0.1", "pathological-3", "pathological-4"],
@@ -24,14 +24,19 @@ TABLES = {
     "fedclust-table3": {name: ["dirichlet-0.1"] for name in FEDCLUST_DATA},
     "fedclust-table6": {name: ["label-skew-20"] for name in FEDCLUST_DATA},
 }
-# What is printed of each: rounds, clients, of them in a round, learning rate, batch size, local work.
+# The settings in each paper: rounds, clients, clients per round, learning rate, batch size, local work
 STATED = {
     "fedac": (1000, 100, 25, 0.01, 32, ("steps", 5)),
     "lcfed": (None, 100, None, 0.01, 32, ("steps", 5)),
     "ascfl": (100, 20, 1.0, 0.1, 32, ("epochs", 10)),
     "fedclust": (200, 100, 10, None, 10, ("epochs", 10)),
 }
-BEST = {"cifar10": 2, "cifar100": 2, "svhn": 2, "fmnist": 4}  # clusters, FedClust Fig. 4: of the runs of Table 1
+BEST = {
+    "cifar10": 2,
+    "cifar100": 2,
+    "svhn": 2,
+    "fmnist": 4,
+}  # numbers of clusters in the runs of Table 1, from FedClust Fig. 4
 QUICK = (
     "ascfl-table3-mnist-dirichlet-0.4",
     "fedclust-table1-svhn-label-skew-20",
@@ -50,8 +55,8 @@ def content(path):
     return yaml.safe_load(path.read_text())
 
 
-def said(path):
-    """Behind ``lcfl fit``: the command for another column in a file's comment, if there is one."""
+def arguments_in_comment(path):
+    """Returns the arguments of the ``lcfl fit`` command for another column in a file's comment, if there is one."""
     found = re.search(r"^#   lcfl fit (.*\n(#       .*\n)*)", path.read_text(), re.MULTILINE)
     words = shlex.split(found[1].replace("\n#", " ")) if found else []
     return [str(CONFIGS.parent / word) if word.startswith("configs/") else word for word in words]
@@ -78,10 +83,10 @@ def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path)
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
-def test_what_results_is_what_the_paper_states(capsys, path):
+def test_the_configuration_has_the_settings_of_the_paper(capsys, path):
     rounds, num_clients, sampled, rate, batch_size, (unit, number) = STATED[paper(path)]
     rounds, sampled = (50, 0.1) if "table6" in path.stem else (rounds or 1000, sampled or 25)
-    for words in filter(None, [["-c", str(path)], said(path)]):
+    for words in filter(None, [["-c", str(path)], arguments_in_comment(path)]):
         assert str(path) in words
         config = printed(capsys, *words)
         assert (config["trainer"]["rounds"], config["trainer"]["clients_per_round"]) == (rounds, sampled)
@@ -108,13 +113,13 @@ def test_a_file_runs(tmp_path, path):
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["lcfed-table1-cifar10-pathological-4", "fedac-table1-cifar10-dirichlet-0.1"])
-def test_a_large_one_runs_with_a_small_network(name):
+def test_a_file_with_a_large_network_runs_with_a_small_one(name):
     run = lcfl("fit", "-c", CONFIGS / "papers" / f"{name}.yaml", *SMALL)
     assert run.state.round == 1 and "test/own_split/personal/acc" in run.metrics
 
 
 @pytest.mark.usefixtures("here")
-def test_another_column_of_a_file_with_a_method(capsys):
+def test_a_method_on_top_gives_another_column_of_the_table(capsys):
     path, fedavg = CONFIGS / "papers" / "lcfed-table1-cifar10-pathological-3.yaml", CONFIGS / "methods" / "fedavg.yaml"
     config = printed(capsys, "-c", path, "-c", fedavg)
     alone = printed(capsys, "-c", CONFIGS / "data" / "cifar10.yaml", "-c", fedavg)

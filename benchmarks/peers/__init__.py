@@ -1,1 +1,1 @@
-"""Entries of the contest, a file each: `python -m peers.<name>`, started by `contest.Entry` in its own environment."""
+"""The entries of the contest, one file each. `contest.Runner` starts `python -m peers.<name>` in its environment."""

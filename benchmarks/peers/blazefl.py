@@ -1,8 +1,8 @@
-"""BlazeFL: its FedAvg server and its serial client trainer, which is faster here than its pools."""
+"""BlazeFL, with its FedAvg server and its serial client trainer, which is faster here than its pools."""
 
 import os
 
-os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is imported
+os.environ["TQDM_DISABLE"] = "1"  # tqdm reads it when it is imported
 
 from blazefl.contrib import FedAvgBaseClientTrainer, FedAvgBaseServerHandler
 
@@ -10,21 +10,21 @@ from peers.common import Gate, Task
 
 
 class Server(FedAvgBaseServerHandler):
-    """Draws the task's clients."""
+    """Samples the task's clients."""
 
     def sample_clients(self) -> list[int]:
         return task.sampled[self.round]
 
 
 class Models:
-    """The task's network."""
+    """Returns the task's network."""
 
     def select_model(self, model_name: str):  # type: ignore[no-untyped-def]
         return task.network()
 
 
 class Data:
-    """Batches of the round that is running."""
+    """Returns the batches of the current round."""
 
     def get_dataloader(self, type_, cid, batch_size, generator=None) -> list:  # type: ignore[no-untyped-def]
         return task.batches(server.round, cid)

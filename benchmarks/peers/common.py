@@ -1,7 +1,7 @@
-"""What all entries of the contest share: the task, and the gate at which each waits for its turn.
+"""The code that all entries of the contest share: the task, and the gate at which each waits for its turn.
 
-An adapter runs in its package's own environment, where lcfl need not be installed: this file needs torch and nothing
-else. Legend: R rounds, N clients, n of them in a round, S samples of a client.
+An adapter runs in the environment of its package, where lcfl may not be installed. This file therefore needs only
+torch. Legend: R rounds, N clients, n of them in a round, S samples of a client.
 """
 
 import functools
@@ -18,7 +18,7 @@ __all__ = ["Gate", "Task", "networks"]
 
 
 def lenet5() -> nn.Module:
-    """LeNet-5 for grey images of 28 pixels, 61,706 parameters."""
+    """Returns LeNet-5 for grey images of 28 x 28 pixels, with 61,706 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
@@ -26,7 +26,10 @@ def lenet5() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two convolutions and three fully connected layers for colour images of 32 pixels, 4,778,954 parameters."""
+    """Returns a CNN for colour images of 32 x 32 pixels.
+
+    It has two convolutions, three fully connected layers and 4,778,954 parameters.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(),
         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(),
@@ -38,17 +41,17 @@ networks: dict[str, Callable[[], nn.Module]] = {"lenet": lenet5, "cnn": cnn}
 
 
 class Task:
-    """The work: who is drawn in which round, on which samples in which order, from which initial weights.
+    """The work: the clients of each round, the samples of each client in their order, and the initial weights.
 
     Args:
-        path: of the file; the contest's if not given.
+        path: the file of the task; None for that of the contest.
 
     Attributes:
         num_rounds: R.
         num_clients: N.
-        batch_size: samples of a step.
-        lr: learning rate of plain SGD.
-        sampled: clients of each round ``[R][n]``, ascending.
+        batch_size: the samples per step.
+        lr: the learning rate of plain SGD.
+        sampled: the clients of each round ``[R][n]``, in ascending order.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -62,36 +65,36 @@ class Task:
     @staticmethod
     @functools.cache
     def here() -> "Task":
-        """The contest's, read once in a process: for packages that start processes of their own."""
+        """Returns the task of the contest, which is read once per process, for packages that start processes."""
         return Task()
 
     def network(self) -> nn.Module:
-        """A new network with the initial weights."""
-        made = networks[self._network]()
+        """Returns a new network with the initial weights."""
+        network = networks[self._network]()
         with torch.no_grad():
-            for parameter, value in zip(made.parameters(), self._parameters, strict=True):
+            for parameter, value in zip(network.parameters(), self._parameters, strict=True):
                 parameter.copy_(value)
-        return made
+        return network
 
     def samples(self, number: int, client: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``[S, ...]`` and targets ``[S]`` of a client in round `number`, in the order of that round's pass."""
+        """Returns inputs ``[S, ...]`` and targets ``[S]`` of a client in round `number`, in the order of that round."""
         order = self._order[number][self.sampled[number].index(client)]
         return self._inputs[order], self._targets[order]
 
     def batches(self, number: int, client: int) -> list[tuple[Tensor, Tensor]]:
-        """The same, cut into steps: the leanest thing that can stand for a loader."""
+        """Returns the same samples as a list of batches, the cheapest replacement of a data loader."""
         inputs, targets = self.samples(number, client)
         return list(zip(inputs.split(self.batch_size), targets.split(self.batch_size), strict=True))
 
 
 class Gate:
-    """Where an entry waits for its turn and says how long its rounds took.
+    """The gate at which an entry waits for its turn and reports the seconds of its rounds.
 
-    The order of calls: the gate is made when everything is imported and nothing is loaded; then `ready`; then
-    `end_round` after every round.
+    An entry creates the gate after its imports, before it loads data. It then calls `ready` once, and `end_round` after
+    every round.
 
     Args:
-        packages: the distributions whose versions are told.
+        packages: the distributions whose versions are reported.
     """
 
     def __init__(self, *packages: str) -> None:
@@ -99,18 +102,18 @@ class Gate:
         self._left, self._begin = 0, 0.0
         self._seconds: list[float] = []
         self._driver.send({name: version(name) for name in (*packages, "torch")})
-        self._driver.recv()  # the memory that imports take has been measured
+        self._driver.recv()  # waits until the memory of the imports has been measured
 
     def ready(self) -> None:
-        """The first round may begin: waits until it is this entry's turn."""
+        """Reports that the first round can begin, and waits for the entry's turn."""
         self._driver.send(None)
         self._wait()
 
     def end_round(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
-        """A round is over; at the end of a turn hands in the global model and waits for the next turn.
+        """Records the end of a round. At the end of a turn, saves the global model and waits for the next turn.
 
         Args:
-            parameters: makes the global model's parameters, in the order in which the network registers them.
+            parameters: a function that returns the parameters of the global model, in the order of the network.
         """
         self._seconds.append(time.perf_counter() - self._begin)
         self._left -= 1

@@ -1,4 +1,4 @@
-"""FedLab: a SyncServerHandler and a SGDSerialClientTrainer in the standalone pipeline."""
+"""FedLab, with a SyncServerHandler and an SGDSerialClientTrainer in the standalone pipeline."""
 
 import logging
 
@@ -10,21 +10,21 @@ from peers.common import Gate, Task
 
 
 class Server(SyncServerHandler):
-    """Draws the task's clients."""
+    """Samples the task's clients."""
 
     def sample_clients(self) -> list[int]:
         return task.sampled[self.round]
 
 
 class Data:
-    """Batches of the round that is running."""
+    """Returns the batches of the current round."""
 
     def get_dataloader(self, client: int, batch_size: int) -> list:
         return task.batches(server.round, client)
 
 
 class Pipeline(StandalonePipeline):
-    """Goes to the gate after every round."""
+    """Calls the gate after every round."""
 
     def evaluate(self) -> None:
         gate.end_round(lambda: list(self.handler.model.parameters()))

@@ -1,4 +1,7 @@
-"""Flower: the message API on its simulation engine, a ClientApp per draw; faster than its NumPyClient."""
+"""Flower, with the message API on its simulation engine and one ClientApp per sampled client.
+
+This is faster than its NumPyClient.
+"""
 
 import os
 
@@ -21,7 +24,7 @@ server_app = ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One local epoch of the client that the message names."""
+    """Trains the client that the message names for one local epoch."""
     task = Task.here()
     network = task.network()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -39,7 +42,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Strategy(FedAvg):
-    """Draws the task's clients: which node carries out which of them does not matter."""
+    """Samples the task's clients. It does not matter which node trains which client."""
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid):  # type: ignore[no-untyped-def]
         sampled = task.sampled[server_round - 1]
@@ -58,7 +61,7 @@ class Strategy(FedAvg):
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The rounds; the strategy calls the gate as its evaluation, before the first round and after each."""
+    """Runs the rounds. The strategy calls the gate as its evaluation, before the first round and after each round."""
 
     def evaluate(number: int, arrays: ArrayRecord) -> None:
         if number == 0:
@@ -74,5 +77,8 @@ if __name__ == "__main__":
     logging.disable()
     gate = Gate("flwr", "ray")
     task = Task()
-    cores = {"num_cpus": 1, "num_gpus": 0.0}  # an actor with one thread per core: 2.4 times faster than one with all
+    cores = {
+        "num_cpus": 1,
+        "num_gpus": 0.0,
+    }  # one single-threaded actor per core is 2.4 times as fast as one with all cores
     run_simulation(server_app, client_app, task.num_clients, backend_config={"client_resources": cores})

@@ -1,4 +1,4 @@
-"""fluke: CentralizedFL, which is its FedAvg, without evaluation."""
+"""fluke, with CentralizedFL, which is its FedAvg, without evaluation."""
 
 import torch
 from fluke import DDict, FlukeENV
@@ -11,7 +11,7 @@ from peers.common import Gate, Task
 
 
 class Loader:
-    """Batches of a client in the round that is running."""
+    """The batches of a client in the current round."""
 
     def __init__(self, client: int) -> None:
         self.client = client
@@ -24,14 +24,14 @@ class Loader:
 
 
 class Rounds(Server):
-    """Draws the task's clients."""
+    """Samples the task's clients."""
 
     def get_eligible_clients(self, eligible_perc: float) -> list[Client]:
         return [self.clients[client] for client in task.sampled[algorithm.rounds]]
 
 
 class Algorithm(CentralizedFL):
-    """Goes to the gate after every round."""
+    """Calls the gate after every round."""
 
     def notify(self, event: str, **content) -> None:  # type: ignore[no-untyped-def]
         super().notify(event, **content)

@@ -1,4 +1,4 @@
-"""lcfl: a `Federation` with FedAvg's parts on the same partition and initial weights."""
+"""lcfl, with a `Federation` that has the parts of FedAvg, on the same partition and initial weights."""
 
 import argparse
 import functools
@@ -27,23 +27,23 @@ DATASETS = {"lenet": FashionMNIST, "cnn": CIFAR10}
 
 
 class Rounds(Callback):
-    """Goes to the gate after every round."""
+    """Calls the gate after every round."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
     def on_fit_start(self) -> None:
-        """The ranks are there."""
+        """Reports that all ranks have started."""
         self.gate.ready()
 
     def on_round_logged(self, server: Server, state: FederationState) -> None:
-        """Hands in the global model."""
+        """Reports the end of the round, with the global model."""
         module = server.module
         self.gate.end_round(lambda: list(module.layout.unpack(state.global_model, module.make_network()).parameters()))
 
 
 def make_data(plan: dict[str, Any], partition: Partition) -> FederatedDataModule:
-    """The clients and their data; of random images if the plan's root is None."""
+    """Returns the clients' data, which are random images if the plan's root is None."""
     dataset = DATASETS[plan["network"]](plan["root"] or "data")
     if plan["root"] is None:
         dataset = RandomLike(dataset, 2 * plan["num_clients"] * plan["num_samples"])

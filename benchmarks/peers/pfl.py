@@ -1,4 +1,4 @@
-"""pfl: FederatedAveraging on the simulated backend, data sets of tensors."""
+"""pfl, with FederatedAveraging on the simulated backend and data sets of tensors."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from peers.common import Gate, Task
 
 
 class Network(torch.nn.Module):
-    """The task's network with the two functions that pfl asks a model for."""
+    """The task's network with the two functions that pfl requires of a model."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Network(torch.nn.Module):
 
 
 class Rounds(TrainingProcessCallback):
-    """Goes to the gate after every round."""
+    """Calls the gate after every round."""
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
         gate.end_round(lambda: list(model.pytorch_model.parameters()))
@@ -50,7 +50,7 @@ model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameter
 cohort = len(task.sampled[0])
 gate.ready()
 FederatedAveraging().run(
-    NNAlgorithmParams(task.num_rounds, task.num_rounds + 1, cohort, 0),  # evaluated before the first round only
+    NNAlgorithmParams(task.num_rounds, task.num_rounds + 1, cohort, 0),  # evaluates only before the first round
     SimulatedBackend(data, data),
     model,
     NNTrainHyperParams(task.batch_size, local_num_epochs=1, local_learning_rate=task.lr),

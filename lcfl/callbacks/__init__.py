@@ -1,4 +1,4 @@
-"""Callbacks that watch or end a federation: checkpoints, progress, pictures, early stopping."""
+"""Callbacks that watch or end a federation: checkpoints, progress, figures, early stopping."""
 
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.callbacks.early_stopping import EarlyStopping

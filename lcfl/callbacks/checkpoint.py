@@ -1,4 +1,4 @@
-"""Saves the state every so many rounds, keeps the newest and the best, prunes the rest."""
+"""Saves the state at regular intervals, keeps the newest checkpoints and the best one, and removes the others."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -19,11 +19,11 @@ class Checkpoint(Callback):
     """Writes ``checkpoints/round-<n>.ckpt`` every n rounds, at the end, and when a signal stops the run.
 
     Args:
-        every_n_rounds: between two checkpoints.
-        keep_last: how many of the newest stay; all if None.
-        monitor: a metric by which the best checkpoint is chosen and kept too, e.g.
-            ``val/own_split/personal/acc``. Metrics of test data are refused: choosing by them is cheating.
-        mode: whether the best is the largest or the smallest value.
+        every_n_rounds: number of rounds between two checkpoints.
+        keep_last: how many of the newest checkpoints to keep; None keeps all.
+        monitor: metric that decides which checkpoint is the best, which is kept too, e.g.
+            ``val/own_split/personal/acc``. Metrics of test data are refused, because choosing by them is cheating.
+        mode: whether the best is the largest (``max``) or the smallest (``min``) value.
 
     Raises:
         ValueError: for numbers below 1, a monitor of test data, or one that is never measured.
@@ -50,15 +50,21 @@ class Checkpoint(Callback):
             self._monitored.check(names)
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Forgets an earlier run of this object; in a resumed one ``best.json`` names the best of its checkpoint."""
+        """Forgets an earlier run of this object.
+
+        In a resumed run ``best.json`` then names the best of its checkpoint.
+        """
         self._written = None
         if not state.callbacks:
             self.best = None
-        else:  # a run that was killed may have written one and not the other
+        else:  # a killed run may have written the checkpoint but not best.json
             self._name_best(server.run_dir / "checkpoints")
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
-        """Writes a checkpoint if one is due; the metric of a round decides only about rounds that are saved."""
+        """Writes a checkpoint if one is due.
+
+        The metric of a round decides only about rounds that are saved.
+        """
         is_last = server.is_done or bool(server.stop_signal)
         is_better = self._is_better(row, server)
         if is_better:
@@ -69,7 +75,7 @@ class Checkpoint(Callback):
             self._write(server, state, is_better)
 
     def on_fit_end(self, server: Server, state: FederationState) -> None:
-        """Writes the last checkpoint if nothing else made it due; says if no round had the metric."""
+        """Writes the last checkpoint if it does not exist yet; warns if no round had the metric."""
         if self._written != state.round:
             self._write(server, state, is_better=False)
         if self._monitored is not None:
@@ -85,14 +91,14 @@ class Checkpoint(Callback):
         server.call("on_checkpoint", path=path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best round so far and its score."""
+        """Returns the best round so far and its score."""
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the best round so far, unless it was the best by another monitor or mode."""
+        """Restores the best round so far, unless it was the best by another monitor or mode."""
         self.best = state["best"]
         if self.best is not None and self.monitor is not None:
-            self.best = {"mode": self.mode} | self.best  # older checkpoints have none
+            self.best = {"mode": self.mode} | self.best  # older checkpoints do not have the mode
             if (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode):
                 self.best = None
 
@@ -112,13 +118,16 @@ class Checkpoint(Callback):
             (folder / "best.json").unlink(missing_ok=True)
 
     def _prune(self, folder: Path) -> None:
-        """Removes all but the newest and the best; what they share by hard link stays."""
+        """Removes all checkpoints but the newest and the best.
+
+        Files that they share by hard link with others stay.
+        """
         if self.keep_last is None:
             return
-        found = sorted(
+        checkpoints = sorted(
             (int(match[1]), path) for path in folder.iterdir() if (match := checkpoint.NAME.fullmatch(path.name))
         )
         best = None if self.best is None else self.best["round"]
-        for number, path in found[: -self.keep_last]:
+        for number, path in checkpoints[: -self.keep_last]:
             if number != best:
                 checkpoint_lookup.remove(path)

@@ -1,4 +1,4 @@
-"""Ends a run when a validation metric has stopped getting better."""
+"""Ends a run when a validation metric no longer improves."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,8 +16,8 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: a validation metric, e.g. ``val/own_split/personal/acc``.
-        patience: evaluations without improvement.
-        min_delta: how much better counts as better.
+        patience: number of evaluations without improvement after which the run stops.
+        min_delta: the metric must improve by more than this.
         mode: whether larger (``max``) or smaller (``min``) is better.
 
     Raises:
@@ -32,7 +32,7 @@ class EarlyStopping(Callback):
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise ValueError(
-                f"EarlyStopping: got patience={patience}, min_delta={min_delta}; needed are >= 1 and >= 0."
+                f"EarlyStopping: got patience={patience}, min_delta={min_delta}; allowed are >= 1 and >= 0."
             )
         self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
         self._monitored = MonitoredMetric("EarlyStopping", monitor, mode)
@@ -49,7 +49,7 @@ class EarlyStopping(Callback):
             self._best, self._waited = None, 0
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
-        """Looks at the metric in rounds that have it."""
+        """Checks the metric in rounds that have it."""
         score = self._monitored.score(row, server)
         if score is None:
             return
@@ -61,13 +61,13 @@ class EarlyStopping(Callback):
             state.should_stop = True
 
     def on_fit_end(self, server: Server) -> None:
-        """Says if no round had the metric."""
+        """Warns if no round had the metric."""
         self._monitored.warn_if_never_seen(server)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score and how long ago it was."""
+        """Returns the best score and the number of evaluations since then."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the best score and how long ago it was."""
+        """Restores the best score and the number of evaluations since then."""
         self._best, self._waited = state["best"], state["waited"]

@@ -1,6 +1,6 @@
 """Whether similar models belong to clients with similar data: the comparison of FedAC's Fig. 2.
 
-Legend: N clients, n of them shown, C classes, P parameters, D components.
+Legend: N clients, n shown clients, C classes, P parameters, D components.
 """
 
 import warnings
@@ -25,24 +25,24 @@ __all__ = ["LabelSimilarity", "correlations"]
 
 
 class LabelSimilarity(Callback):
-    """Compares distances of models with the divergence of the clients' labels, once, at the end of a run.
+    """Compares distances between models with the divergence of the clients' labels, once, at the end of a run.
 
-    FedAC Fig. 2: clients that have been trained together (FedAvg in the paper) fine-tune the model that the server
-    would send them; then the L2 distance of every two models, their cosine and the cosine of their low-rank
-    projections are set beside the Kullback-Leibler divergence of the two clients' label distributions. A
-    similarity that is good for clustering follows the divergence.
+    This is FedAC Fig. 2. Clients that have been trained together (FedAvg in the paper) fine-tune the model that the
+    server would send them. Then three measures of every two models are compared with the Kullback-Leibler divergence
+    of the two clients' label distributions: the L2 distance, the cosine, and the cosine of the low-rank projections.
+    A similarity that is good for clustering follows the divergence.
 
-    Writes ``label_similarity.json``, the correlations of each measure with the symmetric divergence over all
-    pairs, and the picture ``figures/label_similarity.png``. The fine-tuned models are thrown away. Compared
-    are the clients of the federation, without newcomers and those that have left; at most 256, spread evenly. Models
-    that are not finite are left out with a warning, and with fewer than two clients nothing is written.
+    The callback writes ``label_similarity.json``, with the correlations of each measure with the symmetric divergence
+    over all pairs, and the figure ``figures/label_similarity.png``. It discards the fine-tuned models. It compares the
+    clients of the federation, without newcomers and clients that have left, and at most 256 of these, spread evenly.
+    Models that are not finite are left out with a warning. With fewer than two clients nothing is written.
 
     Args:
-        fine_tuning: the local work before the comparison; None for the method's own. The paper does not say how long
+        fine_tuning: the local work before the comparison; None for the method's own. The paper does not state how long
             it was.
-        dimension: D of the low-rank models; fewer where the models span less.
-        center: subtract the mean model before projecting (reading A4).
-        smoothing: images added to every class of a client, so that a class that it lacks has a finite divergence.
+        dimension: D of the low-rank models; fewer if the models span less.
+        center: whether to subtract the mean model before projecting (reading A4).
+        smoothing: samples added to every class of a client, so that a class without samples has a finite divergence.
 
     Raises:
         ValueError: for a dimension below 1 or a smoothing that is not positive.
@@ -65,7 +65,7 @@ class LabelSimilarity(Callback):
         self.smoothing = smoothing
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
-        """Fine-tunes, compares, writes; nothing where a signal ended the run."""
+        """Fine-tunes, compares and writes; does nothing if a signal ended the run."""
         if not metrics:
             return
         active = torch.nonzero(state.active).flatten().numpy()
@@ -81,18 +81,21 @@ class LabelSimilarity(Callback):
             )
             clients, model_nP = clients[is_finite_n.numpy()], model_nP[is_finite_n]
         if len(clients) < 2:
-            warnings.warn(f"LabelSimilarity: nothing to compare among {len(clients)} clients.", stacklevel=2)
+            warnings.warn(f"LabelSimilarity: got {len(clients)} clients; it compares at least two.", stacklevel=2)
             return
         count_nC = server.data.population.label_counts[clients]
         divergence_nn = kl_divergence(torch.as_tensor(count_nC) + self.smoothing)
         measures = self.measures(model_nP)
-        found = correlations(divergence_nn, measures)
-        write_json(server.run_dir / "label_similarity.json", found, indent=2)
+        correlation = correlations(divergence_nn, measures)
+        write_json(server.run_dir / "label_similarity.json", correlation, indent=2)
         picture = figures.label_similarity(count_nC, divergence_nn, measures["l2"], measures["low_rank_cosine"])
         figures.save(picture, server.run_dir / "figures" / "label_similarity.png")
 
     def measures(self, model_nP: Tensor) -> dict[str, Tensor]:
-        """``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``; the first is a distance."""
+        """Returns ``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``.
+
+        The first is a distance, the others are similarities.
+        """
         basis_PD = principal_components(model_nP, self.dimension)
         code_nD = project(model_nP, basis_PD, model_nP.mean(dim=0) if self.center else None)
         return {
@@ -102,32 +105,33 @@ class LabelSimilarity(Callback):
         }
 
     def _fine_tuned(self, server: Server, state: FederationState, clients: list[int]) -> Tensor:
-        """Models ``[n, P]`` of a local run of every client from what the server would send it."""
+        """Returns the models ``[n, P]`` after a local run of every client from what the server would send it."""
         exchange = server.method.exchange
         tasks = [
             TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
             for i in clients
         ]
-        results: list[TrainingResult] = server.ranks.map(tasks, [server.cost_of(task) for task in tasks])
+        results: list[TrainingResult] = server.transport.map(tasks, [server.cost_of(task) for task in tasks])
         raise_failures(results)
         return torch.stack([result.output.model[: server.layout.num_parameters] for result in results])
 
 
 def correlations(divergence_nn: Tensor, measures: Mapping[str, Tensor]) -> dict[str, dict[str, float | None]]:
-    """Pearson's and Spearman's correlation of each measure with (KL(i, j) + KL(j, i)) / 2 over all pairs i < j.
+    """Returns the correlations of each measure with (KL(i, j) + KL(j, i)) / 2 over all pairs i < j.
 
-    A good distance has a high one, a good similarity one near -1; None where one of the two is the same for all pairs.
+    These are Pearson's and Spearman's correlation. They are high for a good distance and near -1 for a good similarity.
+    They are None if the measure or the divergence is the same for all pairs.
     """
-    from scipy.stats import pearsonr, spearmanr  # not at every start: only this callback needs it
+    from scipy.stats import pearsonr, spearmanr  # imported here because only this callback needs it
 
     above = np.triu_indices(len(divergence_nn), k=1)
     symmetric = ((divergence_nn + divergence_nn.T) / 2).numpy()[above]
-    found: dict[str, dict[str, float | None]] = {}
+    by_measure: dict[str, dict[str, float | None]] = {}
     for name, measure_nn in measures.items():
         pairs = measure_nn.double().numpy()[above]
         varied = np.ptp(symmetric) > 0 and np.ptp(pairs) > 0
-        found[name] = {
+        by_measure[name] = {
             "pearson": float(pearsonr(symmetric, pairs).statistic) if varied else None,
             "spearman": float(spearmanr(symmetric, pairs).statistic) if varied else None,
         }
-    return found
+    return by_measure

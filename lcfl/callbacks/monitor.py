@@ -1,6 +1,6 @@
-"""TensorBoard histograms and pictures of the clients: how well each is served, and who is grouped with whom.
+"""TensorBoard histograms and figures of the clients: how well each is served, and who is grouped with whom.
 
-Legend: N clients, n of them shown, T rounds.
+Legend: N clients, n shown clients, T rounds.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,31 +24,38 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
-MODEL_NUMBERS = 2**25  # in the models that a map is made of: with their principal components they take a gigabyte
-OUTSIDE = -1  # instead of a cluster: the client is a newcomer or has left
+MODEL_NUMBERS = 2**25  # most numbers in the models of a map, which take a gigabyte with their principal components
+OUTSIDE = -1  # cluster of a client that is a newcomer or has left
 
 
 class Monitor(Callback):
-    """Writes histograms and pictures to the loggers that take them and the pictures to ``figures/`` too.
+    """Writes histograms and figures to the loggers that accept them, and the figures to ``figures/`` too.
 
-    Before the first round the picture ``figures/partition``: how many training images of each class every
-    client has. After the warm-up rounds what clusterings show of their own, e.g. ``figures/distances`` (FedClust).
-    At each evaluation ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies; where a
-    method clusters, ``cluster/members``, the histogram of the cluster numbers.
-    At every `figure_every`-th evaluation and at the end the pictures ``figures/assignment`` (the
-    cluster of each client over the rounds), ``figures/assignment_flow`` (who went where), ``figures/cluster_sizes``
-    and, of low-rank models, ``figures/similarity`` and ``figures/codes`` (their directions in two dimensions, by
-    cluster and by true group): the clustering's own, or else principal components of the models that clients keep;
-    where they keep models ``figures/granularity`` (G of each cluster); at the end
-    ``figures/accuracies_<stage>_<protocol>``. The step is the round that was evaluated. More than 256 clients are shown
-    by 256 that are spread evenly, and in a map of kept models of more than 130,000 parameters fewer.
+    Before the first round it draws ``figures/partition``: how many training samples of each class every client has.
+    After the warm-up rounds it draws the figures of the clusterings, e.g. ``figures/distances`` (FedClust).
 
-    The pictures show every round since the first, also in a resumed run; a set of them takes half a second, a map of
-    large kept models a second or two. Nothing is written to a logger for rounds before the one where this process
-    began.
+    At each evaluation it writes ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies.
+    If the method clusters, it also writes ``cluster/members``, the histogram of the cluster numbers.
+
+    At every `figure_every`-th evaluation and at the end it draws these figures:
+
+    - ``figures/assignment``: the cluster of each client over the rounds,
+    - ``figures/assignment_flow``: which clients moved to which cluster,
+    - ``figures/cluster_sizes``,
+    - ``figures/similarity`` and ``figures/codes`` of low-rank models, the latter with their directions in two
+      dimensions, by cluster and by true group. The low-rank models are those of the clustering, or else principal
+      components of the models that clients keep,
+    - ``figures/granularity``, if clients keep models: G of each cluster.
+
+    At the end it also draws ``figures/accuracies_<stage>_<protocol>``. The step is the round that was evaluated. A
+    figure shows at most 256 clients, spread evenly, and fewer in a map of kept models of more than 130,000 parameters.
+
+    The figures show every round since the first, also in a resumed run. A set of figures takes half a second, and a map
+    of large kept models a second or two. Nothing is written to a logger for rounds before the round in which this
+    process began.
 
     Args:
-        figure_every: evaluations between two pictures.
+        figure_every: number of evaluations between two sets of figures.
 
     Raises:
         ValueError: for a number below 1.
@@ -67,7 +74,10 @@ class Monitor(Callback):
         self._is_drawn = False
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """The picture of who holds what, once; forgets an earlier run of this object, or one that went further."""
+        """Draws which client has which samples, once.
+
+        Also forgets an earlier run of this object, or the later rounds of a run that had gone further.
+        """
         kept = sum(number < state.round for number in self._rounds)
         self._rounds, self._assignments = self._rounds[:kept], self._assignments[:kept]
         self._evaluation, self._written, self._is_drawn = Evaluation(), set(), False
@@ -77,7 +87,7 @@ class Monitor(Callback):
             self._draw_partition(server)
 
     def on_extra_round_end(self, server: Server, state: FederationState) -> None:
-        """The clusterings' own pictures after the last warm-up round."""
+        """Draws the clusterings' own figures after the last warm-up round."""
         if state.round == -1:
             self._step = 0
             for clustering in server.method.clustering:
@@ -85,14 +95,17 @@ class Monitor(Callback):
                     self._figure(server, name, figure)
 
     def on_aggregated(self, server: Server, state: FederationState) -> None:
-        """Remembers who is in which cluster; before `on_round_logged`, where checkpoints are written."""
+        """Remembers which client is in which cluster.
+
+        This is before `on_round_logged`, in which checkpoints are written.
+        """
         if server.method.is_clustered:
             self._rounds.append(state.round)
             seen = torch.where(state.active, state.assignment, OUTSIDE)
             self._assignments.append(seen[figures.shown(state.num_clients)].to(torch.int16))
 
     def on_evaluated(self, server: Server, state: FederationState, evaluation: Evaluation) -> None:
-        """Histograms of the round just finished, and its pictures if they are due."""
+        """Writes the histograms of the round just finished, and draws its figures if they are due."""
         self._begin_step(state.round - 1)
         self._evaluation = evaluation
         for name, metric in evaluation.by_name.items():
@@ -108,29 +121,32 @@ class Monitor(Callback):
             self._draw(server, state)
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
-        """The last pictures; those of accuracies only if the run is complete."""
+        """Draws the last figures; those of accuracies only if the run is complete."""
         self._begin_step(state.round - 1)
         self._draw(server, state)
         if metrics:
             self._draw_accuracies(server)
 
     def state_dict(self) -> dict[str, Any]:
-        """The assignment history: ``assignments`` [T, n] int16 of the ``rounds`` [T] int64."""
+        """Returns the assignment history: ``assignments`` [T, n] int16 of the ``rounds`` [T] int64."""
         stacked = torch.stack(self._assignments) if self._assignments else torch.zeros(0, 0, dtype=torch.int16)
         return {"rounds": torch.tensor(self._rounds, dtype=torch.int64), "assignments": stacked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the assignment history."""
+        """Restores the assignment history."""
         self._rounds = state["rounds"].tolist()
         self._assignments = list(state["assignments"])
 
     def _begin_step(self, step: int) -> None:
-        """The last round may be evaluated twice, on its own and as the end: each tag is written once."""
+        """Begins a step, in which each tag is written once.
+
+        The last round may be evaluated twice: once as a round and once at the end.
+        """
         if step != self._step:
             self._step, self._written, self._is_drawn = step, set(), False
 
     def _draw(self, server: Server, state: FederationState) -> None:
-        """Every picture that the method has something to show for, once per step."""
+        """Draws every figure for which the method has data, once per step."""
         if self._is_drawn:
             return
         self._is_drawn = True
@@ -141,8 +157,8 @@ class Monitor(Callback):
             self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
             self._figure(server, "assignment_flow", figures.assignment_flow(assignment_Tn, rounds_T))
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
-        if (found := self._low_rank_models(server, state)) is not None:
-            self._draw_codes(server, state, *found)
+        if (low_rank := self._low_rank_models(server, state)) is not None:
+            self._draw_codes(server, state, *low_rank)
         if server.method.is_clustered and server.method.exchange.keeps_model and state.num_clusters > 1:
             intra_K, inter_K = granularity(state, server.layout.num_parameters)
             size_K = torch.tensor([len(state.members(cluster)) for cluster in range(state.num_clusters)])
@@ -150,7 +166,10 @@ class Monitor(Callback):
 
     @staticmethod
     def _low_rank_models(server: Server, state: FederationState) -> tuple[Tensor, Tensor] | None:
-        """Clients that took part, as many as a picture shows, and their low-rank models ``[n, D]``; or None."""
+        """Returns clients that took part and their low-rank models ``[n, D]``, or None.
+
+        The clients are at most as many as a figure shows.
+        """
         known = torch.nonzero(state.participated).flatten()
         if len(known) < 2:
             return None
@@ -166,7 +185,7 @@ class Monitor(Callback):
             return None
 
     def _draw_codes(self, server: Server, state: FederationState, known: Tensor, code_nD: Tensor) -> None:
-        """Low-rank models of the clients `known`: pairwise cosines, and a map."""
+        """Draws the low-rank models of the clients `known`: pairwise cosines, and a map."""
         cluster_n, groups = state.assignment[known], server.data.population.groups
         self._figure(server, "similarity", figures.similarity_matrix(cosine(code_nD, code_nD), cluster_n))
         groups_n = None if groups is None else groups[known.numpy()]
@@ -176,11 +195,11 @@ class Monitor(Callback):
         population = server.data.population
         clients_n, groups = figures.shown(population.num_clients), population.groups
         groups_n = None if groups is None else groups[clients_n]
-        picture = figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, "Training images")
+        picture = figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, "Training samples")
         self._figure(server, "partition", picture)
 
     def _draw_accuracies(self, server: Server) -> None:
-        """One picture for each stage and protocol of the last evaluation, with a line for each kind of model."""
+        """Draws a figure for each stage and protocol of the last evaluation, with a line for each kind of model."""
         by_set: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
         for name, metric in self._evaluation.by_name.items():
             stage, protocol, kind, what = name.split("/", 3)
@@ -192,7 +211,7 @@ class Monitor(Callback):
 
     def _figure(self, server: Server, name: str, figure: "Figure") -> None:
         figures.save(figure, server.run_dir / "figures" / f"{name}.png")
-        figure.set_layout_engine("none")  # it stands; finding it again is most of the work of drawing
+        figure.set_layout_engine("none")  # keeps the layout, because computing it again is most of the work
         for writer in self._writers(server, "add_figure"):
             writer.add_figure(f"figures/{name}", figure, self._step, close=False)  # there is no pyplot window to close
 
@@ -203,7 +222,10 @@ class Monitor(Callback):
                 writer.add_histogram(tag, values, self._step, bins=borders)
 
     def _writers(self, server: Server, ability: str) -> list[Any]:
-        """The loggers' writers that have the method `ability`; none for a step that an earlier process has logged."""
+        """Returns the loggers' writers that have the method `ability`.
+
+        Returns none for a step that an earlier process has logged.
+        """
         if self._step < self._first_step:
             return []
         writers = [getattr(logger, "experiment", None) for logger in server.loggers]

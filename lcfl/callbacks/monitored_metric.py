@@ -1,4 +1,4 @@
-"""A metric that a callback decides by: never of test data, known to exist where that can be known, larger is better."""
+"""A metric by which a callback decides. It never uses test data, and larger scores are better."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from lcfl.server.server import Server
 
 __all__ = ["MonitoredMetric"]
 
-OWN = ("val/", "cluster/", "comm/", "time/")  # what lcfl logs; other names are a module's or a callback's
-SOMETIMES = (  # of these some rounds have no value, e.g. the first one has nothing to compare its clusters with
+OWN = ("val/", "cluster/", "comm/", "time/")  # logged by lcfl; modules and callbacks log other names
+SOMETIMES = (  # some rounds lack these, e.g. the first round has no earlier clusters to compare with
     "cluster/stability",
     "cluster/granularity",
     "cluster/threshold",
@@ -27,13 +27,15 @@ SOMETIMES = (  # of these some rounds have no value, e.g. the first one has noth
 class MonitoredMetric:
     """The metric that `owner` watches.
 
+    Whether it exists is checked as early as it can be known.
+
     Args:
-        owner: the name of the callback, for errors.
-        name: of the metric, e.g. ``val/own_split/personal/acc``.
+        owner: name of the callback, for errors.
+        name: name of the metric, e.g. ``val/own_split/personal/acc``.
         mode: whether larger (``max``) or smaller (``min``) is better.
 
     Raises:
-        ValueError: for a metric of test data, which is reported and never chosen by, or another mode.
+        ValueError: for a metric of test data, which is reported but never used to choose, or for another mode.
     """
 
     owner: str
@@ -43,19 +45,23 @@ class MonitoredMetric:
     def __post_init__(self) -> None:
         if self.name.startswith("test/"):
             raise ValueError(
-                f"{self.owner}: got monitor={self.name}; test data may not decide anything. Use its validation twin, "
+                f"{self.owner}: got monitor={self.name}; test data must not decide anything. Use its validation twin, "
                 f"val/{self.name.removeprefix('test/')}."
             )
         check_choices(self.owner, self)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raises a ValueError if it is a metric of evaluations and not among `names`."""
+        """Checks that a metric of evaluations is among `names`.
+
+        Raises:
+            ValueError: if it is not.
+        """
         if not self.name.startswith("val/"):
             return
         if not names:
             raise ValueError(
                 f"{self.owner}: monitor={self.name} is never measured during a run with trainer.evaluate_every=0; set "
-                "it to 1 or more."
+                "that option to 1 or more."
             )
         known = [name for name in names if name.startswith("val/")]
         if not known:
@@ -66,10 +72,12 @@ class MonitoredMetric:
         self._check_among(known)
 
     def score(self, row: Mapping[str, float], server: Server) -> float | None:
-        """The metric of a round, negated under ``min`` and -inf for NaN; None in a round that does not measure it.
+        """Returns the metric of a round, negated under ``min`` and -inf for NaN.
+
+        Returns None in a round that does not measure it.
 
         Raises:
-            ValueError: if a round that is evaluated shows that there is no such metric.
+            ValueError: if a round that is evaluated shows that the metric does not exist.
         """
         if self.name in row:
             score = row[self.name] if self.mode == "max" else -row[self.name]
@@ -79,28 +87,30 @@ class MonitoredMetric:
         return None
 
     def warn_if_never_seen(self, server: Server) -> None:
-        """Says at the end of a complete run that no round had the metric."""
+        """Warns at the end of a complete run if no round had the metric."""
         columns = server.table.columns
         if server.is_done and self.name not in columns:
             known = ", ".join(sorted(name for name in columns if name != "round"))
             warnings.warn(
-                f"{self.owner}: no round had monitor={self.name}, so nothing was decided by it; there were {known}.",
+                f"{self.owner}: no round had monitor={self.name}, so it decided nothing; the rounds had {known}.",
                 stacklevel=2,
             )
 
     def _check_row(self, row: Mapping[str, float]) -> None:
-        """Of a round that is evaluated and lacks the metric, as all before it did."""
+        """Checks the row of an evaluated round that lacks the metric, like all rounds before it."""
         if self.name.startswith(SOMETIMES) and "cluster/count" in row:
             return
         if self.name.startswith(OWN):
             self._check_among(list(row))
-        elif "train/loss" in row:  # else nobody has reported what training steps log
+        elif "train/loss" in row:  # otherwise no client has reported what training steps log
             warnings.warn(
                 f"{self.owner}: no round so far has had monitor={self.name}. Unless the module or a callback logs it "
-                "later, it is misspelt; metrics.csv has those that there are.",
+                "later, it is misspelt; metrics.csv lists the metrics that exist.",
                 stacklevel=2,
             )
 
     def _check_among(self, known: list[str]) -> None:
         if self.name not in known:
-            raise ValueError(f"{self.owner}: there is no metric {self.name}; there are {', '.join(sorted(known))}.")
+            raise ValueError(
+                f"{self.owner}: there is no metric {self.name}; the metrics are {', '.join(sorted(known))}."
+            )

@@ -1,4 +1,4 @@
-"""What a run is doing, on the terminal: where its files are, how far it is, what came out."""
+"""Terminal output of a run: where its files are, how far it is, and its results."""
 
 import shlex
 import signal
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "evaluation_table"]
 
-LINES = 10  # plain lines spread over a run; evaluations may add as many again
-LONGEST_WITH_ROOM = 12  # letters of a protocol that leave room for wide gaps between the columns of the table
-REFRESH_S = 0.1  # at most so often: rounds can take a millisecond
+LINES = 10  # plain lines per run; evaluations may add as many again
+LONGEST_WITH_ROOM = 12  # longest name of a protocol that leaves room for wide gaps between the table's columns
+REFRESH_S = 0.1  # shortest time between two updates, because rounds can take a millisecond
 KINDS = ("personal", "cluster", "global", "after_local")
 MAJORITY = "majority"
 
 
 class Progress(Callback):
-    """A start line, progress, and a summary at the end, on standard output.
+    """Prints a start line, progress, and a summary at the end, to standard output.
 
-    On a terminal a live bar over the rounds, else at most about twenty plain lines: every tenth of the
-    rounds and, if there are no more than ten of them, at the evaluations. The accuracy is the latest of
-    the first kind of model that the method reports, on test data where there are any.
+    On a terminal, progress is a live bar over the rounds. Otherwise it is at most about twenty plain lines: one at
+    every tenth of the rounds, and one at each evaluation if there are no more than ten evaluations. The accuracy is the
+    latest one of the first kind of model that the method reports, on test data if there are any.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Progress(Callback):
         self._refreshed = 0.0
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Says what is run where; of a resumed run, from which round it goes on."""
+        """Prints what runs where; for a resumed run, also the round from which it continues."""
         self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
         console = make_console()
         say(console, describe(server))
@@ -58,7 +58,7 @@ class Progress(Callback):
             self._live = start_live(console)
 
     def on_extra_round_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
-        """A line, or the bar's first status: how many clients ran before the first round."""
+        """Prints, or shows in the bar, how many clients took part in the warm-up or extra round."""
         what = "warm-up round" if state.round < 0 else f"extra round before round {state.round}"
         text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
         if self._live is None:
@@ -79,7 +79,7 @@ class Progress(Callback):
             self._accuracy = name, float(evaluation.by_name[name].values.mean())
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
-        """Moves the bar, or writes a line if one is due."""
+        """Moves the bar, or prints a line if one is due."""
         if state.round <= self._first_round or self._begin is None:
             return
         seconds = (time.perf_counter() - self._begin) / (state.round - self._first_round)
@@ -93,7 +93,7 @@ class Progress(Callback):
             self._refreshed = time.perf_counter()
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
-        """The table of results and where everything is; of a stopped run, how to go on."""
+        """Prints the table of results and where the files are; for a stopped run, how to resume it."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -116,7 +116,7 @@ class Progress(Callback):
         return "  ".join([*parts, size(server.state.total_bytes), pace(seconds)])
 
     def _status(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
-        """As much as fits beside a bar in 80 columns."""
+        """Returns as much as fits next to a bar in 80 columns."""
         parts = []
         if self._accuracy is not None:
             name, accuracy = self._accuracy
@@ -128,15 +128,15 @@ class Progress(Callback):
 
 
 def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "Table":
-    """The accuracies of one stage: a section for each protocol, a row for each kind of model.
+    """Returns a table of the accuracies of one stage: a section per protocol, a row per kind of model.
 
-    The columns are summaries over clients in percent: mean, standard deviation, mean of the worst
-    10 %, mean weighted by samples; for the stage ``test`` also the validation accuracy where there is
-    one. The last row is what always predicting each client's most frequent training label gives.
-    What is missing in `metrics` is left blank. The table fits into 80 columns.
+    The columns are summaries over clients in percent: mean, standard deviation, mean of the worst 10 %, and mean
+    weighted by samples. The stage ``test`` also has the validation accuracy if there is one. The last row is the
+    accuracy of always predicting each client's most frequent training label. Values that `metrics` lacks are blank.
+    The table fits into 80 columns.
 
     Args:
-        metrics: by full name, e.g. ``test/own_split/personal/acc``.
+        metrics: metrics by full name, e.g. ``test/own_split/personal/acc``.
         stage: ``val`` or ``test``.
     """
     from rich import box
@@ -166,65 +166,66 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
 
 
 def table_columns(metrics: Mapping[str, float], stage: str) -> dict[str, str]:
-    """The name of the metric in each column, with places for ``{protocol}`` and ``{kind}``."""
+    """Returns the metric of each column, as a name with placeholders ``{protocol}`` and ``{kind}``."""
     suffixes = {"mean": "acc", "std": "acc_std", "worst 10 %": "acc_worst10", "weighted": "acc_weighted"}
     columns = {header: f"{stage}/{{protocol}}/{{kind}}/{suffix}" for header, suffix in suffixes.items()}
     if stage == "test" and any(name.startswith("val/") for name in metrics):
-        columns["val"] = "val/own_split/{kind}/acc"  # part of a client's own data, whatever it is tested on
+        columns["val"] = "val/own_split/{kind}/acc"  # validation data are the client's own under every test protocol
     return columns
 
 
 def kinds_of(metrics: Mapping[str, float], stage: str) -> dict[str, list[str]]:
-    """The kinds of model that have an accuracy, by protocol."""
-    found: dict[str, list[str]] = {}
+    """Returns the kinds of model that have an accuracy, by protocol."""
+    by_protocol: dict[str, list[str]] = {}
     for name in metrics:
         parts = name.split("/")
         if len(parts) == 4 and parts[0] == stage and parts[3] == "acc":
-            found.setdefault(parts[1], []).append(parts[2])
-    return found
+            by_protocol.setdefault(parts[1], []).append(parts[2])
+    return by_protocol
 
 
 def describe(server: Server) -> str:
-    """The start line: run directory, ranks, engine, precision, clients, model size."""
+    """Returns the start line: run directory, ranks, engine, precision, clients, model size."""
     layout, fabric, identity = server.layout, server.fabric, server.identity
     return (
         f"{server.run_dir}: {fabric.world_size} x {fabric.device.type}, {identity['engine']}, {identity['precision']}, "
-        f"{server.data.num_clients} clients, {server.schedule.clients_per_round} a round, "
-        f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} of them embedding)"
+        f"{server.data.num_clients} clients, {server.schedule.clients_per_round} per round, "
+        f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} in the embedding)"
     )
 
 
 def resumed(server: Server) -> str:
-    """From where a resumed run goes on, or that it has nothing left to do."""
+    """Returns where a resumed run continues, or that it has no rounds left."""
     done, wanted = max(server.state.round, 0), server.schedule.rounds
     if not server.is_done:
         return f"resumed: {done} of {wanted} rounds are done"
     reason = f"trainer.rounds is {wanted}" if done >= wanted else "it was stopped early"
-    return f"resumed after {done} rounds: {reason}, so it is evaluated and not trained any further"
+    return f"resumed after {done} rounds: {reason}, so it is only evaluated"
 
 
 def stopped(server: Server) -> str:
-    """What to say about a run that a signal ended."""
+    """Returns the line for a run that a signal ended."""
     try:
         reason = signal.Signals(server.stop_signal).name
     except ValueError:
         reason = f"signal {server.stop_signal}"
     text = f"stopped by {reason} after {max(server.state.round, 0)} of {server.schedule.rounds} rounds; "
     if any(isinstance(callback, Checkpoint) for callback in server.callbacks):
-        return text + "--ckpt_path last resumes it"
-    return text + "there is no checkpoint to resume it from (trainer.enable_checkpointing)"
+        return text + "resume it with --ckpt_path last"
+    return text + "it cannot be resumed, because trainer.enable_checkpointing is false"
 
 
 def closing_lines(server: Server) -> list[str]:
-    """What stands below the table: cost, places, and how to look at the curves."""
+    """Returns the lines below the table: cost, directories, and how to view the curves."""
     state = server.state
-    early = f" of {server.schedule.rounds}, stopped early" if state.round < server.schedule.rounds else ""
+    early = f" (stopped early, {server.schedule.rounds} planned)" if state.round < server.schedule.rounds else ""
     lines = [f"{state.round} rounds{early}, {size(state.total_bytes)} sent and received"]
     column = "comm/client_projection_bytes"
     extra = [float(row[column]) for row in server.table.rows if row.get(column)]
     if extra:
         more = int(sum(extra))
-        lines.append(f"if the clients projected: {size(more)} more, {size(state.total_bytes + more)} in all")
+        total = size(state.total_bytes + more)
+        lines.append(f"{size(more)} more if the clients computed the projection ({total} in total)")
     if (guarantee := server.guarantee()) is not None:
         lines.append(f"privacy: {guarantee}")
     lines.append(f"logs: {server.run_dir}")
@@ -235,48 +236,51 @@ def closing_lines(server: Server) -> list[str]:
 
 
 def is_line_due(number: int, rounds: int, evaluate_every: int) -> bool:
-    """Whether a plain line is due after `number` rounds."""
+    """Returns whether a plain line is due after `number` rounds."""
     if number == rounds or number % ceil(rounds / LINES) == 0:
         return True
     return bool(evaluate_every) and number % evaluate_every == 0 and rounds // evaluate_every <= LINES
 
 
 def place_of(kind: str) -> tuple[int, str]:
-    """Sorts kinds of model: those of the package in their order, others, the baseline last."""
+    """Returns a sort key for kinds of model: those of the package in their order, then others, then the baseline."""
     return (KINDS.index(kind) if kind in KINDS else len(KINDS) + (kind == MAJORITY), kind)
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage with two decimals; blank where there is none."""
+    """Returns a share as a percentage with two decimals; blank if there is none."""
     return "" if share is None or not isfinite(share) else f"{100 * share:.2f}"
 
 
 def size(num_bytes: int) -> str:
-    """Bytes in decimal megabytes."""
+    """Returns bytes in decimal megabytes."""
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
 def pace(seconds: float) -> str:
-    """Seconds per round with two digits that count, or two decimals."""
+    """Returns seconds per round with two or three decimals, so that short times keep two significant digits."""
     return f"{seconds:.{3 if seconds < 0.1 else 2}f} s/round"
 
 
 def make_console() -> "Console":
-    """Standard output as it is now: a new console each time, so that nothing of it is kept or pickled."""
+    """Returns a console for the current standard output.
+
+    It is a new console each time, so that none is kept or pickled.
+    """
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def say(console: "Console", text: str) -> None:
-    """Prints one line as it is, however long: paths and commands must survive copying."""
+    """Prints one line unwrapped, however long it is, so that paths and commands can be copied."""
     console.print(text, soft_wrap=True)
 
 
 def start_live(console: "Console") -> "Live":
-    """A live display that leaves nothing behind if the run ends with an exception.
+    """Starts a live display that leaves nothing behind if the run ends with an exception.
 
-    No hook is called then, so there is no thread, no redirected stream and no hidden cursor.
+    No hook is called in that case, so the display uses no thread, redirects no stream and hides no cursor.
     """
     from rich.live import Live
 
@@ -287,7 +291,7 @@ def start_live(console: "Console") -> "Live":
 
 
 def bar(done: int, total: int, status: str) -> "Table":
-    """One line: the round, a bar as wide as there is room, and the status."""
+    """Returns one line: the round, a bar as wide as there is room for, and the status."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

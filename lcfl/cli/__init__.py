@@ -1,1 +1,1 @@
-"""The command line: LightningCLI over a `Federation`, layered configurations, and the other commands."""
+"""The command line: LightningCLI for a `Federation`, layered configurations, and the other commands."""

@@ -1,4 +1,4 @@
-"""LightningCLI over a `Federation`: the groups trainer, method, model and data."""
+"""LightningCLI for a `Federation`, with the option groups trainer, method, model and data."""
 
 import functools
 import logging
@@ -31,13 +31,13 @@ __all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
 
 
 class FederatedCLI(LightningCLI):
-    """``lcfl fit | validate | test``: LightningCLI whose trainer is a `Federation` and which knows methods.
+    """The commands ``lcfl fit | validate | test``: LightningCLI with a `Federation` as trainer and a group for methods.
 
     Args:
-        model_class: of the module; the command's words may name a subclass of it, ``--model.class_path``.
-        datamodule_class: of the data module; likewise.
-        args: as on the command line; those of this process if None.
-        options: further ones of LightningCLI.
+        model_class: the class of the module. The arguments may name a subclass with ``--model.class_path``.
+        datamodule_class: the class of the data module. The arguments may name a subclass with ``--data.class_path``.
+        args: the arguments of the command line; None stands for those of this process.
+        options: further options of LightningCLI.
     """
 
     trainer: Federation  # type: ignore[assignment]
@@ -58,28 +58,36 @@ class FederatedCLI(LightningCLI):
             "parser_class": Parser,
             "parser_kwargs": {"prog": "lcfl"},
             "auto_configure_optimizers": False,
-            "load_from_checkpoint_support": False,  # its hooks would travel, with the whole CLI, to spawned ranks
+            "load_from_checkpoint_support": False,  # its hooks would be pickled, with the whole CLI, for spawned ranks
             "save_config_kwargs": {"overwrite": True},
-            # The class of one's own stands in config.yaml: what opens the run later must make the same one.
+            # A user-defined class must be named in config.yaml, so that the run can be opened with the same class.
             "subclass_mode_model": model_class is not FederatedModule or names_class(words, "model"),
             "subclass_mode_data": datamodule_class is not FederatedDataModule or names_class(words, "data"),
         }
         super().__init__(model_class, datamodule_class, args=args, **defaults | options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser whose ``-c`` files layer as `LayeredConfig` says."""
+        """Returns a parser whose ``-c`` files are layers, as `LayeredConfig` defines them."""
         parser: LightningArgumentParser = self.parser_class(dump_header=[f"lcfl {lcfl.__version__}"], **kwargs)
-        parser.add_argument("-c", "--config", action=LayeredConfig, help="A YAML file; several layer, later ones win.")
+        parser.add_argument(
+            "-c",
+            "--config",
+            action=LayeredConfig,
+            help="A YAML file. It may be given several times; a later file overrides earlier ones.",
+        )
         return parser
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The seed: a plain number, unlike LightningCLI's, so that every run says which one it had."""
+        """Adds the seed. Unlike that of LightningCLI it is always a number, so that every run records its seed."""
         parser.add_argument(
-            "--seed_everything", type=Seed, default=0, help="Seed of everything random but the partition (data.seed)."
+            "--seed_everything",
+            type=Seed,
+            default=0,
+            help="Seed of everything random except the partition, which uses data.seed.",
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The four groups; the federation's seed is `seed_everything` and no option of its own."""
+        """Adds the four groups. The trainer has no option for the seed, which is `seed_everything`."""
         parser.add_class_arguments(
             self.trainer_class, "trainer", skip={"seed"}, instantiate=False, fail_untyped=False, sub_configs=True
         )
@@ -91,39 +99,42 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The commands and the arguments that are groups instead of options."""
+        """Returns the commands, each with those of its arguments that are groups and not options."""
         groups = {"model", "datamodule", "method"}
         return {"fit": groups, "validate": groups, "test": groups}
 
     def before_instantiate_classes(self) -> None:
-        """Errors of data classes name their option; a function in the place of a network is kept to be called later."""
+        """Checks the configuration and prepares how classes are instantiated.
+
+        Errors of data classes name their option. A function given as a network is not called yet.
+        """
         for option, kind in {"data.dataset": FederatedDataset, "data.partition": Partition}.items():
-            self.parser.add_instantiator(functools.partial(_made, option), kind)
+            self.parser.add_instantiator(functools.partial(_instantiated, option), kind)
         for group in ("trainer", "model", "data", "method"):
             check_given(self._get(self.config, group), group)
         _keep_functions(self.parser, self._get(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
-        """The federation, with the seed."""
+        """Returns the federation, with the seed."""
         trainer: Any = super().instantiate_trainer(seed=int(self._get(self.config, "seed_everything")), **kwargs)
         assert isinstance(trainer, Federation)
         return trainer
 
     def fit(self, **arguments: Any) -> None:
-        """Trains; a run that a signal stopped ends with status 128 + its number."""
+        """Trains. If a signal stops the run, the process exits with status 128 + the number of the signal."""
         self.result = self.trainer.fit(**arguments)
         if self.result.signal:
             sys.exit(128 + self.result.signal)
         if self.trainer.fast_dev_run:
-            _say_once("fast_dev_run: one round of everything on random data went through; nothing was kept")
+            _print_once("fast_dev_run: one round on random data succeeded; nothing was saved")
 
     def validate(self, **arguments: Any) -> None:
-        """Evaluates on validation data and prints the table."""
+        """Evaluates the validation data and prints the table."""
         self.result = self.trainer.validate(**arguments)
         print_evaluation(self.result, "val")
 
     def test(self, **arguments: Any) -> None:
-        """Evaluates on test data and prints the table."""
+        """Evaluates the test data and prints the table."""
         self.result = self.trainer.test(**arguments)
         print_evaluation(self.result, "test")
 
@@ -132,16 +143,16 @@ class FederatedCLI(LightningCLI):
         return kwargs | {"method": self._get(self.config_init, "method")}
 
     def _parse_ckpt_path(self) -> None:
-        """LightningCLI would open the checkpoint and let its contents override the command line."""
+        """Does nothing. LightningCLI would open the checkpoint and let its content override the command line."""
 
 
 def main(args: list[str] | None = None) -> Run | dict[str, float]:
-    """Runs ``lcfl <args>``; returns the run that ``fit`` made, or the metrics of ``validate`` and ``test``.
+    """Runs ``lcfl <args>`` and returns the run of ``fit``, or the metrics of ``validate`` and ``test``.
 
     Args:
-        args: as on the command line; those of this process if None.
+        args: the arguments of the command line; None stands for those of this process.
     """
-    if not os.environ.get("LCFL_DEBUG"):  # a seed and a rendezvous that nobody asked about
+    if not os.environ.get("LCFL_DEBUG"):  # messages about the seed and the rendezvous are of no interest
         for name in ("lightning.fabric", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.WARNING)
     ours = logging.getLogger("lcfl")
@@ -152,24 +163,24 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
 
 
 def instantiate(config: Path) -> tuple[FederatedModule, Method]:
-    """The module and the method of a run's ``config.yaml``; its data and its trainer are not built.
+    """Builds the module and the method of a run's ``config.yaml``, without its data and its trainer.
 
     Raises:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
     parser, parsed = _parsed(config, {"method": Method, "model": FederatedModule})
     if "init_from" in (arguments := _arguments(parsed["model"])):
-        arguments["init_from"] = None  # the models are there; the file need not be any more
+        arguments["init_from"] = None  # the models are in the checkpoint, and the file may be gone
     _keep_functions(parser, parsed["model"])
-    made = parser.instantiate(parsed)
-    return made["model"], made["method"]
+    instances = parser.instantiate(parsed)
+    return instances["model"], instances["method"]
 
 
 def instantiate_data(config: Path) -> FederatedDataModule:
-    """The data module of a run's ``config.yaml``, not set up.
+    """Builds the data module of a run's ``config.yaml``, without setting it up.
 
     Raises:
-        ValueError: as `instantiate`.
+        ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
     parser, parsed = _parsed(config, {"data": FederatedDataModule})
     data: FederatedDataModule = parser.instantiate(parsed)["data"]
@@ -177,7 +188,7 @@ def instantiate_data(config: Path) -> FederatedDataModule:
 
 
 def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
-    """Some groups of a run's ``config.yaml``, and their parser."""
+    """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups."""
     parser = Parser(exit_on_error=False)
     try:
         content = with_current_names(yaml.safe_load(config.read_text()), current_path)
@@ -188,54 +199,54 @@ def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
     raise ValueError(
-        f"{config} describes a run that was started from Python; give its objects: "
+        f"{config} belongs to a run that was started from Python. Give its model and method: "
         "lcfl.load(run, model=..., method=...)."
     )
 
 
 @rank_zero_only
 def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -> None:
-    """Prints the table of an evaluation, once under torchrun."""
+    """Prints the table of an evaluation. Under torchrun, only rank 0 prints it."""
     from lcfl.callbacks.progress import evaluation_table
 
     rich.print(evaluation_table(metrics, stage))
 
 
 @rank_zero_only
-def _say_once(text: str) -> None:
+def _print_once(text: str) -> None:
     print(text)
 
 
 def _arguments(group: Namespace) -> Namespace:
-    """Those of a group's class, whether it is named or not."""
+    """Returns the arguments of the class of a group, whether the class is named or not."""
     arguments: Namespace = group.get("init_args", group)
     return arguments
 
 
 def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
-    """Turns functions with ``init_args`` in the place of networks into partials.
+    """Turns functions that are given as networks, with their ``init_args``, into partials.
 
-    jsonargparse makes a factory of a class, but calls a function at once: its network would be one
-    finished object instead of a new one for every model.
+    jsonargparse turns a class into a factory, but calls a function at once. All models would then share one network
+    instead of each having a new one.
     """
     for path in _class_paths(_arguments(model).get("network")):
-        module, _, name = path.rpartition(".")  # not pkgutil.resolve_name: lcfl.models.split is a module, too
-        made = getattr(import_module(module), name)
-        if not isinstance(made, type):
-            parser.add_instantiator(_later, made, subclasses=False)
+        module, _, name = path.rpartition(".")  # not pkgutil.resolve_name, because lcfl.models.split is also a module
+        network = getattr(import_module(module), name)
+        if not isinstance(network, type):
+            parser.add_instantiator(_deferred, network, subclasses=False)
 
 
-def _made(option: str, kind: type, *args: Any, **kwargs: Any) -> Any:
+def _instantiated(option: str, kind: type, *args: Any, **kwargs: Any) -> Any:
     with errors_of(option):
         return kind(*args, **kwargs)
 
 
-def _later(function: Any, *args: Any, **kwargs: Any) -> Any:
+def _deferred(function: Any, *args: Any, **kwargs: Any) -> Any:
     return functools.partial(function, *args, **kwargs)
 
 
 def _class_paths(config: Any) -> Iterator[str]:
-    """Every ``class_path`` in a parsed configuration, at any depth."""
+    """Yields every ``class_path`` in a parsed configuration, at any depth."""
     if isinstance(config, Namespace):
         if "class_path" in config:
             yield config["class_path"]

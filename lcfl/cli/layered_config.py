@@ -1,4 +1,4 @@
-"""Configuration files in layers: a layer that names a class starts from that class's own defaults."""
+"""Configuration files as layers. A layer that names a class starts from the defaults of that class."""
 
 import argparse
 import contextlib
@@ -20,12 +20,13 @@ ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list
 
 
 def forget(below: Namespace, layer: dict[str, Any]) -> None:
-    """Drops from the configuration `below` what `layer` names anew.
+    """Drops from the configuration `below` what `layer` replaces.
 
-    jsonargparse keeps every same-named argument of a class that a later file replaces, and merges
-    lists of equal length item by item: a data set's ``num_classes`` would survive in the next one's
-    network. So of a class that the layer names, the arguments below go; of a list that it gives, the
-    items. A layer that gives ``init_args`` without a class adjusts the class that is there.
+    jsonargparse does not drop it. If a later file names another class, jsonargparse keeps every argument of the old
+    class that the new one has, too, and it merges lists of equal length item by item. The ``num_classes`` of one data
+    set, for example, would survive in the network of the next. Therefore the arguments below are dropped if the layer
+    names a class, and the items below are dropped if the layer gives a list. A layer that gives ``init_args`` without a
+    class changes the class that is there.
     """
     for key, new in layer.items():
         old = below.get(key)
@@ -41,12 +42,16 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
 
 
 def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
-    """The words, with those that change a class as layers, so that they change it as a file would.
+    """Converts arguments that change a class into layers, so that they have the same effect as in a file.
 
-    That is an argument of one item of a list, ``--method.clustering.0.theta=1``, and a class by name for one of the
-    options `classes`: ``--model.optimizer=Adam``.
+    These are an argument of one item of a list, as in ``--method.clustering.0.theta=1``, and the name of a class for
+    one of the options `classes`, as in ``--model.optimizer=Adam``. All other words are returned unchanged.
+
+    Args:
+        words: the words of the command line.
+        classes: the options that take a class.
     """
-    found, rest = [], iter(words)
+    converted, rest = [], iter(words)
     named = {_short(option) for option in classes}
     for word in rest:
         if match := ITEM.fullmatch(word):
@@ -54,27 +59,32 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
             layer: Any = yaml.safe_load(next(rest, "") if value is None else value)
             for key in reversed([*path.split("."), int(number), *argument.split(".")]):
                 layer = {key: layer}
-            found += ["-c", yaml.safe_dump(layer)]
+            converted += ["-c", yaml.safe_dump(layer)]
         elif (match := OPTION.fullmatch(word)) and _short(match[1]) in named:
-            given = [] if match[2] is not None else [*islice(rest, 1)]
-            text = match[2] if match[2] is not None else "".join(given)
+            following = [] if match[2] is not None else [*islice(rest, 1)]
+            text = match[2] if match[2] is not None else "".join(following)
             if _names_classes(text):
                 keys = match[1].split(".")
-                found += ["-c", f"{''.join(f'{{{key}: ' for key in keys)}{text}{'}' * len(keys)}"]
+                converted += ["-c", f"{''.join(f'{{{key}: ' for key in keys)}{text}{'}' * len(keys)}"]
             else:
-                found += [word, *given]
+                converted += [word, *following]
         else:
-            found.append(word)
-    return found
+            converted.append(word)
+    return converted
 
 
 def names_class(words: Sequence[str], group: str) -> bool:
-    """Whether the words of a command, or ``-c`` layers among them, name a class for a whole group, ``model``."""
-    found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    found.add_argument("-c", "--config", nargs="?", action="append", default=[])
-    found.add_argument(f"--{group}", nargs="?", dest="given")
-    found.add_argument(f"--{group}.class_path", nargs="?", dest="class_path")
-    options, _ = found.parse_known_args(words)
+    """Returns whether the words of a command, or the ``-c`` layers among them, name a class for a whole group.
+
+    Args:
+        words: the words of the command line.
+        group: the name of the group, such as ``model``.
+    """
+    options_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options_parser.add_argument("-c", "--config", nargs="?", action="append", default=[])
+    options_parser.add_argument(f"--{group}", nargs="?", dest="given")
+    options_parser.add_argument(f"--{group}.class_path", nargs="?", dest="class_path")
+    options, _ = options_parser.parse_known_args(words)
     values = [_read(options.given)]
     for config in options.config:
         layer = _read(config)
@@ -85,12 +95,12 @@ def names_class(words: Sequence[str], group: str) -> bool:
 
 
 def _short(option: str) -> str:
-    """Without the ``init_args`` that may be left out."""
+    """Returns an option without ``init_args``, which may be left out."""
     return option.replace(".init_args", "")
 
 
 def _names_classes(text: str) -> bool:
-    """Whether a value is a class by name or with its arguments, or a list of such."""
+    """Returns whether a value is a class, by name or with its arguments, or a list of classes."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -99,10 +109,18 @@ def _names_classes(text: str) -> bool:
 
 
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:
-    """The layer with whole lists: where it changes items by their numbers, ``{0: {theta: 1}}``, or names one class.
+    """Returns the layer with complete lists.
+
+    A layer may change the items of a list by their numbers, as in ``{0: {theta: 1}}``, or give one class for a list of
+    classes.
+
+    Args:
+        below: the configuration below the layer.
+        layer: the layer.
+        option: the option that the layer is for; empty for the whole configuration.
 
     Raises:
-        ValueError: for an item that the list does not have.
+        ValueError: if the layer changes an item that the list does not have.
     """
     whole = dict(layer)
     for key, new in layer.items():
@@ -117,7 +135,9 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
             items = [item.as_dict() if isinstance(item, Namespace) else item for item in old]
             for number, arguments in new.items():
                 if number not in range(len(items)):
-                    raise ValueError(f"{name}: there is no item {number!r}; the list has {len(items)}, counted from 0.")
+                    raise ValueError(
+                        f"{name}: there is no item {number!r}; the list has {len(items)} items, counted from 0."
+                    )
                 items[number] = _changed(items[number], arguments)
             whole[key] = items
         elif isinstance(old, Namespace):
@@ -127,7 +147,7 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
 
 
 def _is_class(value: Any) -> bool:
-    """Whether a value is a class with its arguments or by name, and no file of configuration."""
+    """Returns whether a value is a class, with its arguments or by name, and not a configuration file."""
     if isinstance(value, str):
         return bool(CLASS.fullmatch(value)) and not value.endswith((".yaml", ".yml", ".json"))
     return isinstance(value, dict) and "class_path" in value
@@ -142,36 +162,39 @@ def _changed(item: Any, arguments: Any) -> Any:
 
 
 def _without_class(new: Any) -> Any:
-    """What a layer gives for a group: whose class it names keeps what the layers below give, a network say."""
+    """Returns the arguments that a layer gives for a group.
+
+    The class of a group is left out, because naming it keeps what the layers below give, for example a network.
+    """
     if not _is_class(new):
         return new
     return new.get("init_args", {}) if isinstance(new, dict) else {}
 
 
 def _read(layer: Any) -> Any:
-    """What a file, or a YAML text, has in it; None where it cannot be read, which jsonargparse says itself."""
+    """Returns the content of a file or a YAML text, or None if it cannot be read, which jsonargparse reports itself."""
     try:
-        is_file = os.path.isfile(layer)  # not Path's: a text may be too long for a name, where that raises
+        is_file = os.path.isfile(layer)  # unlike Path.is_file, it accepts a text that is too long for a name
         return yaml.safe_load(Path(layer).read_text() if is_file else layer)
     except (yaml.YAMLError, AttributeError, OSError, ValueError, TypeError):
         return None
 
 
 class LayeredConfig(ActionConfigFile):
-    """The action of ``-c``: makes room for the layer, then reads it as jsonargparse does."""
+    """The action of ``-c``. It drops what the layer replaces and then reads the layer as jsonargparse does."""
 
     def taken(self, layer: dict[str, Any]) -> dict[str, Any]:
-        """What of a layer concerns the command: all."""
+        """Returns the part of a layer that concerns the command, which is the whole layer."""
         return layer
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Applies one file, or one YAML text."""
+        """Applies one file or one YAML text."""
         folder, layer = "", _read(values)
         if isinstance(layer, dict):
             folder = os.path.dirname(values) if os.path.isfile(values) else ""
             whole = whole_lists(cfg, self.taken(layer))
             if whole == layer:
-                folder = ""  # the parser itself looks for what a file names beside that file
+                folder = ""  # the parser itself resolves paths relative to the file that names them
             else:
                 layer, values = whole, yaml.safe_dump(whole)
             forget(cfg, {group: _without_class(new) for group, new in layer.items()})

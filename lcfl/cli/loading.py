@@ -1,4 +1,4 @@
-"""Opening a run that another process has left behind."""
+"""Opens the run in a run directory."""
 
 import warnings
 from pathlib import Path
@@ -16,29 +16,32 @@ def load(
     method: Method | None = None,
     ckpt_path: str | Path = "last",
 ) -> Run:
-    """The run in a run directory, ready to give models that predict; warns of one that has not come to its end.
+    """Opens the run in a run directory, whose models can then be used. Warns if the run is not finished.
 
-    ``lcfl.load("logs/quickstart/version_0").model("personal", client=3)`` is a plain ``nn.Module``.
+    For example, ``lcfl.load("logs/quickstart/version_0").model("personal", client=3)`` is a plain ``nn.Module``.
 
     Args:
         run: the run directory.
-        model: for a run that was started from Python: the module it was started with.
-        method: likewise, its method.
-        ckpt_path: the checkpoint whose models are given: ``last``, the newest; ``best``, the one that the run's monitor
-            chose; or its name or path.
+        model: the module that the run was started with; needed only for a run that was started from Python.
+        method: the method that the run was started with; needed only for a run that was started from Python.
+        ckpt_path: the checkpoint that holds the models: ``last``, the newest; ``best``, the one that the run's monitor
+            chose; or the name or the path of a checkpoint.
+
+    Returns:
+        The run.
 
     Raises:
         FileNotFoundError: if there is no run.
-        ValueError: for a run that was started from Python, if `model` and `method` are not given.
+        ValueError: if the run was started from Python, and `model` or `method` is not given.
     """
     path = Path(run)
     config = path / "config.yaml"
     if not config.is_file():
-        raise FileNotFoundError(f"{path} is no run directory: it has no config.yaml.")
+        raise FileNotFoundError(f"{path} is not a run directory: it has no config.yaml.")
     if model is None or method is None:
         from lcfl.cli.federated_cli import instantiate
 
         model, method = instantiate(config)
     if not (path / "summary.json").is_file():
-        warnings.warn(f"{path} has not come to its end: its models are of a round on the way.", stacklevel=2)
+        warnings.warn(f"{path} is not finished: its models are those of an intermediate round.", stacklevel=2)
     return Run(path, model, method, ckpt_path=ckpt_path)

@@ -1,4 +1,4 @@
-"""The parser of the command line: which classes go by their short names, and errors that say what was meant."""
+"""The parser of the command line. It accepts short names of classes and explains misspelt names."""
 
 import inspect
 import os
@@ -30,7 +30,7 @@ from lcfl.core.renamed import current_path
 
 __all__ = ["Parser", "Seed", "check_given"]
 
-# The modules whose classes can be named without their module; a misspelt name is compared with theirs.
+# The modules whose classes can be given by name alone. A misspelt name is compared with the names of these classes.
 PARTS = {
     "trainer.callbacks": lcfl.callbacks,
     "method.local_update": lcfl.methods.local,
@@ -44,22 +44,28 @@ PARTS = {
     "data.partition": lcfl.data.partition,
     "data.client_transforms": lcfl.data.transforms,
 }
-# Here and not where it is used: a spawned rank gets the parser pickled, and must find the type that its options have.
+# Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 CLASSES = (*PARTS, "model.optimizer", "model.loss", "model.metrics", "trainer.logger")  # options that take a class
 
 
 class Parser(LightningArgumentParser):
-    """A parser that knows the items of lists, and whose errors are one message that says what was meant, perhaps."""
+    """A parser that can change single items of lists. Its errors are one message, which suggests the closest names."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if os.getcwd() not in sys.path:  # own classes beside the configuration, also for the installed command
+        if os.getcwd() not in sys.path:  # the installed command, too, must find classes in the current folder
             sys.path.append(os.getcwd())
 
     def add_group(self, group: str, kind: type, by_name: bool = False) -> None:
-        """The arguments of a class as a group of options; with `by_name` those of the subclass that the group names."""
+        """Adds the arguments of a class as a group of options.
+
+        Args:
+            group: the name of the group.
+            kind: the class.
+            by_name: whether the group names a subclass of `kind`, whose arguments are then the options.
+        """
         if by_name:
             self.add_subclass_arguments(kind, group, fail_untyped=False)
             self.set_defaults({group: {"class_path": f"{kind.__module__}.{kind.__qualname__}"}})
@@ -67,11 +73,11 @@ class Parser(LightningArgumentParser):
             self.add_class_arguments(kind, group, fail_untyped=False, sub_configs=True)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """As jsonargparse's; ``--list.0.argument=value`` changes one item."""
+        """Parses arguments as jsonargparse does, and accepts ``--list.0.argument=value`` for one item of a list."""
         return super().parse_args(as_layers(sys.argv[1:] if args is None else args, CLASSES), *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Ends with status 2; of a misspelt class or option the message names the closest ones."""
+        """Exits with status 2. For a misspelt class or option, the message suggests the closest names."""
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -80,10 +86,16 @@ class Parser(LightningArgumentParser):
 
 
 def check_given(config: Any, option: str) -> None:
-    """Refuses classes without an argument that they need and give no type: the parser would pass None for it.
+    """Checks that all arguments are given that have neither a type nor a default.
+
+    The parser would pass None for a missing one.
+
+    Args:
+        config: the parsed configuration of the option.
+        option: the name of the option, for the message.
 
     Raises:
-        ValueError: names the first such argument.
+        ValueError: if such an argument is missing. The message names the first one.
     """
     if isinstance(config, list):
         for number, item in enumerate(config):
@@ -96,78 +108,80 @@ def check_given(config: Any, option: str) -> None:
             is_bare = parameter.default is parameter.annotation is Parameter.empty
             if is_bare and name in given and given[name] is None:
                 raise ValueError(
-                    f"{option}: {config['class_path']} needs {name}: set {option}.init_args.{name}. It has neither "
-                    "type nor default in the code, so null counts as nothing."
+                    f"{option}: {config['class_path']} needs {name}: set {option}.init_args.{name}. It has neither a "
+                    "type nor a default in the code, so null counts as missing."
                 )
     for name, value in vars(config).items():
         check_given(value, f"{option}.{name}")
 
 
 def _explained(message: str, parser: LightningArgumentParser) -> str:
-    """A parser's message, in better words where it is about a misspelt name."""
+    """Returns a message of the parser, with a clearer wording if it is about a misspelt name."""
     option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
     for path in re.findall(r"\blcfl(?:\.\w+)+", message):
         if (now := current_path(path)) != path:
-            return f"{option}: {path} is an import path of lcfl 0.1; now it is {now}."
-    if found := re.search(r"Expected a dot import path string: (\w+)", message):
+            return f"{option}: {path} is an import path of lcfl 0.1; its name is now {now}."
+    if match := re.search(r"Expected a dot import path string: (\w+)", message):
         known = _classes(option)
         return (
-            f"{option}: there is no class {found[1]!r}.{_closest(found[1], known)} Classes of lcfl: "
-            f"{', '.join(known)}; any other one needs its import path, package.module.Class."
+            f"{option}: there is no class {match[1]!r}.{_closest(match[1], known)} Classes of lcfl: "
+            f"{', '.join(known)}; any other class needs its import path, package.module.Class."
         )
-    if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
-        known = [name for name in dir(sys.modules[found[1]]) if not name.startswith("_")]
-        return f"{option}: there is no {found[2]!r} in {found[1]}.{_closest(found[2], known)}"
-    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
+    if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
+        known = [name for name in dir(sys.modules[match[1]]) if not name.startswith("_")]
+        return f"{option}: there is no {match[2]!r} in {match[1]}.{_closest(match[2], known)}"
+    if match := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         known = [action.dest for action in parser._actions if action.option_strings]
-        return f"{message.strip()}.{_closest(RENAMED.get(found[1], found[1]), known, cutoff=0.75)}"
+        return f"{message.strip()}.{_closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
     if "does not correspond to a subclass of Callback" in message:
         return (
-            f"{message.strip()}\nCallbacks of lightning.Trainer would never be called; derive yours from lcfl.Callback."
+            f"{message.strip()}\nCallbacks of lightning.Trainer are never called; derive your class from lcfl.Callback."
         )
-    if found := re.search(r"([\w.]+) does not correspond to a subclass of (Federated\w+)", message):
-        return f"{option}: got {found[1]}; allowed is {found[2]} and what derives from it."
+    if match := re.search(r"([\w.]+) does not correspond to a subclass of (Federated\w+)", message):
+        return f"{option}: got {match[1]}; allowed are {match[2]} and its subclasses."
     return _located(message.strip())
 
 
 def _located(message: str) -> str:
-    """A message that the parser nests, class within class, as one about the innermost option."""
+    """Turns a message that the parser nests, class within class, into one about the innermost option."""
     options, kind, message = _peeled(message)
-    if found := re.search(r"Problem with given class_path '([\w.]+)':\s+", message):  # of a union that has other types
-        inner, inner_kind, message = _peeled(message[found.end() :])
-        options, kind, message = options + inner, inner_kind or found[1], message.partition("\n")[0]
+    if match := re.search(
+        r"Problem with given class_path '([\w.]+)':\s+", message
+    ):  # comes from a union with other types
+        inner, inner_kind, message = _peeled(message[match.end() :])
+        options, kind, message = options + inner, inner_kind or match[1], message.partition("\n")[0]
     option = ".init_args.".join(options)
     message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
     message = message.replace("NoneType", "null").replace("a Sequence", "a list").replace("a typing.Literal", "one of ")
     if not option:
         return message
-    if kind and (found := re.match(r"Option '(\w+)' is not accepted", message)):
+    if kind and (match := re.match(r"Option '(\w+)' is not accepted", message)):
         known = list(_parameters(kind))
         return (
-            f"{option}: {kind} has no argument {found[1]!r}.{_closest(found[1], known)} Its arguments: "
+            f"{option}: {kind} has no argument {match[1]!r}.{_closest(match[1], known)} Its arguments: "
             f"{', '.join(known) or 'none'}."
         )
-    if kind and (found := re.match(r"the following arguments are required: (.+)", message)):
-        return f"{option}: {kind} needs {found[1]}: set {option}.init_args.{found[1].split(', ')[0]}."
+    if kind and (match := re.match(r"the following arguments are required: (.+)", message)):
+        return f"{option}: {kind} needs {match[1]}: set {option}.init_args.{match[1].split(', ')[0]}."
     return f"{option}: {message}"
 
 
 def _peeled(message: str) -> tuple[list[str], str, str]:
-    """The options that a message is nested in, the class that the innermost one names, and what is said of it."""
+    """Returns the options that a message is nested in, the class of the innermost one, and the remaining message."""
     options: list[str] = []
     kind = ""
     nested = r"""\s*Parser key "([\w.]+)":\s+(?:Problem with given class_path '([\w.]+)':\s+)?"""
-    while found := re.match(nested, message):
-        options, kind, message = [*options, found[1]], found[2], message[found.end() :]
+    while match := re.match(nested, message):
+        options, kind, message = [*options, match[1]], match[2], message[match.end() :]
     return options, kind, message
 
 
 def _parameters(kind: str) -> Mapping[str, Parameter]:
-    """What the class or function at an import path can be called with; nothing where that cannot be read."""
+    """Returns the parameters of the class or function at an import path; none if they cannot be read."""
     module, _, name = kind.rpartition(".")
     try:
         return inspect.signature(getattr(import_module(module), name)).parameters
-    except (ImportError, TypeError, ValueError):  # a method of a class, or a builtin
+    except (ImportError, TypeError, ValueError):  # the path leads to a method of a class or to a builtin
         return {}
 
 
@@ -177,9 +191,9 @@ def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
 
 
 def _classes(key: str) -> list[str]:
-    """The classes that lcfl has for an option or one below it, all of them for an option of another kind."""
-    key = re.sub(r"^(model|data)\.init_args\.", r"\1.", key)  # where the group's class is named
+    """Returns the names of lcfl's classes for an option or one below it; those of all options if it takes no class."""
+    key = re.sub(r"^(model|data)\.init_args\.", r"\1.", key)  # the path of a group whose class is named
     groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
     modules = [PARTS[groups[-1]]] if groups else list(PARTS.values())
-    found = {name: getattr(module, name) for module in modules for name in module.__all__}
-    return [name for name, made in found.items() if isinstance(made, type) and not inspect.isabstract(made)]
+    classes = {name: getattr(module, name) for module in modules for name in module.__all__}
+    return [name for name, kind in classes.items() if isinstance(kind, type) and not inspect.isabstract(kind)]

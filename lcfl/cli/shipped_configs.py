@@ -1,4 +1,7 @@
-"""The configurations that come with lcfl: beside the package in a checkout, inside it when installed from a wheel."""
+"""Finds the configurations that come with lcfl.
+
+They are next to the package in a checkout, and inside the package if it is installed from a wheel.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,7 @@ __all__ = ["configurations", "find"]
 
 
 def configurations() -> Path:
-    """The folder with ``quickstart.yaml``, ``data/``, ``methods/`` and ``papers/``.
+    """Returns the folder with ``quickstart.yaml``, ``data/``, ``methods/`` and ``papers/``.
 
     Raises:
         FileNotFoundError: if the installation has none.
@@ -17,18 +20,18 @@ def configurations() -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "methods").is_dir():
             return folder
-    raise FileNotFoundError(f"{package}: this installation of lcfl came without its configurations; install the wheel.")
+    raise FileNotFoundError(f"{package}: this installation of lcfl has no configurations; install lcfl from its wheel.")
 
 
 def find(kind: str, name: str) -> Path:
-    """A configuration by path, or by its name among those of lcfl.
+    """Returns the path of a configuration, which is given by its path or by its name in lcfl.
 
     Args:
         kind: ``methods`` or ``data``.
-        name: a path, or a file's name without ``.yaml``.
+        name: a path, or the name of a file without ``.yaml``.
 
     Raises:
-        FileNotFoundError: if there is neither; says which names there are.
+        FileNotFoundError: if there is neither. The message lists the names in lcfl.
     """
     if Path(name).is_file():
         return Path(name)
@@ -36,5 +39,5 @@ def find(kind: str, name: str) -> Path:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in folder.glob("*.yaml")))
-        raise FileNotFoundError(f"there is no file {name} and no configuration of that name in lcfl; it has {names}.")
+        raise FileNotFoundError(f"there is no file {name}, and lcfl has no configuration of that name; it has {names}.")
     return path

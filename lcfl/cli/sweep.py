@@ -1,6 +1,6 @@
-"""Many runs as one: methods x grid x seeds, each an ordinary ``lcfl fit`` in a process of its own.
+"""Runs methods x grid x seeds. Each run is an ordinary ``lcfl fit`` in a separate process.
 
-A grid is tried with the first seed; per method the point with the best validation accuracy is run with all seeds.
+A grid is tried with the first seed. For each method, the point with the best validation accuracy is run with all seeds.
 """
 
 import hashlib
@@ -26,14 +26,20 @@ from lcfl.runs.comparison import FinishedRun
 
 __all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
 
-STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl minds signals, and after
+STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after
 
 Point = tuple[tuple[str, str], ...]  # (option, value) pairs
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values to try for one option, for one method or (None) for all."""
+    """The values to try for one option.
+
+    Attributes:
+        option: the option.
+        values: the values as text.
+        method: the method that tries them; None for all methods.
+    """
 
     option: str
     values: tuple[str, ...]
@@ -41,13 +47,13 @@ class Grid:
 
 
 def parse_grid(text: str) -> Grid:
-    """``[method:]option=value,value``; values are read as YAML.
+    """Reads a grid from a text ``[method:]option=value,value``, whose values are YAML.
 
     A value may be a mapping: ``model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 1}``
-    tries two options together, which two grids would cross.
+    tries pairs of values for two options. Two grids would try all combinations of their values.
 
     Raises:
-        ValueError: for a text of another form.
+        ValueError: if the text has another form.
     """
     option, sign, values = text.partition("=")
     method, colon, rest = option.partition(":")
@@ -56,26 +62,33 @@ def parse_grid(text: str) -> Grid:
     except yaml.YAMLError:
         parsed = []
     if not sign or not option or not parsed:
-        raise ValueError(f"sweep: got --grid {text}; it has the form option=value,value or method:option=value,value.")
+        raise ValueError(f"sweep: got --grid {text}; allowed are option=value,value and method:option=value,value.")
     words = tuple(value if isinstance(value, str) else json.dumps(value) for value in parsed)
     return Grid(rest, words, method) if colon else Grid(option, words)
 
 
 def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
-    """Every combination of the grid's values that concern a method; one empty point if there is nothing to choose."""
+    """Returns every combination of the values of a method's grids; one empty point if there is nothing to choose."""
     own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) > 1]
     return list(product(*([(grid.option, value) for value in grid.values] for grid in own)))
 
 
 def given_to(method: str, grids: Sequence[Grid]) -> list[str]:
-    """The words of a method's grids that leave nothing to choose: options of its own, not points."""
+    """Returns a method's grids with a single value as options of all runs of that method."""
     own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) == 1]
     return [f"--{grid.option}={grid.values[0]}" for grid in own]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: a method at a point of its grid, with a seed; `rounds` where tuning is shorter."""
+    """One run of a sweep.
+
+    Attributes:
+        method: the method.
+        point: the point of its grid.
+        seed: the seed.
+        rounds: the number of rounds if the trial is shorter than a run; None otherwise.
+    """
 
     method: str
     point: Point
@@ -84,38 +97,39 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Its ``trainer.name``."""
+        """The ``trainer.name`` of the run."""
         parts = [Path(self.method).stem, *(_short(option, value) for option, value in self.point)]
         parts += [] if self.rounds is None else [f"rounds={self.rounds}"]
         return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
 
 
-def _say(text: str) -> None:
-    print(f"{text}\n", end="", flush=True)  # in one piece: several threads say what they do
+def _print_line(text: str) -> None:
+    print(f"{text}\n", end="", flush=True)  # one write, because several threads report here
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs trials and knows which are done.
+    """Runs trials, and skips those that are finished.
 
     Args:
-        root: folder of all runs; a trial lies in ``<root>/<trial>/version_0``, its output in ``<root>/<trial>.log``.
-        layers: ``-c`` files of every run, below the method's.
-        options: further words of every run, above the method's.
-        own: further words of one method's runs, above all others.
-        say: is told what happens.
-        program: what a run's words are given to.
+        root: the folder of all runs. A trial is in ``<root>/<trial>/version_0`` and its output in
+            ``<root>/<trial>.log``.
+        layers: the ``-c`` files of every run; the method's file overrides them.
+        options: further arguments of every run; they override the method's file.
+        own: further arguments for the runs of one method; they override all of the above.
+        say: a function that gets every progress message.
+        program: the command that gets the arguments of a run.
     """
 
     root: Path
     layers: Sequence[str]
     options: Sequence[str]
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    say: Callable[[str], None] = _say
+    say: Callable[[str], None] = _print_line
     program: Sequence[str] = (sys.executable, "-m", "lcfl", "fit")
 
     def command(self, trial: Trial) -> list[str]:
-        """The words behind ``lcfl fit`` that make a trial."""
+        """Returns the arguments of ``lcfl fit`` for a trial."""
         words = [word for layer in (*self.layers, str(find("methods", trial.method))) for word in ("-c", layer)]
         words += [*self.options, *self.own.get(trial.method, ())]
         words += [f"--{option}={value}" for option, value in trial.point]
@@ -124,12 +138,19 @@ class Sweep:
         return [*words, f"--trainer.name={trial.name}"]
 
     def run(self, trials: Sequence[Trial], jobs: int = 1) -> list[FinishedRun | None]:
-        """Runs what is not done, resumes what was begun; None for a trial that failed.
+        """Runs the trials, and resumes those that were interrupted.
 
-        Ctrl-C asks every run to stop after its round with a checkpoint, waits for that, and starts no more.
+        Ctrl-C makes every run stop after its round with a checkpoint, waits for that, and starts no further run.
+
+        Args:
+            trials: the trials.
+            jobs: the number of runs at the same time.
+
+        Returns:
+            The runs in the order of the trials; None for a trial that failed.
 
         Raises:
-            ValueError: if a trial of this name was made by another command, or one keeps nothing.
+            ValueError: if a trial of this name was run by another command, or if a trial saves nothing.
         """
         commands = [self.command(trial) for trial in trials]
         children: set[subprocess.Popen[bytes]] = set()
@@ -152,22 +173,25 @@ class Sweep:
                     raise
         except BaseException:
             for note in new:
-                if not (note.parent / "version_0").is_dir():  # nothing is there that it would tell about
+                if not (note.parent / "version_0").is_dir():  # there is no run that it could describe
                     note.unlink()
             raise
 
     def tune(
         self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
     ) -> Point:
-        """The point with the best validation accuracy of the kind of model that the method's paper reports first.
+        """Returns the point with the best validation accuracy.
+
+        The accuracy is that of the kind of model that the method's paper reports first.
 
         Args:
-            method: whose points they are.
-            points: to choose from; a single one needs no trial.
-            seed: of every trial.
-            rounds: of the trials, where they are shorter than a run.
-            jobs: trials at the same time.
-            finalists: so many of the best go all the way after shorter trials, and these runs decide.
+            method: the method.
+            points: the points to choose from; a single one needs no trial.
+            seed: the seed of every trial.
+            rounds: the rounds of a trial, if trials are shorter than a run.
+            jobs: the number of trials at the same time.
+            finalists: after shorter trials, this number of the best points is run with all rounds, and these runs
+                decide.
 
         Raises:
             ValueError: if no trial has a validation accuracy.
@@ -175,18 +199,20 @@ class Sweep:
         if len(points) == 1:
             return points[0]
         if finalists >= len(points):
-            rounds = None  # all would go all the way after trials that decide nothing
+            rounds = None  # the shorter trials would not exclude any point
         scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
         if rounds is not None and finalists > 1:
             best = sorted(scores, key=lambda point: -scores[point])[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
         chosen = max(scores, key=lambda point: scores[point])
         words = " ".join(f"{option}={value}" for option, value in chosen)
-        self.say(f"{method}: {words} is the best of {len(points)} on validation data, {100 * scores[chosen]:.2f} %")
+        self.say(
+            f"{method}: {words} is the best of {len(points)} points, {100 * scores[chosen]:.2f} % on validation data"
+        )
         return chosen
 
     def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> dict[Point, float]:
-        """The validation accuracies of trials that have one, by point."""
+        """Runs trials and returns the validation accuracies by point, of those trials that have one."""
         runs = self.run(trials, jobs)
         scores = {trial.point: validation_accuracy(run) for trial, run in zip(trials, runs, strict=True) if run}
         scores = {point: score for point, score in scores.items() if score > -inf}
@@ -203,14 +229,14 @@ class Sweep:
             resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
             more = ["--ckpt_path=last"] if resumes else []
             self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
-            if not resumes:  # begun, but killed before its first checkpoint: what is there is of no use
+            if not resumes:  # killed before its first checkpoint, so there is nothing to resume
                 shutil.rmtree(folder, ignore_errors=True)
             with (self.root / f"{trial.name}.log").open("a") as log:
                 begin = log.tell()
                 log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
                 log.flush()
                 fit = [*self.program, *words, *more]
-                # A session of its own: a terminal's Ctrl-C is for the sweep, which hands it on once.
+                # In a separate session, because Ctrl-C in a terminal must reach only the sweep. It passes it on once.
                 child = subprocess.Popen(fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
                 children.add(child)
                 status = child.wait()
@@ -223,17 +249,20 @@ class Sweep:
                 return None
             if not summary.is_file():
                 raise ValueError(
-                    f"sweep: {trial.name} ended well and left no {summary}; see {self.root / trial.name}.log. Options "
-                    "that keep nothing, such as trainer.fast_dev_run, are for lcfl fit: leave them out here."
+                    f"sweep: {trial.name} succeeded but wrote no {summary}; see {self.root / trial.name}.log. Leave "
+                    "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
         run = FinishedRun(folder, json.loads(summary.read_text()))
         self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
         return run
 
     def _claim(self, trial: Trial, words: Sequence[str]) -> list[Path]:
-        """Notes a trial's command and gives the note if it is new; refuses a trial that another command has made.
+        """Writes a note with the command of a trial, and returns the path of the note if it is new.
 
-        A file is known by its name and content: wherever it lies by now, a trial made from it can be resumed.
+        A file is identified by its name and its content. A trial can therefore be resumed even if its files have moved.
+
+        Raises:
+            ValueError: if the trial was run by another command.
         """
         files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
         now = _by_name(words, {file: _digest(Path(file)) for file in files})
@@ -242,7 +271,7 @@ class Sweep:
             write_json(note, now, indent=2)
             return [note]
         was: dict[str, Any] = json.loads(note.read_text())
-        if isinstance(was["files"], dict):  # as notes once were: of paths
+        if isinstance(was["files"], dict):  # the form of older notes, with paths
             was = _by_name(was["command"], was["files"])
         if was == now:
             return []
@@ -250,27 +279,30 @@ class Sweep:
         changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
         differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
-            f"sweep: {self.root / trial.name} was made by another command; {differs} differs. Name another "
-            "folder with --out, or remove this one."
+            f"sweep: {self.root / trial.name} was run by another command; {differs} differs. Give another folder with "
+            "--out, or remove this one."
         )
 
 
 def validation_accuracy(run: FinishedRun) -> float:
-    """Of the first kind of model that the method's paper reports; -inf without validation data or where it is NaN."""
+    """Returns the validation accuracy of the kind of model that the method's paper reports first.
+
+    It is -inf without validation data, and if the accuracy is NaN.
+    """
     names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith("/acc")]
     value = run.metrics[names[0]] if names else -inf
     return value if value == value else -inf
 
 
 def _last_error(log: Path, begin: int) -> str:
-    """The last error of ``lcfl`` in a run's output from byte `begin` on, on a line of its own; empty without one."""
+    """Returns the last error of ``lcfl`` in a run's output from byte `begin` on, as a separate line; empty if none."""
     output = log.read_bytes()[begin:].decode(errors="replace")
     errors = [line for line in output.splitlines() if line.startswith("lcfl: error: ")]
     return f"\n  {errors[-1]}" if errors else ""
 
 
 def _short(option: str, value: str) -> str:
-    """``lr=0.1`` of an option and its value; of a mapping its items, as YAML within braces reads them."""
+    """Returns an option and its value as ``lr=0.1``; if the value is a YAML mapping, its items in this form."""
     parsed = yaml.safe_load(value) if value.startswith("{") else None
     if not isinstance(parsed, dict):
         return f"{option.rpartition('.')[2]}={value}"
@@ -279,7 +311,7 @@ def _short(option: str, value: str) -> str:
 
 
 def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:
-    """What a trial's note holds: its words with its files by name, and the files' names and digests in order."""
+    """Returns the content of a trial's note: its arguments, with files by name, and the files' names and digests."""
     known = [Path(word).name if word in digests else word for word in words]
     return {"command": known, "files": [[Path(file).name, digest] for file, digest in digests.items()]}
 

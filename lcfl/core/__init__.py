@@ -1,1 +1,1 @@
-"""What every room builds on: the state, the messages, the callbacks' base class, random streams and files."""
+"""Foundations of all other packages: state, messages, the base class of callbacks, random streams and files."""

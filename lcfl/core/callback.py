@@ -1,4 +1,4 @@
-"""The hooks of a round, and the base class of everything that is called at one."""
+"""The hooks of a run, and the base class of all callbacks."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["HOOKS", "Callback", "check_hooks", "with_state_keys"]
 
-# What each hook may take beside `server` and `state`.
+# The arguments that each hook may take in addition to `server` and `state`.
 HOOKS: dict[str, tuple[str, ...]] = {
     "on_fit_start": (),
     "on_extra_round_end": ("uploads",),
@@ -24,68 +24,70 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 
 class Callback:
-    """Something that is called during a federation. All hooks run on the server, rank 0.
+    """Base class of objects that are called during a federation. All hooks run on the server, rank 0.
 
-    Define any of these, with any of the arguments that stand behind it, by name. `server` is the
-    `lcfl.server.server.Server`, `state` its `FederationState`.
+    A subclass defines any of these hooks, each with any of the arguments listed next to it. Arguments are passed by
+    name. `server` is the `lcfl.server.server.Server`, and `state` is its `FederationState`.
 
     ====================  =============================================================================
     on_fit_start          server, state
-    on_extra_round_end        server, state, uploads: after each warm-up round, where state.round is negative, and
-                          after each extra round, which comes before the training round state.round
+    on_extra_round_end    server, state, uploads: called after each warm-up round, where state.round is negative, and
+                          after each extra round, which precedes the training round state.round
     on_round_start        server, state
-    on_clients_sampled    server, state, sampled: the clients' numbers, ascending
-    on_uploads            server, state, uploads: list of `Uplink`, one a client, in client order
-    on_round_end          server, state, uploads: clustering happens here, before aggregation
-    on_aggregated         server, state, uploads: the new models stand; cluster tuning happens here
+    on_clients_sampled    server, state, sampled: the numbers of the sampled clients, in ascending order
+    on_uploads            server, state, uploads: a list with one `Uplink` per client, in client order
+    on_round_end          server, state, uploads: called before aggregation; clustering happens here
+    on_aggregated         server, state, uploads: called when the new models are in place; cluster tuning happens here
     on_evaluated          server, state, evaluation: the `Evaluation` of this round
-    on_round_logged       server, state, row: the round's metrics by name, written; `server.log` is too late from here
-    on_checkpoint         server, state, path: of the checkpoint just written
+    on_round_logged       server, state, row: the metrics of the round by name, which are already written; from here on
+                          it is too late for `server.log`
+    on_checkpoint         server, state, path: the path of the checkpoint that was just written
     on_fit_end            server, state, metrics: the final metrics by name
     ====================  =============================================================================
 
-    Results travel through the state; what a hook returns is dropped. What a callback must remember
-    between rounds it returns from `state_dict`; it is saved with every checkpoint.
+    Hooks pass results on through the state, and their return values are ignored. A callback returns what it must
+    remember between rounds from `state_dict`, which is saved with every checkpoint.
     """
 
-    #: False for a callback that only watches; a run may be resumed with other watchers.
+    #: False for a callback that only observes. A run may be resumed with different observers.
     shapes_result: bool = False
 
     @property
     def key(self) -> str:
-        """The name of its state in a checkpoint."""
+        """The name under which a checkpoint stores its state."""
         return type(self).__qualname__
 
     def check_monitor(self, names: Sequence[str]) -> None:
-        """Raises a ValueError if it waits for a metric that is not among `names`, those of the run's evaluations.
+        """Raises a ValueError if it waits for a metric that is not among `names`, the metrics of the run's evaluations.
 
-        Called before anything is written; `names` is empty where nothing is evaluated during the run.
+        Called before anything is written. `names` is empty if nothing is evaluated during the run.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What survives a resume: tensors and plain values; a numpy scalar comes back as a plain number.
+        """Returns what must survive when a run is resumed: tensors and plain values.
 
-        Anything else, e.g. a numpy array, ends the run with a ValueError at its first checkpoint.
+        A numpy scalar comes back as a plain number. Anything else, e.g. a numpy array, ends the run with a ValueError
+        at its first checkpoint.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
 
 
 def with_state_keys(callbacks: Iterable["Callback"]) -> list[tuple[str, "Callback"]]:
-    """Callbacks with the keys of their states in a checkpoint; a second one of a class has the key ``Name#2``."""
-    found: dict[str, Callback] = {}
+    """Returns callbacks with their keys in a checkpoint; the second callback of a class has the key ``Name#2``."""
+    by_key: dict[str, Callback] = {}
     for callback in callbacks:
         key, number = callback.key, 2
-        while key in found:
+        while key in by_key:
             key, number = f"{callback.key}#{number}", number + 1
-        found[key] = callback
-    return list(found.items())
+        by_key[key] = callback
+    return list(by_key.items())
 
 
 def check_hooks(callbacks: Iterable[object]) -> None:
-    """Raises a ValueError for a public ``on_*`` method that would never be called, or not with these arguments."""
+    """Raises a ValueError for a public ``on_*`` method that is not a hook or requires an argument it does not get."""
     for callback in callbacks:
         for name in dir(callback):
             if not name.startswith("on_"):
@@ -95,19 +97,19 @@ def check_hooks(callbacks: Iterable[object]) -> None:
                 close = get_close_matches(name, HOOKS, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise ValueError(
-                    f"{where} is no hook and would never be called.{hint} The hooks are {', '.join(HOOKS)}."
+                    f"{where} is not a hook and would never be called.{hint} The hooks are {', '.join(HOOKS)}."
                 )
-            given = ("server", "state", *HOOKS[name])
-            unknown = [each for each in _required(getattr(callback, name)) if each not in given]
+            allowed = ("server", "state", *HOOKS[name])
+            unknown = [argument for argument in _required(getattr(callback, name)) if argument not in allowed]
             if unknown:
                 raise ValueError(
-                    f"{where} asks for {', '.join(unknown)}; a hook is called by name, this one with any of "
-                    f"{', '.join(given)}."
+                    f"{where} requires {', '.join(unknown)}; a hook gets its arguments by name, and this one may take "
+                    f"any of {', '.join(allowed)}."
                 )
 
 
 def _required(method: Any) -> list[str]:
-    """The arguments that a method cannot be called without."""
-    free = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    """Returns the names of the arguments that a method cannot be called without."""
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     parameters = signature(method).parameters.values()
-    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in free]
+    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in variadic]

@@ -1,4 +1,4 @@
-"""What a client keeps between two participations, and where that lives."""
+"""What a client keeps between the rounds in which it takes part, and the store that holds it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,19 +14,19 @@ from lcfl.core.shard_index import ShardIndex
 
 __all__ = ["VECTORS", "ClientState", "ClientStore"]
 
-BLOCK_BYTES = 64 * 2**20  # by which the files of a mapped store grow
-BLOCK_VECTORS = 4096  # at most: each is a tensor, and millions of short ones take longer than all the rest
+BLOCK_BYTES = 64 * 2**20  # the files of a mapped store grow by this much
+BLOCK_VECTORS = 4096  # most in a block: each becomes a tensor, and making millions of short ones takes too long
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """The private part of one client: never on the wire, kept between its participations.
+    """The private part of one client. It is never sent, and the client keeps it between its participations.
 
     Attributes:
-        model: its own model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep none.
-        consumed: training samples drawn so far in `steps` mode; its next batch begins there.
-        buffers: of its networks, ``[Q]``, where they are not exchanged; None: those of the `blank` state.
-        received: what the server last received of the model, where a transform of uploads makes that another one.
+        model: the personal model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep no model.
+        consumed: the number of training samples drawn so far in `steps` mode; the next batch begins there.
+        buffers: the buffers of its networks ``[Q]``, if they are not exchanged; None means those of the `blank` state.
+        received: the model as the server last received it, if an upload transform makes it differ from `model`.
     """
 
     model: Tensor | None = None
@@ -36,7 +36,7 @@ class ClientState:
 
     @property
     def sent(self) -> Tensor:
-        """w_i as the server last received it; only where clients keep models that they upload whole."""
+        """w_i as the server last received it. It exists only if clients keep models that they upload whole."""
         model = self.model if self.received is None else self.received
         assert model is not None, "stored models need an exchange whose clients keep them"
         return model
@@ -46,22 +46,23 @@ VECTORS = tuple(field.name for field in fields(ClientState) if field.name != "co
 
 
 class ClientStore:
-    """The states of all clients, by number. A client that never took part has the `blank` state.
+    """The states of all clients, by number. A client that has never taken part has the `blank` state.
 
-    The server holds it: a rank is handed the state of a client it trains and hands the new one back,
-    so any rank can train any client. Where a client uploads its whole model, the model kept here is
+    The server holds the store. It hands the state of a client to the rank that trains the client, and the rank hands
+    the new state back, so any rank can train any client. If a client uploads its whole model, the model kept here is
     also what the server last received from it.
 
     Args:
-        blank: the state of whoever never took part; it costs no memory of its own.
-        folder: keep the vectors in memory-mapped files there, which the operating system writes out and reads in as
-            memory allows; None: in memory. The files have no names: they end with the process, however that ends,
-            and a resumed run fills new ones from its checkpoint. A mapped vector is valid until its client's next
-            state is stored.
+        blank: the state of every client that has never taken part; they share it and take up no further memory.
+        folder: the folder of memory-mapped files that hold the vectors; the operating system writes them out and reads
+            them in as memory allows. None keeps the vectors in memory. The files have no names. They vanish with the
+            process, however it ends, and a resumed run fills new files from its checkpoint. A mapped vector is valid
+            until the next state of its client is stored.
 
     Attributes:
-        sums: of the models that the server received, where an aggregation keeps them; they follow every change.
-        shards: which states the newest checkpoint has.
+        sums: the sums of the models that the server has received, if an aggregation keeps them; they follow every
+            change.
+        shards: the index of the states that the newest checkpoint holds.
     """
 
     def __init__(self, blank: ClientState, folder: Path | None = None) -> None:
@@ -76,12 +77,13 @@ class ClientStore:
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self._take_out(client)
-        # Those of the blank state are the same memory for everybody: a model is measured once for all who share both.
+        # The buffers of the blank state are shared and not copied, because a model is evaluated only once for all
+        # clients that share both the model and the buffers.
         own = replace(state, buffers=None) if state.buffers is self.blank.buffers else state
-        kept: dict[str, Any] = {
+        mapped: dict[str, Any] = {
             name: vectors.keep(client, getattr(own, name)) for name, vectors in self._mapped.items()
         }
-        own = replace(own, **kept)
+        own = replace(own, **mapped)
         self._states[client] = replace(own, buffers=self.blank.buffers) if own.buffers is None else own
         self.shards.changed(client)
 
@@ -89,11 +91,11 @@ class ClientStore:
         return client in self._states
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of the clients that took part, ascending."""
+        """Iterates over the numbers of the clients that have taken part, in ascending order."""
         return iter(sorted(self._states))
 
     def forget(self, client: int) -> None:
-        """Puts a client back to the blank state."""
+        """Resets a client to the blank state."""
         self._take_out(client)
         for vectors in self._mapped.values():
             vectors.keep(client, None)
@@ -111,7 +113,7 @@ class ClientStore:
 
 
 class _MappedVectors:
-    """Vectors of one length in memory-mapped files, by client; a place that is given up is used again."""
+    """Vectors of one length in memory-mapped files, by client. A place that becomes free is used again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,7 +121,7 @@ class _MappedVectors:
         self._free: list[Tensor] = []
 
     def keep(self, client: int, vector: Tensor | None) -> Tensor | None:
-        """The vector where it now lives; None gives the client's place up."""
+        """Copies a vector to the client's place and returns the copy; None frees the place."""
         if vector is None:
             if client in self._place:
                 self._free.append(self._place.pop(client))
@@ -134,6 +136,6 @@ class _MappedVectors:
         num_vectors = max(1, min(BLOCK_VECTORS, BLOCK_BYTES // (length * dtype.itemsize)))
         num_bytes = num_vectors * length * dtype.itemsize
         file, memory = unnamed_memory([self._folder], num_bytes, "clients' models (trainer.client_store: mapped)")
-        file.close()  # the memory stays
+        file.close()  # the mapped memory stays valid
         block = torch.frombuffer(memory, dtype=dtype).view(num_vectors, length)
         self._free += reversed(block.unbind())

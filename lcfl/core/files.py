@@ -1,4 +1,4 @@
-"""Files and directories that are either whole or absent, whatever happens while they are written; files as memory."""
+"""Files and directories that are complete or absent, even if writing them fails, and files that serve as memory."""
 
 import json
 import mmap
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
+    """Writes a file and waits until its content is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -42,17 +42,19 @@ def write_json(path: str | Path, content: dict[str, Any], indent: int | None = N
 
 
 def check_new(path: Path) -> None:
-    """Raises a FileExistsError if there is something of that name."""
+    """Raises a FileExistsError if a file or folder of that name exists."""
     if path.exists():
-        raise FileExistsError(f"{path} exists already; name a new file, nothing is overwritten.")
+        raise FileExistsError(f"{path} exists already; name a new file. Nothing is overwritten.")
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file to write; it becomes `path` by one rename when the block ends well, and is gone if not.
+    """Yields the temporary name of a file to write.
+
+    If the block succeeds, one rename turns the file into `path`. Otherwise the file is removed.
 
     Raises:
-        FileExistsError: if there is one already.
+        FileExistsError: if `path` exists already.
     """
     check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +68,10 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_directory(final: Path) -> Iterator[Path]:
-    """A directory to fill; it becomes `final` by one rename when the block ends well, and is gone if not.
+    """Yields a temporary directory to fill.
 
-    A directory that stands at `final` is replaced.
+    If the block succeeds, one rename turns the directory into `final`. Otherwise the directory is removed. An existing
+    directory `final` is replaced.
     """
     temporary, replaced = final.with_name(f".{final.name}.tmp"), final.with_name(f".{final.name}.old")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -78,7 +81,7 @@ def temporary_directory(final: Path) -> Iterator[Path]:
         sync_directory(temporary)
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)  # removed where it stands, it could be left half under its name
+            final.rename(replaced)  # an interrupted removal must not leave half of it under its name
         temporary.rename(final)
         sync_directory(final.parent)
     finally:
@@ -87,7 +90,7 @@ def temporary_directory(final: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory survive a power cut."""
+    """Makes the names in a directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,22 +99,25 @@ def sync_directory(path: Path) -> None:
 
 
 def unnamed_memory(folders: Sequence[str | Path], num_bytes: int, what: str) -> tuple[IO[bytes], mmap.mmap]:
-    """A new file of that size without a name, and its bytes as memory; nothing is left of it however a process ends.
+    """Creates a file without a name and maps it into memory. Nothing remains of the file, however the process ends.
 
     Args:
-        folders: the first one that has room holds the file.
-        num_bytes: at least 1.
-        what: is to lie there, for errors.
+        folders: the candidates, of which the first one with enough room holds the file.
+        num_bytes: the size of the file, at least 1.
+        what: the name of the content in error messages.
+
+    Returns:
+        The file, and its bytes as memory.
 
     Raises:
-        OSError: if none has room; later, when a page is written, the process would be killed instead.
+        OSError: if no folder has enough room. Otherwise the process would be killed later, when it writes a page.
     """
     reasons = []
     for folder in folders:
         try:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - its memory outlives this call
             try:
-                if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+                if hasattr(os, "posix_fallocate"):  # missing on macOS and Windows
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
                 else:
                     file.truncate(num_bytes)

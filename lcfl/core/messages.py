@@ -1,4 +1,4 @@
-"""What crosses the border between server and clients, and how many bytes that is."""
+"""The messages between server and clients, and their sizes in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ def _num_bytes(payload: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Downlink:
-    """What the server sends to one client.
+    """A message from the server to one client.
 
-    The names in a payload are the field's words: ``model`` (start from it), ``centre`` (Omega, the
-    model of the client's cluster), ``embedding`` (Phi).
+    The names in a payload are the usual terms of the field: ``model`` (the model to start from), ``centre`` (Omega,
+    the model of the client's cluster), ``embedding`` (Phi).
     """
 
     payload: Mapping[str, Tensor]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the wire: the payload's tensors and nothing else."""
+        """The bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
 
 
 @dataclass(frozen=True)
 class Uplink:
-    """What one client sends back.
+    """A message from one client back to the server.
 
     Attributes:
-        client: its number.
+        client: the number of the client.
         payload: tensors by name, e.g. ``model`` (w_i).
-        num_samples: n_i, its number of training samples, the weight of weighted means.
-        answers: what the server had sent to it; added by the server, and not on the wire.
+        num_samples: n_i, its number of training samples, which is its weight in weighted means.
+        answers: the downlink that the server sent to it. The server adds it; it is not sent back.
     """
 
     client: int
@@ -46,10 +46,10 @@ class Uplink:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the wire: the payload's tensors and nothing else."""
+        """The bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether it holds no NaN and no infinity; a finite sum, which is cheap to find, tells so."""
+    """Returns whether a tensor holds no NaN and no infinity. A finite sum proves it and is cheap to compute."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -1,6 +1,6 @@
-"""Sums of models in float64, and those of the models that the server has stored, kept up to date from what changes.
+"""Sums of models in float64, and sums of the server's stored models that are updated when models change.
 
-Legend: N clients, G groups of them, P + Q length of a model's flat vector.
+Legend: N clients, G groups of clients, P + Q length of a model's flat vector.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +11,18 @@ from torch import Tensor
 
 __all__ = ["ModelSums", "add_models"]
 
-BLOCK = 2**17  # entries of a model that are added up together: a megabyte in float64, which a core's cache holds
-AT_ONCE = 32  # models that are held at a time while sums are brought up to date
+BLOCK = 2**17  # entries of a model that are added together: a megabyte in float64, which fits into a core's cache
+AT_ONCE = 32  # models that are held at the same time while sums are updated
 
 HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
-TOLERANCE = 2.0**-30  # of the largest entry: the bound of the errors beyond which sums are not gone on with
+TOLERANCE = 2.0**-30  # relative to the largest entry; sums with a larger error bound are not used any further
 
 
 def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]) -> None:
-    """``total += factor_i model_i`` in place, one after the other in the given order, for ``[P + Q]`` each.
+    """Computes ``total += factor_i model_i`` in place, one model ``[P + Q]`` after the other in the given order.
 
-    All of them for one part of the entries after the other: the same bits, and `total` is read and written once.
+    Works through the entries part by part and adds all models to a part before it continues with the next part. The
+    result has the same bits as without parts, but `total` is read and written only once.
     """
     for begin in range(0, len(total), BLOCK):
         part = total[begin : begin + BLOCK]
@@ -31,17 +32,18 @@ def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]
 
 @dataclass
 class ModelSums:
-    """The sum of the stored models of every group, in float64.
+    """The sum of the stored models of each group, in float64.
 
-    A model that is replaced is taken out and its successor added, so a round costs what it changed, however many
-    models are stored. Every addition may round; `error` bounds what that can have done to any entry since the sums
-    were last made from nothing. The order of all additions is that of the clients' numbers.
+    When a model is replaced, it is subtracted and its successor is added. The cost of a round therefore depends on how
+    many models change, not on how many are stored. Every addition may round. `error` bounds the rounding error that any
+    entry has gathered since the sums were last recomputed from scratch. All additions are in the order of the clients'
+    numbers.
 
     Attributes:
-        total: ``[G, P + Q]``, float64.
-        group: which of the sums a client's model is in ``[N]``, int64; -1 for none.
-        error: no entry of `total` is farther than this from the exact sum.
-        largest: no entry of `total` is larger than this, whatever its sign.
+        total: the sums ``[G, P + Q]``, float64.
+        group: the sum that each client's model is in ``[N]``, int64; -1 for none.
+        error: an upper bound of the difference between any entry of `total` and the exact sum.
+        largest: an upper bound of the absolute value of any entry of `total`.
     """
 
     total: Tensor
@@ -51,13 +53,13 @@ class ModelSums:
 
     @classmethod
     def from_models(cls, group_N: Tensor, num_groups: int, size: int, model_of: Callable[[int], Tensor]) -> "ModelSums":
-        """From nothing.
+        """Computes the sums from scratch.
 
         Args:
-            group_N: the group of every client, int64; -1 for those that do not count.
+            group_N: the group of each client ``[N]``, int64; -1 for clients that do not count.
             num_groups: G.
             size: P + Q.
-            model_of: the stored model of a client, by its number.
+            model_of: returns the stored model of a client, given its number.
         """
         sums = cls(torch.zeros(num_groups, size, dtype=torch.float64), torch.full_like(group_N, -1))
         sums.regroup(group_N, model_of)
@@ -65,11 +67,11 @@ class ModelSums:
 
     @property
     def is_exact_enough(self) -> bool:
-        """Whether `error` is within the tolerance, 2**-30 of the largest entry: 64 times less than float32 rounds."""
+        """Whether `error` is at most 2**-30 of the largest entry, which is 64 times less than float32 rounds."""
         return self.error <= TOLERANCE * self.largest
 
     def take_out(self, client: int, model: Tensor) -> None:
-        """Takes a client's model ``[P + Q]`` out of the sum that it is in, if it is in one."""
+        """Subtracts a client's model ``[P + Q]`` from the sum that it is in, if it is in one."""
         group = int(self.group[client])
         if group >= 0:
             self._note(model)
@@ -77,7 +79,7 @@ class ModelSums:
             self.group[client] = -1
 
     def regroup(self, group_N: Tensor, model_of: Callable[[int], Tensor]) -> None:
-        """Moves the models of clients whose group is another one now, and adds those that are in no sum yet."""
+        """Moves the models of clients whose group has changed, and adds models that are not in a sum yet."""
         moved = torch.nonzero(self.group != group_N).flatten().tolist()
         for begin in range(0, len(moved), AT_ONCE):
             clients = moved[begin : begin + AT_ONCE]
@@ -96,16 +98,16 @@ class ModelSums:
         self.largest = _largest(self.total)
 
     def counts(self) -> Tensor:
-        """How many models are in each sum ``[G]``, int64."""
+        """Returns the number of models in each sum ``[G]``, int64."""
         return torch.bincount(self.group[self.group >= 0], minlength=len(self.total))
 
     def _note(self, model: Tensor) -> None:
-        """What adding or subtracting a model can do to the bounds."""
+        """Updates the bounds for the addition or subtraction of a model."""
         self.largest += _largest(model)
         self.error += HALF_ULP * self.largest
 
 
 def _largest(values: Tensor) -> float:
-    """Of their absolute values; ten times as fast as torch's norm of that kind."""
+    """Returns the largest absolute value. This is ten times as fast as torch's maximum norm."""
     lowest, highest = torch.aminmax(values)
     return max(-float(lowest), float(highest))

@@ -1,7 +1,7 @@
-"""Where the classes of earlier versions are now.
+"""The current names of classes that earlier versions had under other paths.
 
-Class paths of lcfl 0.1.0 are no longer valid; an error names the new one. Checkpoints and summaries of that version are
-read: a class of lcfl is told from another by its name alone, wherever it lives.
+Class paths of lcfl 0.1.0 are no longer valid, and an error names the new path. Checkpoints and summaries of that
+version can still be read, because a class of lcfl is identified by its name alone, wherever it lives.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["current_path", "public_name", "with_current_names"]
 
-MOVED = {  # package of lcfl 0.1.0: from where its classes are imported now
+MOVED = {  # package of lcfl 0.1.0: package from which its classes are imported now
     "lcfl.aggregation": "lcfl",
     "lcfl.clustering": "lcfl",
     "lcfl.exchange": "lcfl",
@@ -23,7 +23,7 @@ OWN = re.compile(r"lcfl(?:\.\w+)*\.(\w+)")
 
 
 def current_path(path: str) -> str:
-    """The class path that stands for one of an earlier version; any other text as it is."""
+    """Returns the current class path for one of an earlier version, and any other text unchanged."""
     for package, now in MOVED.items():
         if path.startswith(f"{package}."):
             name = path.rpartition(".")[2]
@@ -32,17 +32,18 @@ def current_path(path: str) -> str:
 
 
 def public_name(path: str) -> str:
-    """The name of a class of lcfl without its module, which may change; any other text as it is."""
-    found = OWN.fullmatch(path)
-    return RENAMED.get(found[1], found[1]) if found else path
+    """Returns the name of a class of lcfl without its module, which may change, and any other text unchanged."""
+    match = OWN.fullmatch(path)
+    return RENAMED.get(match[1], match[1]) if match else path
 
 
 def with_current_names(content: Any, rename: Callable[[str], str] = public_name) -> Any:
-    """What an earlier version wrote as this version would write it.
+    """Returns what an earlier version wrote in the form in which this version would write it.
 
     Args:
-        content: a description (`lcfl.runs.identity.describe`), or a configuration.
-        rename: of each text in it: `public_name` for a description, `current_path` for a configuration.
+        content: a description (`lcfl.runs.identity.describe`) or a configuration.
+        rename: the function applied to each text in `content`: `public_name` for a description, `current_path` for a
+            configuration.
     """
     if isinstance(content, dict):
         return {key: with_current_names(value, rename) for key, value in content.items()}

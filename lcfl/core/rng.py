@@ -1,9 +1,9 @@
 """Addressed random streams: every draw is a function of a seed, a purpose and an address.
 
-A stream belongs to an address such as ``(seed, "order", client, epoch)`` and to nothing else: not to
-how many numbers were drawn before, not to the process that draws them, not to the order in which
-clients are visited. That is what makes a resumed run, a run on more processes and a run with other
-callbacks give the same bits, without a generator's state in any checkpoint.
+A stream depends only on an address such as ``(seed, "order", client, epoch)``. It does not depend on how many numbers
+were drawn before, on the process that draws them, or on the order in which clients are visited. This is why a resumed
+run, a run on more processes and a run with other callbacks give the same bits, although no checkpoint holds the state
+of a generator.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ __all__ = ["generator", "preserved", "scope", "stream_seed"]
 
 
 def stream_seed(seed: int, purpose: str, *address: int) -> int:
-    """The 128-bit seed of the stream at ``(seed, purpose, *address)``.
+    """Returns the 128-bit seed of the stream at ``(seed, purpose, *address)``.
 
     Args:
-        seed: the run's seed (``seed_everything``) or the partition's own (``data.seed``).
+        seed: the seed of the run (``seed_everything``) or of the partition (``data.seed``).
         purpose: what the stream is for, e.g. ``"sample"`` or ``"order"``.
         address: any further integers, e.g. round and client.
     """
@@ -30,18 +30,18 @@ def stream_seed(seed: int, purpose: str, *address: int) -> int:
 
 
 def generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
-    """A numpy generator at the start of its addressed stream.
+    """Returns a numpy generator at the start of an addressed stream.
 
-    numpy's, because it takes all 128 bits of the seed; torch's CPU generator keeps only 32 of them.
+    A numpy generator uses all 128 bits of the seed, whereas torch's CPU generator keeps only 32.
     """
     return np.random.default_rng(stream_seed(seed, purpose, *address))
 
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Whatever is drawn inside, the global generators go on behind it as if nothing had been; see `scope`."""
+    """Restores the states of the global generators on exit, whatever is drawn inside; see `scope`."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    # Never initialises CUDA: a process that has not used it must still be able to fork.
+    # CUDA is not initialised here, because a process that has not used it must still be able to fork.
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
@@ -57,8 +57,8 @@ def preserved() -> Iterator[None]:
 def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
     """Runs code that can only draw from global generators inside one addressed stream.
 
-    Seeds Python's ``random``, numpy, torch and every CUDA device on entry and puts back what it
-    found on exit, also after an exception. Initialisation, dropout and torchvision transforms need it.
+    Seeds Python's ``random``, numpy, torch and every CUDA device on entry, and restores their states on exit, even
+    after an exception. Initialisation, dropout and torchvision transforms need it.
     """
     number = stream_seed(seed, purpose, *address)
     with preserved():

@@ -1,4 +1,4 @@
-"""Which files of the newest checkpoint hold which clients, so that the next one writes what has changed."""
+"""An index of which files of the newest checkpoint hold which clients, so that the next one writes only changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,11 +11,12 @@ class CheckpointShard:
     """A file with the states of some clients.
 
     Attributes:
-        name: of the file.
-        sha256: of its content.
-        stamp: of the file when it was written or read: inode, size and time of change; whoever touches it changes that.
-        num_clients: how many it was written with.
-        current: those of them whose state is still the one in the file.
+        name: the name of the file.
+        sha256: the hash of its content.
+        stamp: inode, size and time of change of the file when it was written or read; any later change of the file
+            changes them.
+        num_clients: the number of clients that it was written with.
+        current: the clients whose state is still the one in the file.
     """
 
     name: str
@@ -26,12 +27,12 @@ class CheckpointShard:
 
     @property
     def is_half_current(self) -> bool:
-        """Whether at least half of it is still of use. Shards that are not are written anew: they would pile up."""
+        """Whether at least half of its states are still current. Other shards are rewritten, or they would pile up."""
         return 2 * len(self.current) >= self.num_clients
 
 
 class ShardIndex:
-    """Every client's state is in one shard, or `unsaved`."""
+    """An index of the shards of the newest checkpoint. The state of each client is in one shard, or `unsaved`."""
 
     def __init__(self) -> None:
         self.unsaved: set[int] = set()
@@ -39,16 +40,16 @@ class ShardIndex:
         self._shards: dict[str, CheckpointShard] = {}
 
     def __iter__(self) -> Iterator[CheckpointShard]:
-        """The shards that are of use, in the order in which they were written."""
+        """Iterates over the shards that are still in use, in the order in which they were written."""
         return iter(list(self._shards.values()))
 
     def changed(self, client: int) -> None:
-        """A client has another state now."""
+        """Records that a client has a new state."""
         self.gone(client)
         self.unsaved.add(client)
 
     def gone(self, client: int) -> None:
-        """A client has no state any more."""
+        """Records that a client no longer has a state."""
         self.unsaved.discard(client)
         shard = self._shard_of.pop(client, None)
         if shard is not None:
@@ -57,12 +58,12 @@ class ShardIndex:
                 del self._shards[shard.name]
 
     def saved(self, shard: CheckpointShard) -> None:
-        """The states of a shard's `current` clients are in its file."""
+        """Records that the file of a shard holds the states of its `current` clients."""
         self._shards[shard.name] = shard
         self._shard_of.update(dict.fromkeys(shard.current, shard))
         self.unsaved -= shard.current
 
     def release(self, shard: CheckpointShard) -> None:
-        """The states of a shard's clients are to be written anew."""
+        """Marks the states of a shard's clients as unsaved, so that they are written again."""
         for client in list(shard.current):
             self.changed(client)

@@ -1,4 +1,4 @@
-"""Everything of a federation that outlives a round; what is not in here does not survive one.
+"""The state of a federation. It holds everything that outlives a round.
 
 Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code.
 """
@@ -18,24 +18,25 @@ __all__ = ["FederationState"]
 
 @dataclass
 class FederationState:
-    """The server's knowledge and the clients' private parts after `round` complete rounds.
+    """What the server knows and what the clients keep private, after `round` complete rounds.
 
     Attributes:
-        round: the next round; negative while warm-up rounds are due.
+        round: the next round; negative until all warm-up rounds are complete.
         initial: the common initial model ``[P + Q]``.
         global_model: the mean model ``[P + Q]``; its first P_phi entries are the global embedding Phi.
         centres: Omega, the cluster models ``[K, P + Q]``.
-        assignment: R, the cluster of each client ``[N]``, int64; -1 while it has none, and is sent the global model.
-        participated: who has completed a training round and has not left ``[N]``, bool.
+        assignment: R, the cluster of each client ``[N]``, int64; -1 for a client that has no cluster and is sent the
+            global model.
+        participated: whether each client has completed a training round and has not left ``[N]``, bool.
         clients: the clients' private states.
-        projection: M as ``[P, D]`` where a clustering uses one.
+        projection: M as ``[P, D]`` if a clustering uses one.
         codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
         aggregation: what the aggregation remembers between rounds, by name; tensors and plain values.
-        total_bytes: sent and received so far, warm-up rounds included.
+        total_bytes: bytes sent and received so far, including warm-up rounds.
         should_stop: set by a callback that wants no further round.
         callbacks: what each callback keeps, by its key; plain values and tensors.
-        active: who belongs to the federation now ``[N]``, bool: everybody but newcomers, which are kept out
-            until it has ended, and clients that have left. Left out, everybody.
+        active: whether each client belongs to the federation now ``[N]``, bool. Newcomers, which stay outside until the
+            federation has ended, and clients that have left do not belong to it. By default all clients do.
     """
 
     round: int
@@ -68,10 +69,10 @@ class FederationState:
         buffers: Tensor | None = None,
         folder: Path | None = None,
     ) -> "FederationState":
-        """The state before the first round: one cluster, everybody in it, everything at the initial model.
+        """Returns the state before the first round, with all clients in one cluster and all models at the initial one.
 
-        Where buffers are not exchanged `initial` is without them, and `buffers` are those of the initial model. With a
-        `folder` the clients' vectors live in memory-mapped files there.
+        If buffers are not exchanged, `initial` does not contain them, and `buffers` are those of the initial model. If
+        a `folder` is given, the clients' vectors live in memory-mapped files there.
         """
         state = cls(
             round=-num_warmup_rounds,
@@ -94,20 +95,20 @@ class FederationState:
 
     @property
     def num_clusters(self) -> int:
-        """K, how many centres there are now."""
+        """K, the current number of cluster centres."""
         return len(self.centres)
 
     def centre_of(self, client: int) -> Tensor:
-        """Omega_{R_i}: the model ``[P + Q]`` of the client's cluster; the global model of a client without one."""
+        """Returns Omega_{R_i}, the model ``[P + Q]`` of the client's cluster, or the global model if it has none."""
         cluster = int(self.assignment[client])
         return self.centres[cluster] if cluster >= 0 else self.global_model
 
     def model_of(self, client: int) -> Tensor:
-        """w_i as the server last received it; only where clients keep models that they upload whole."""
+        """Returns w_i as the server last received it. It exists only if clients keep models that they upload whole."""
         return self.clients[client].sent
 
     def leave(self, clients: Iterable[int]) -> None:
-        """Takes clients out for good and forgets their models: no mean and no clustering counts them any more."""
+        """Removes clients for good and forgets their models, so that no mean or clustering counts them any more."""
         clients = list(clients)
         if not clients:
             return
@@ -118,5 +119,5 @@ class FederationState:
             self.clients.forget(client)
 
     def members(self, cluster: int) -> list[int]:
-        """The clients of a cluster that have taken part, ascending: those whose models count."""
+        """Returns the clients of a cluster that have taken part, so that their models count, in ascending order."""
         return torch.nonzero((self.assignment == cluster) & self.participated).flatten().tolist()

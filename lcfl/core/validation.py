@@ -1,4 +1,4 @@
-"""Words that several messages share."""
+"""Checks whose error messages several modules share."""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -9,20 +9,20 @@ __all__ = ["check_choice", "check_choices", "check_instance", "abbreviated"]
 
 
 def abbreviated(numbers: Iterable[object], most: int = 5) -> str:
-    """The first of some numbers, ``3, 7, ...``, so that a message stays short."""
+    """Returns the first of some numbers as ``3, 7, ...``, so that a message stays short."""
     words = [str(number) for number in numbers]
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
 
 
 def check_choices(owner: str, part: Any) -> None:
-    """Refuses a value of a dataclass's field that is none of those in the field's annotation, a ``Literal``.
+    """Checks that each field of a dataclass with a ``Literal`` annotation has one of the values that it lists.
 
     Args:
-        owner: what a message begins with: the class, or the option that it is given for.
-        part: the dataclass; its fields of other kinds are passed over.
+        owner: the beginning of the message: the class, or the option that it is given for.
+        part: the dataclass object; fields with other annotations are not checked.
 
     Raises:
-        ValueError: names field, value and what is allowed.
+        ValueError: if a value is not allowed; names the field, the value and what is allowed.
     """
     for field in fields(part):
         if allowed := _choices(field.type):
@@ -30,32 +30,34 @@ def check_choices(owner: str, part: Any) -> None:
 
 
 def check_choice(got: str, value: object, allowed: Iterable[object], more: str = "") -> None:
-    """Refuses a value that is none of the allowed ones; the message is ``<got><value>; allowed are ...<more>``."""
+    """Raises a ValueError if a value is not allowed; its message is ``<got><value>; allowed are ...<more>``."""
     allowed = list(allowed)
     if value not in allowed:
-        *words, last = ["null" if each is None else str(each) for each in allowed]
+        *words, last = ["null" if choice is None else str(choice) for choice in allowed]
         raise ValueError(f"{got}{value!r}; allowed are {', '.join(words)} and {last}.{more}")
 
 
 def check_instance(name: str, value: object, kind: type, more: str = "") -> None:
-    """Refuses an object of another class, as Python passes it on: the parser of the command line has its own check.
+    """Checks that an argument is an instance of a class.
+
+    This is for arguments passed in Python. The parser of the command line has its own check.
 
     Args:
-        name: of the argument.
-        value: what was given for it.
-        kind: what is needed.
-        more: further words of the message, after a blank.
+        name: the name of the argument.
+        value: the value that was given for it.
+        kind: the class that is needed.
+        more: further text of the message, which begins with a space.
 
     Raises:
-        TypeError: names the argument, what it got and what is needed.
+        TypeError: if it is not; names the argument, what it got and what is needed.
     """
     if not isinstance(value, kind):
-        got = f"the class {value.__name__}, not one made of it" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name}: got {got}; it must be of the class {kind.__name__}.{more}")
+        got = f"the class {value.__name__}, not an instance of it" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name}: got {got}; it must be an instance of {kind.__name__}.{more}")
 
 
 def _choices(annotation: Any) -> list[object]:
-    """The values of a ``Literal``, and None of an optional one; none of any other annotation."""
+    """Returns the values of a ``Literal``, with None if it is optional, or an empty list for any other annotation."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     if get_origin(annotation) not in (Union, UnionType):

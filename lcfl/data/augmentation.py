@@ -1,4 +1,7 @@
-"""Random changes of training images, drawn for every image of a batch at once. Shapes: B images of C x H x W."""
+"""Augmentation: random changes of training images, drawn for all images of a batch at once.
+
+Shapes: B images of C x H x W.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,31 +17,31 @@ __all__ = ["Augmentation", "CropAndFlip"]
 
 
 class Augmentation(ABC):
-    """Changes the images of a training batch, never those of an evaluation.
+    """Changes the images of training batches. Images that a model is evaluated on stay unchanged.
 
-    It draws from torch's global generator of the images' device. Within a federation that is the stream of the
-    client's local run (`rng.scope`), so what is drawn depends on seed, round, client and step alone.
+    It draws from torch's global generator of the images' device. In a federation this generator is the stream of the
+    client's local run (`rng.scope`), so the draws depend only on seed, round, client and step.
     """
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
-        """New images [B, C, H, W] of the same type, from raw ones that are not normalised yet."""
+        """Returns new images [B, C, H, W] of the same type from raw images, which are not normalised yet."""
 
 
 @dataclass(frozen=True)
 class CropAndFlip(Augmentation):
-    """A random crop of the padded image, then a horizontal flip of every second one on average.
+    """Crops each padded image at random, then flips it horizontally with probability 1/2.
 
-    Each image is padded by ``padding`` pixels on all sides and cut back to its size at a place drawn uniformly. The
-    usual augmentation of CIFAR: LG-FedAvg trains with it (padded by zeros) and NIID-Bench (by reflection); PACFL, so
-    FedClust, does not.
+    Each image is padded by ``padding`` pixels on all sides and cut back to its size at a position drawn uniformly. This
+    is the usual augmentation of CIFAR. LG-FedAvg (padding with zeros) and NIID-Bench (padding by reflection) train with
+    it. PACFL, and therefore FedClust, does not.
 
     Args:
-        padding: in pixels, on each side; 0 flips only.
-        fill: pad with ``zeros``, which is black, or ``reflect`` the image at its edges.
+        padding: in pixels, on each side; with 0 the images are only flipped.
+        fill: ``zeros`` pads with black pixels, ``reflect`` reflects the image at its edges.
 
     Raises:
-        ValueError: a negative padding, or an unknown fill.
+        ValueError: If the padding is negative or the fill is unknown.
     """
 
     padding: int = 4
@@ -50,11 +53,11 @@ class CropAndFlip(Augmentation):
             raise ValueError(f"CropAndFlip: got padding={self.padding}; it must be at least 0.")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Draws place and flip of every image, then reads all pixels in one gather."""
+        """Draws position and flip of every image, then reads all pixels in one gather."""
         if images.ndim != 4 or (self.fill == "reflect" and self.padding >= min(images.shape[2:])):
             raise ValueError(
-                f"CropAndFlip: got shape {tuple(images.shape)} with padding {self.padding}; needed are images "
-                "[batch, channels, height, width], larger than a padding that reflects them"
+                f"CropAndFlip: got shape {tuple(images.shape)} with padding {self.padding}; images must be "
+                "[batch, channels, height, width], and larger than the padding if fill is reflect"
             )
         batch, channels, height, width = images.shape
         device = images.device
@@ -71,7 +74,7 @@ class CropAndFlip(Augmentation):
         return images.flatten(2).gather(2, pixels.expand(-1, channels, -1)).reshape(batch, channels, height, width)
 
 
-def _reflected(places: Tensor, size: int) -> Tensor:
-    """Places outside of 0, ..., size - 1 mirrored at the outermost pixels, which are not doubled."""
+def _reflected(positions: Tensor, size: int) -> Tensor:
+    """Mirrors positions outside of 0, ..., size - 1 at the outermost pixels, which are not doubled."""
     last = size - 1
-    return last - (last - places.abs()).abs()
+    return last - (last - positions.abs()).abs()

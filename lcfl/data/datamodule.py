@@ -34,40 +34,41 @@ Protocol = Literal["own_split", "label_view", "label_proportional", "global", "g
 
 
 class FederatedDataModule(LightningDataModule):
-    """A data set, dealt out to clients, each with its own training, validation and test images.
+    """Deals a data set out to clients and gives each one training, validation and test samples.
 
-    A function of its arguments alone: the partition draws from the stream (seed, "partition"), the split of client
-    i from (seed, "split", i), whatever the run's own seed is.
+    The result depends only on the arguments. The partition draws from the stream (seed, "partition") and the split of
+    client i from (seed, "split", i), independently of the run's seed.
 
     Args:
-        dataset: where images come from.
-        partition: who gets which.
-        num_clients: N, newcomers included.
-        newcomers: how many clients, as a count (20) or a fraction (0.2), are kept out of the federation for ``lcfl
-            onboard``: they have their images, but are never sampled, trained with, clustered or evaluated. Drawn from
-            the stream (seed, "newcomers").
-        leavers: clients that leave: number of the client -> the first round without it. From that round on it is out
-            of sampling, means, clusterings and evaluations.
-        batch_size: images per training step of a client.
-        drop_last: leave out the last batch of a pass over a client's images where it is shorter than `batch_size`; a
-            client with fewer images keeps its one short batch.
-        protocols: test sets to make. ``own_split`` holds out a part of each client's share; of the official test
-            images, ``label_view`` takes those of the client's labels, ``label_proportional`` a part with its label
-            proportions, ``global`` all, ``global_plain`` all and without client transforms. The first one is also
-            ``test_dataloader``'s.
-        proxy: how many official test images, drawn at random, the server keeps as its proxy set, for methods that try
-            models on one (AS-CFL's D_test); nobody trains, validates or is tested on them, and the server sees them
-            as they are in the data set.
-        pool: deal out the official training images, or ``all`` images (training and test merged, as PFLlib does).
-        test_fraction: part of each share held out for ``own_split``; unused without that protocol.
-        val_fraction: part of the remaining share held out for validation; 0 for none.
-        client_transforms: what each client's images and labels go through, in this order: training, validation and
-            test images alike.
-        seed: of partition, split and client transforms.
+        dataset: the data set that provides the samples.
+        partition: the rule that deals samples out to clients.
+        num_clients: number of clients N, including newcomers.
+        newcomers: number (20) or fraction (0.2) of clients that are kept out of the federation for ``lcfl onboard``.
+            They have samples, but are never sampled, trained with, clustered or evaluated. They are drawn from the
+            stream (seed, "newcomers").
+        leavers: clients that leave, as number of the client -> first round without it. From that round on the client is
+            excluded from sampling, means, clusterings and evaluations.
+        batch_size: number of samples per training step of a client.
+        drop_last: whether to drop the last batch of a pass over a client's samples if it is shorter than
+            ``batch_size``. A client with fewer samples keeps its only batch.
+        protocols: test protocols to make test sets for. ``own_split`` holds out a part of each client's share. The
+            others take official test samples: ``label_view`` those of the client's labels, ``label_proportional`` a
+            part with the client's label proportions, ``global`` all, and ``global_plain`` all without client
+            transforms. ``test_dataloader`` uses the first protocol.
+        proxy: number of official test samples, drawn at random, that the server keeps as its proxy set. Methods may
+            test models on it (AS-CFL's D_test). No client trains on, validates on or is tested on these samples, and
+            the server sees them unchanged.
+        pool: the samples that are dealt out: ``train`` for the official training samples, or ``all`` for training and
+            test samples merged, as in PFLlib.
+        test_fraction: part of each share that is held out for ``own_split``; unused without that protocol.
+        val_fraction: part of the remaining share that is held out for validation; 0 for none.
+        client_transforms: transforms of each client's samples and labels, applied in this order to training, validation
+            and test samples alike.
+        seed: seed of partition, split and client transforms.
 
     Raises:
-        TypeError: data set or partition are of another class.
-        ValueError: an argument is outside its range.
+        TypeError: If data set or partition are of another class.
+        ValueError: If an argument is outside its range.
     """
 
     def __init__(
@@ -103,17 +104,20 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def samples(self) -> Samples:
-        """All images by index, in memory possibly only those of ``population.images``; there after ``setup``."""
+        """All samples by index, available after ``setup``.
+
+        Possibly only those of ``population.samples_in_use`` are in memory.
+        """
         return self._after_setup()[0]
 
     @property
     def population(self) -> Population:
-        """Every client's images; there after ``setup``."""
+        """The clients and their samples, available after ``setup``."""
         return self._after_setup()[1]
 
     @property
     def newcomer_clients(self) -> tuple[int, ...]:
-        """The clients that are kept out of the federation, ascending."""
+        """The clients that are kept out of the federation, in ascending order."""
         number = self.newcomers
         if not isinstance(number, Integral):
             number = int(number * self.num_clients + 1e-9)
@@ -122,15 +126,15 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def num_participants(self) -> int:
-        """How many clients the federation begins with: N without the newcomers."""
+        """The number of clients at the start of the federation: N without the newcomers."""
         return self.num_clients - len(self.newcomer_clients)
 
     def num_staying(self, rounds: int) -> int:
-        """How many clients are in the federation in every one of so many rounds: N without newcomers and leavers."""
+        """Returns how many clients stay for this number of rounds: N without newcomers and leavers."""
         return self.num_participants - sum(first < rounds for first in self.leavers.values())
 
     def seen_by(self, client: int) -> Samples:
-        """All images as a client sees them; the same object for clients that see them alike."""
+        """Returns all samples as a client sees them. Clients that see them alike get the same object."""
         samples, population = self._after_setup()
         if population.views is None:
             return samples
@@ -140,11 +144,11 @@ class FederatedDataModule(LightningDataModule):
         return self._seen[views]
 
     def prepare_data(self) -> None:
-        """Downloads or verifies the files; Lightning calls it on one process."""
+        """Downloads or verifies the files. Lightning calls it on one process."""
         self.dataset.prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """Reads the data, partitions and splits. The same for every stage, and done once."""
+        """Reads the data, partitions it and splits the shares. This is done only once, whatever the stage."""
         if self._loaded is not None:
             return
         with errors_of("data.client_transforms"):
@@ -155,8 +159,8 @@ class FederatedDataModule(LightningDataModule):
         official = [name for name in self.protocols if name != "own_split"]
         if official and samples.num_train == len(samples):
             raise ValueError(
-                f"the protocol {official[0]} tests on official test images, {type(self.dataset).__name__} has none; "
-                "use data.protocols: [own_split]"
+                f"the protocol {official[0]} tests on official test samples, but {type(self.dataset).__name__} has "
+                "none; use data.protocols: [own_split]"
             )
         pool = samples.targets if self.pool == "all" else samples.targets[: samples.num_train]
         with errors_of("data.partition"):
@@ -166,8 +170,8 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, samples.num_classes)
         seen = [
-            seen_labels(samples.targets[train], own)
-            for train, own in zip(split.train, views or [()] * self.num_clients, strict=True)
+            seen_labels(samples.targets[train], own_views)
+            for train, own_views in zip(split.train, views or [()] * self.num_clients, strict=True)
         ]
         label_counts = np.stack([np.bincount(labels, minlength=samples.num_classes) for labels in seen])
         population = Population(
@@ -182,10 +186,13 @@ class FederatedDataModule(LightningDataModule):
             self.newcomer_clients,
             proxy,
         )
-        self._loaded = samples.only(population.images), population
+        self._loaded = samples.only(population.samples_in_use), population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
-        """The same clients, each with a few random inputs of the same shape and classes, dealt out IID: for a trial."""
+        """Returns a data module with the same clients and a few random inputs for each, for a trial run.
+
+        The inputs have the same shape and classes and are dealt out IID.
+        """
         dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes))
         return FederatedDataModule(
             dataset,
@@ -194,9 +201,9 @@ class FederatedDataModule(LightningDataModule):
             self.newcomers,
             self.leavers,
             self.batch_size,
-            drop_last=True,  # these few inputs say nothing about how the last batches of the real data end
+            drop_last=True,  # a few inputs cannot show how long the last batches of the real data are
             protocols=self.protocols,
-            proxy=min(self.proxy, 1),  # all but one of the few random test inputs are left for the protocols
+            proxy=min(self.proxy, 1),  # the protocols need the few random test inputs, so the proxy set takes only one
             pool=self.pool,
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
@@ -205,22 +212,28 @@ class FederatedDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """All clients' training images pooled and shuffled, for ``lightning.Trainer``: the centralised reference."""
+        """Returns all clients' training samples, pooled and shuffled.
+
+        With ``lightning.Trainer`` they give the centralised reference.
+        """
         return self._loader(self.population.train, is_train=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """All clients' validation images pooled."""
+        """Returns all clients' validation samples, pooled."""
         return self._loader(self.population.val)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test images of the first protocol pooled, each image once for every way in which clients see it."""
+        """Returns the test samples of the first protocol, pooled.
+
+        A sample occurs once for each way in which clients see it.
+        """
         protocol = self.protocols[0]
         return self._loader(self.population.test[protocol], plain=protocol in PLAIN)
 
     def write(self, path: str | Path) -> None:
-        """Writes ``partition.json``: every index list, groups, label counts and the fingerprints of data and partition.
+        """Writes ``partition.json``: index lists, groups, label counts and the fingerprints of data and partition.
 
-        The file is replaced as a whole, and ``lcfl.data.partition.FromFile`` reads it.
+        An existing file is replaced as a whole. `lcfl.data.partition.FromFile` can read the file.
         """
         write_json(path, {"data_fingerprint": self.samples.fingerprint(), **self.population.to_dict()})
 
@@ -235,7 +248,7 @@ class FederatedDataModule(LightningDataModule):
             if not 0 <= fraction < 1:
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
         if self.proxy < 0:
-            raise ValueError(f"data.proxy must be 0 or a number of images, got {self.proxy}")
+            raise ValueError(f"data.proxy must be 0 or a number of samples, got {self.proxy}")
         check_choice("data.pool: got ", self.pool, ("train", "all"))
         unknown = [name for name in self.protocols if name not in PROTOCOLS]
         if unknown or not self.protocols or len(set(self.protocols)) < len(self.protocols):
@@ -256,8 +269,8 @@ class FederatedDataModule(LightningDataModule):
         for client, number in self.leavers.items():
             if client not in known or number < 0:
                 raise ValueError(
-                    f"data.leavers: got client {client}, round {number}; needed are the numbers of clients, 0 to "
-                    f"{self.num_clients - 1}, newcomers excepted, and rounds from 0 on."
+                    f"data.leavers: got client {client}, round {number}; allowed are client numbers from 0 to "
+                    f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
                 )
         if len(self.leavers) == len(known):
             raise ValueError(f"data.leavers: all {len(known)} clients leave; at least one must stay.")
@@ -269,24 +282,26 @@ class FederatedDataModule(LightningDataModule):
         for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
             if lengths[0] == 0:
                 raise ValueError(
-                    f"client {client} is left without training samples: {sum(lengths)} in its share, {lengths[2]} for "
-                    f"testing, {lengths[1]} for validation; lower data.val_fraction or data.num_clients"
+                    f"client {client} is left without training samples: its share has {sum(lengths)}, of which "
+                    f"{lengths[2]} are for testing and {lengths[1]} for validation; lower data.val_fraction or "
+                    "data.num_clients"
                 )
         held = np.concatenate(shares.indices)
         official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
         return Split(*roles, official, samples.targets, self.seed)
 
     def _without_proxy(self, split: Split) -> tuple[Split, Indices]:
-        """The split whose official test images are those that are not in the proxy set, and the proxy set, ascending.
+        """Draws the proxy set from the stream (seed, "proxy").
 
-        Drawn from the stream (seed, "proxy").
+        Returns:
+            The split without the proxy set's official test samples, and the proxy set in ascending order.
         """
         if self.proxy == 0:
             return split, split.official[:0]
         if self.proxy >= len(split.official):
             raise ValueError(
-                f"data.proxy takes {self.proxy} official test images and must leave some for testing, but "
-                f"{len(split.official)} are free; lower data.proxy, or use a data set with official test images and "
+                f"data.proxy takes {self.proxy} official test samples and must leave some for testing, but "
+                f"{len(split.official)} are free; lower data.proxy, or use a data set with official test samples and "
                 "data.pool: train"
             )
         proxy = np.sort(rng.generator(self.seed, "proxy").choice(split.official, self.proxy, replace=False))
@@ -294,15 +309,15 @@ class FederatedDataModule(LightningDataModule):
         missing = np.setdiff1d(learnt, split.targets[proxy])
         if len(missing):
             warnings.warn(
-                f"data.proxy: the {self.proxy} images of the proxy set show none of the {len(missing)} labels "
-                f"{abbreviated(missing, 10)}, which clients learn: what is tried on it says nothing about these. Raise "
-                "data.proxy.",
+                f"data.proxy: the {self.proxy} samples of the proxy set have none of the {len(missing)} labels "
+                f"{abbreviated(missing, 10)}, which clients learn. A test on the proxy set therefore ignores these "
+                "labels. Raise data.proxy.",
                 stacklevel=2,
             )
         return replace(split, official=np.setdiff1d(split.official, proxy)), proxy
 
     def _views(self, groups: Indices | None, num_classes: int) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
-        """The true groups of the clients, and what each sees its images through."""
+        """Returns the true groups of the clients and the views of each client."""
         if not self.client_transforms:
             return groups, None
         views = [
@@ -316,31 +331,31 @@ class FederatedDataModule(LightningDataModule):
         for name, lists in tests.items():
             if not any(map(len, lists)):
                 raise ValueError(
-                    f"the protocol {name} leaves no client a test image with data.pool {self.pool}: own_split needs "
-                    "shares of two images or more, the others official test images that no client holds (data.pool: "
-                    "train, or a partition that leaves images over)"
+                    f"the protocol {name} leaves every client without test samples with data.pool {self.pool}. "
+                    "own_split needs shares of at least two samples. The other protocols need official test samples "
+                    "that no client holds: use data.pool: train, or a partition that does not use all samples."
                 )
         return tests
 
     def _after_setup(self) -> tuple[Samples, Population]:
         if self._loaded is None:
-            raise RuntimeError("the data is not there yet; call prepare_data() and setup() first")
+            raise RuntimeError("the data is not loaded yet; call prepare_data() and setup() first")
         return self._loaded
 
     def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
         by_view: dict[Samples, list[Indices]] = {}
         for client, indices in enumerate(lists):
             by_view.setdefault(self.samples if plain else self.seen_by(client), []).append(indices)
-        parts = [_Pooled(samples, np.unique(np.concatenate(each)), is_train) for samples, each in by_view.items()]
+        parts = [_Pooled(samples, np.unique(np.concatenate(own)), is_train) for samples, own in by_view.items()]
         pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
-        collate = _as_it_is if len(parts) == 1 else default_collate
+        collate = _unchanged if len(parts) == 1 else default_collate
         drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
         return DataLoader(pooled, batch_size=self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
 
 
 @contextmanager
 def errors_of(option: str) -> Iterator[None]:
-    """Lets a ValueError that is raised inside begin with the option that it is about, once."""
+    """Prefixes a ``ValueError`` raised inside with the option that it concerns, unless it has this prefix already."""
     try:
         yield
     except ValueError as error:
@@ -350,15 +365,15 @@ def errors_of(option: str) -> Iterator[None]:
 
 
 class _OneGroup(Partition):
-    """IID, in a group that is known, for transforms that ask for groups."""
+    """IID with one known group, for client transforms that need groups."""
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """One permutation of the pool, cut into N pieces."""
+        """Cuts one permutation of the pool into N pieces."""
         return Shares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
 
 
 class _Pooled(Dataset[Any]):
-    """Some images as a data set that fetches whole batches, which torch's loader asks for by ``__getitems__``."""
+    """A data set of some samples that gathers whole batches, because torch's loader calls ``__getitems__``."""
 
     def __init__(self, samples: Samples, indices: Indices, is_train: bool) -> None:
         self.gather = samples.training_batch if is_train else samples.batch
@@ -375,5 +390,5 @@ class _Pooled(Dataset[Any]):
         return self.gather(self.indices[indices], torch.device("cpu"))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

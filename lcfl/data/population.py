@@ -1,4 +1,7 @@
-"""Who trains, validates and is tested on what. Shapes: N clients, C classes, S images in all."""
+"""The population: the samples that each client trains on, validates on and is tested on.
+
+Shapes: N clients, C classes, S samples in all.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,19 +22,21 @@ __all__ = ["Population"]
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients and their images, as ascending int64 indices into ``Samples``.
+    """The clients and their samples, as ascending int64 indices into ``Samples``.
 
     Args:
-        train: per client the indices it trains on, never empty.
-        val: per client the indices it validates on; a tiny client may have none.
-        test: protocol -> per client the indices it is tested on.
-        groups: [N] the true group of each client, None where it is not known.
-        label_counts: [N, C] labels of each client's training images, as it sees them.
-        overlapping: whether an image may be at several clients; it then has the same role at all of them.
-        views: per client what it sees its images through; None: as they are.
-        partition_groups: with views, [N] the groups of the partition alone, which views may divide.
-        newcomers: the clients that are kept out of the federation, ascending.
-        proxy: the server's own images, which no client holds and nobody is tested on, possibly none.
+        train: for each client, the indices it trains on, never empty.
+        val: for each client, the indices it validates on; a tiny client may have none.
+        test: test protocol -> for each client, the indices it is tested on.
+        groups: [N] true group of each client; None if the groups are unknown.
+        label_counts: [N, C] number of training samples of each client with each label, as the client sees the labels.
+        overlapping: whether several clients may hold the same sample. The sample then has the same role for all of
+            these clients.
+        views: for each client, the views that it sees its samples through; None if clients see the samples unchanged.
+        partition_groups: [N] groups of the partition alone. Views may divide these groups further, so this is needed
+            only with views.
+        newcomers: the clients that are kept out of the federation, in ascending order.
+        proxy: the samples of the server's proxy set, possibly none. No client holds them or is tested on them.
     """
 
     train: list[Indices]
@@ -47,34 +52,39 @@ class Population:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients N."""
         return len(self.train)
 
     @property
-    def images(self) -> Indices:
-        """All that anybody trains, validates or is tested on, ascending."""
+    def samples_in_use(self) -> Indices:
+        """The samples that a client trains on, validates on or is tested on, and the proxy set, in ascending order."""
         lists = [*self.train, *self.val, *chain.from_iterable(self.test.values()), self.proxy]
-        distinct = {id(each): each for each in lists if len(each)}.values()  # clients share the lists of some protocols
-        is_used = np.zeros(1 + max(int(each.max()) for each in distinct), dtype=bool)
-        for each in distinct:  # not all at once: with many clients the lists are larger than the data
-            is_used[each] = True
+        # Under some protocols all clients share one list, which is looked at only once.
+        distinct = {id(indices): indices for indices in lists if len(indices)}.values()
+        is_used = np.zeros(1 + max(int(indices.max()) for indices in distinct), dtype=bool)
+        for indices in distinct:  # one by one, because with many clients the lists together are larger than the data
+            is_used[indices] = True
         return np.flatnonzero(is_used)
 
     @property
     def sizes(self) -> Indices:
-        """[N] number of training images of each client."""
+        """The number of training samples of each client [N]."""
         return np.array([len(each) for each in self.train], dtype=np.int64)
 
     @property
     def label_entropy(self) -> NDArray[np.float64]:
-        """[N] entropy in bits of the labels of each client's training images: 0 for one label, log2 C at most."""
+        """The entropy in bits [N] of the labels of each client's training samples: 0 for one label, at most log2 C."""
         share = self.label_counts / self.sizes[:, None]
         terms = share * np.log2(share, out=np.zeros_like(share), where=share > 0)
         return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex): equal only if all clients have the same images in every role, the same views and newcomers."""
+        """The SHA-256 (hex) of the population.
+
+        Two fingerprints are equal only if all clients have the same samples in every role, and if views, newcomers and
+        proxy set are the same.
+        """
         digest = hashlib.sha256()
         roles = {"train": self.train, "val": self.val}
         roles |= {f"test/{name}": self.test[name] for name in sorted(self.test)}
@@ -94,28 +104,35 @@ class Population:
     def majority_accuracy(
         self, protocol: str, targets: Indices, clients: Sequence[int] | None = None
     ) -> NDArray[np.float64]:
-        """[N] accuracy of always predicting the client's most frequent training label, or that of some clients.
+        """Returns the accuracy of always predicting the client's most frequent training label.
 
-        The trivial baseline to which every table should be compared; nan for a client without test images.
+        This is the trivial baseline that every table should be compared with.
 
         Args:
-            protocol: whose test sets; unless it is a plain one, their labels, too, are as the client sees them.
-            targets: [S] label of every image in the data set.
-            clients: whose; None for all.
+            protocol: the test protocol whose test sets are used. Their labels are as the client sees them, too, unless
+                the protocol is a plain one.
+            targets: [S] label of every sample in the data set.
+            clients: the clients to compute it for; None for all.
+
+        Returns:
+            One accuracy for each of these clients, [N] for all; nan for a client without test samples.
         """
         guesses = self.label_counts.argmax(axis=1)
         views = None if protocol in PLAIN else self.views
-        found = []
+        accuracies = []
         for client in range(self.num_clients) if clients is None else clients:
             labels = seen_labels(targets[self.test[protocol][client]], () if views is None else views[client])
-            found.append((labels == guesses[client]).mean() if len(labels) else np.nan)
-        return np.array(found)
+            accuracies.append((labels == guesses[client]).mean() if len(labels) else np.nan)
+        return np.array(accuracies)
 
     def summary(self) -> str:
-        """A small text table: sizes, labels per client, their entropy in bits, share of the most frequent label."""
+        """Returns a small text table.
+
+        It shows the clients' sizes, labels, label entropies in bits and shares of the most frequent label.
+        """
         sizes = {"train": self.sizes, "val": _lengths(self.val)}
         sizes |= {f"test/{name}": _lengths(lists) for name, lists in self.test.items()}
-        rows: list[tuple[str, NDArray[Any]]] = [(f"{name} images", values) for name, values in sizes.items()]
+        rows: list[tuple[str, NDArray[Any]]] = [(f"{name} samples", values) for name, values in sizes.items()]
         rows.append(("labels", (self.label_counts > 0).sum(axis=1)))
         rows.append(("label entropy", self.label_entropy))
         rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
@@ -130,9 +147,10 @@ class Population:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists for JSON. ``indices``, each client's whole share, and ``groups`` are what ``FromFile`` reads.
+        """Returns the population as plain lists for JSON.
 
-        A test set that all clients share, as under the protocol ``global``, is written once.
+        ``FromFile`` reads ``indices``, which holds each client's whole share, and ``groups``. A test set that all
+        clients share, as under the protocol ``global``, is written once.
         """
         groups = self.groups if self.views is None else self.partition_groups
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)

@@ -1,6 +1,7 @@
-"""Test protocols: which images each client is tested on. One pure function each, collected by name.
+"""Test protocols, which define the samples that each client is tested on.
 
-Contract of all of them: no test set holds an image that any client trains or validates on.
+Each protocol is a pure function, and ``PROTOCOLS`` collects them by name. All protocols obey one contract: no test set
+holds a sample that any client trains on or validates on.
 """
 
 from collections.abc import Callable
@@ -13,21 +14,21 @@ from lcfl.data.partition.base import Indices
 
 __all__ = ["PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
 
-# Protocols whose images everybody sees as they are in the data set, not through its own transforms.
+# Protocols whose samples all clients see unchanged, without their client transforms.
 PLAIN = frozenset({"global_plain"})
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Each client's share after its own split; a protocol adds test sets to it.
+    """The clients' shares after they have been split. A protocol derives test sets from it.
 
     Args:
-        train: per client the indices it trains on.
-        val: per client the indices it validates on, possibly none.
-        held_out: per client the indices of its share that it neither trains nor validates on, possibly none.
-        official: the official test images that no client holds in any role, ascending.
-        targets: [S] label of every image.
-        seed: of what a protocol draws, the data's own.
+        train: for each client, the indices it trains on.
+        val: for each client, the indices it validates on, possibly none.
+        held_out: for each client, the indices of its share that it neither trains nor validates on, possibly none.
+        official: the official test samples that no client holds in any role, in ascending order.
+        targets: [S] label of every sample.
+        seed: seed of a protocol's draws; ``data.seed``.
     """
 
     train: list[Indices]
@@ -39,14 +40,14 @@ class Split:
 
 
 def own_split(split: Split) -> list[Indices]:
-    """The held-out part of each client's own share: its own label proportions (PFLlib, pFedMe)."""
+    """Returns the held-out part of each client's share, which has the client's label proportions (PFLlib, pFedMe)."""
     return split.held_out
 
 
 def label_view(split: Split) -> list[Indices]:
-    """All official test images of every label that the client trains or validates on (pacfl, so FedClust).
+    """Returns all official test samples of every label that the client trains or validates on (pacfl, so FedClust).
 
-    One training image of a label is enough. Clients share test images; images that a client holds are left out.
+    One training sample of a label is enough. Clients share test samples. Samples that a client holds are left out.
     """
     labels = split.targets[split.official]
     return [
@@ -56,11 +57,12 @@ def label_view(split: Split) -> list[Indices]:
 
 
 def label_proportional(split: Split) -> list[Indices]:
-    """The largest random part of the official test images that has the label proportions of what the client learns.
+    """Draws the largest part of the official test samples that has the client's label proportions.
 
-    If the client trains and validates on n_l images of label l and a_l official test images of it are free, it is
-    tested on floor(n_l t) of them, with t the smallest a_l / n_l. Labels without a free test image are left out.
-    Drawn from the stream (seed, "label_proportional", client).
+    The label proportions are those of the samples that the client trains and validates on. If these include n_l samples
+    of label l, and a_l official test samples of this label are free, the client is tested on floor(n_l t) free samples,
+    where t is the smallest a_l / n_l. Labels without a free test sample are left out. The draws come from the stream
+    (seed, "label_proportional", client).
     """
     labels = split.targets[split.official]
     num_classes = int(split.targets.max()) + 1
@@ -76,21 +78,21 @@ def label_proportional(split: Split) -> list[Indices]:
 
 
 def global_test(split: Split) -> list[Indices]:
-    """All official test images for everybody (AS-CFL, section 4.1).
+    """Returns all official test samples for every client (AS-CFL, section 4.1).
 
-    Under the protocol ``global`` a client sees them through its own transforms, under ``global_plain`` as they are.
+    Under the protocol ``global`` a client sees them through its client transforms, under ``global_plain`` unchanged.
     """
     return [split.official] * len(split.train)
 
 
-def _proportional(wanted: Indices, available: Indices) -> Indices:
-    """[C] the largest counts <= available that are proportional to ``wanted``, rounded down."""
-    present = np.flatnonzero(wanted)
+def _proportional(learnt: Indices, available: Indices) -> Indices:
+    """Returns the largest counts [C] <= ``available`` that are proportional to ``learnt``, rounded down."""
+    present = np.flatnonzero(learnt)
     if len(present) == 0:
-        return np.zeros_like(wanted)
-    scarcest = present[np.argmin(available[present] / wanted[present])]
-    # In integers: a float quotient can round a whole number down to the one below.
-    counts: Indices = wanted * available[scarcest] // wanted[scarcest]
+        return np.zeros_like(learnt)
+    scarcest = present[np.argmin(available[present] / learnt[present])]
+    # In integers, because a floating-point quotient can be just below a whole number and be rounded down too far.
+    counts: Indices = learnt * available[scarcest] // learnt[scarcest]
     return counts
 
 

@@ -1,4 +1,4 @@
-"""How a client's share is cut into what it trains on, validates on and is tested on. Shapes: S images in all."""
+"""Splits each client's share into training, validation and test samples. Shapes: S samples in all."""
 
 import numpy as np
 
@@ -7,23 +7,23 @@ from lcfl.data.partition.base import Indices
 
 __all__ = ["split_apart", "split_share", "split_together"]
 
-# Per client the indices to train on, to validate on, and to be tested on.
+# For each client, the indices it trains on, validates on and is tested on.
 Roles = tuple[list[Indices], list[Indices], list[Indices]]
 
 
 def split_apart(shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int) -> Roles:
-    """Every client's share by a stream of its own, (seed, "split", client), for shares that do not overlap.
+    """Splits shares that do not overlap, each by a separate stream (seed, "split", client).
 
     Args:
-        shares: per client its indices.
-        targets: [S] label of every image.
-        test_fraction: part of a share that is held out for testing, 0 for none. Else a client with two samples or
-            more is tested on at least one and keeps at least one.
-        val_fraction: part of the others that is held out for validation.
-        seed: of the split.
+        shares: the indices of each client.
+        targets: [S] label of every sample.
+        test_fraction: part of a share that is held out for testing, 0 for none. If it is not 0, a client with two or
+            more samples is tested on at least one and keeps at least one.
+        val_fraction: part of the remaining samples that is held out for validation.
+        seed: seed of the split.
 
     Returns:
-        Per client the indices to train on, to validate on, and to be tested on, each ascending.
+        For each client, the indices it trains on, validates on and is tested on, each in ascending order.
     """
     train, val, held_out = [], [], []
     for client, share in enumerate(shares):
@@ -42,10 +42,11 @@ def split_apart(shares: list[Indices], targets: Indices, test_fraction: float, v
 def split_together(
     shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int
 ) -> Roles:
-    """One role per sample for all clients, for shares that overlap: nobody is tested on what another one trains on.
+    """Splits shares that overlap, giving each sample the same role for all clients.
 
-    The samples that some client holds are cut as one share, by the stream (seed, "split"); a client with few samples
-    may be left without some role. Arguments and result are those of ``split_apart``.
+    No client is therefore tested on a sample that another client trains on. All samples that clients hold are split as
+    one share, by the stream (seed, "split"), so a client with few samples may have none for some role. Arguments and
+    result are those of `split_apart`.
     """
     generator = rng.generator(seed, "split")
     rest = np.unique(np.concatenate(shares))
@@ -60,19 +61,19 @@ def split_together(
 def split_share(
     share: Indices, labels: Indices, number: int, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """Cuts ``number`` samples off a share: stratified where every label has two samples or more, else plainly.
+    """Cuts ``number`` samples off a share, stratified by label if every label has at least two samples.
 
-    Stratified: label l gives number * n_l / n samples, rounded so that the total is ``number`` (largest remainders
-    first, ties at random).
+    In a stratified cut label l gives number * n_l / n samples, rounded so that the total is ``number`` (largest
+    remainders first, ties at random). Otherwise the samples are drawn without regard to labels.
 
     Args:
         share: [n] indices.
-        labels: [n] their labels.
-        number: how many to cut off, 0 to n.
-        generator: source of every draw.
+        labels: [n] labels of these indices.
+        number: number of samples to cut off, 0 to n.
+        generator: source of all draws.
 
     Returns:
-        What stays and what was cut off, each ascending.
+        The indices that remain and those that were cut off, each in ascending order.
     """
     order = generator.permutation(len(share))
     present, positions, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
@@ -82,7 +83,7 @@ def split_share(
         quota, remainder = np.divmod(number * counts, len(share))
         shuffled = generator.permutation(len(present))
         quota[shuffled[np.argsort(-remainder[shuffled], kind="stable")][: number - quota.sum()]] += 1
-        chosen = np.concatenate([order[positions == each][:count] for each, count in enumerate(quota)])
+        chosen = np.concatenate([order[positions == position][:count] for position, count in enumerate(quota)])
     cut = np.zeros(len(share), dtype=bool)
     cut[chosen] = True
     return np.sort(share[~cut]), np.sort(share[cut])

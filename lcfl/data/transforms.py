@@ -1,7 +1,8 @@
-"""What a client sees of its images: rotations, noise, permuted labels - the same for training, validation and test.
+"""Client transforms, which define how each client sees its samples: rotated, noisy or with permuted labels.
 
-A `ClientTransform` gives every client a `View`. A view is a pure function of a batch, so that it does not matter when,
-where or beside which other images an image is read. Shapes: N clients, C classes.
+A client sees its training, validation and test samples in the same way. A `ClientTransform` gives every client a
+`View`. A view is a pure function of a batch, so it does not matter when, where or together with which other samples a
+sample is read. Shapes: N clients, C classes.
 """
 
 import math
@@ -24,10 +25,10 @@ By = Literal["client", "random", "group"]
 
 
 class ClientTransform(ABC):
-    """Decides which view each client has.
+    """Decides which view each client gets.
 
     Attributes:
-        makes_groups: whether clients of equal views are a true group, which ``cluster/ari`` compares with.
+        makes_groups: whether clients with equal views form a true group, which ``cluster/ari`` compares clusters with.
     """
 
     makes_groups: ClassVar[bool] = False
@@ -35,25 +36,27 @@ class ClientTransform(ABC):
     def __call__(
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
     ) -> list[View]:
-        """The view of each client, checked.
+        """Returns the view of each client and checks it.
 
         Args:
             num_clients: N.
             num_classes: C.
-            groups: [N] the group of each client if the partition knows it, else None.
-            generator: source of every draw.
+            groups: [N] group of each client if the partition knows the groups, else None.
+            generator: source of all draws.
 
         Raises:
-            ValueError: these clients cannot be given views, or a view is no dataclass.
+            ValueError: If the rule cannot give these clients views, or if a view is not a dataclass.
         """
         views = list(self.views(num_clients, num_classes, groups, generator))
         if len(views) != num_clients:
-            raise ValueError(f"{type(self).__name__}: gives {len(views)} views for {num_clients} clients")
+            raise ValueError(
+                f"{type(self).__name__}: gives {len(views)} views for {num_clients} clients; give one per client"
+            )
         for view in views:
             if "__dataclass_fields__" not in vars(type(view)):
                 raise ValueError(
-                    f"{type(self).__name__}: the view {type(view).__name__} is no dataclass, so nobody can tell "
-                    "whether two clients see alike; decorate it with @dataclass(frozen=True)"
+                    f"{type(self).__name__}: the view {type(view).__name__} is not a dataclass, so lcfl cannot tell "
+                    "whether two clients see their samples alike; decorate it with @dataclass(frozen=True)"
                 )
         return views
 
@@ -61,24 +64,25 @@ class ClientTransform(ABC):
     def views(
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
-        """The rule itself; its result is checked by the caller."""
+        """Applies the rule itself. The caller checks the result."""
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:  # noqa: B027 - some take any inputs
-        """Raises a ValueError for inputs of a shape or type that it cannot take."""
+        """Raises a ``ValueError`` if it cannot transform inputs of this shape or type."""
 
 
 @dataclass(frozen=True)
 class Rotation(ClientTransform):
-    """Every client sees its images rotated by an angle of its own, exactly: pixels are moved, not interpolated.
+    """Rotates all images of a client by one angle. Pixels are moved and not interpolated, so the rotation is exact.
 
-    IFCA's rotated MNIST and CIFAR are ``angles=(0, 90, 180, 270)`` and ``(0, 180)`` with ``by="group"`` over the
-    partition ``CopyPerGroup``. AS-CFL (section 4.1) applies "random image rotations to each client's data"; an angle
-    for each image would leave no clusters to find, so the reading chosen is one angle for each client.
+    IFCA's rotated MNIST and CIFAR use ``angles=(0, 90, 180, 270)`` and ``(0, 180)`` with ``by="group"`` and the
+    partition ``CopyPerGroup``. AS-CFL (section 4.1) applies "random image rotations to each client's data". One angle
+    per image would leave no clusters to find, so this is read as one angle per client.
 
     Args:
-        angles: in degrees, counter-clockwise, multiples of 90.
-        by: who gets which: ``client``: client i the angle number i mod K, so that they are balanced; ``random``:
-            drawn; ``group``: a client of the partition's group g the angle number g mod K.
+        angles: K angles in degrees, counter-clockwise, multiples of 90.
+        by: which client gets which angle. ``client`` gives client i angle number i mod K, which balances the angles.
+            ``random`` draws an angle for each client. ``group`` gives a client in group g of the partition angle number
+            g mod K.
     """
 
     makes_groups: ClassVar[bool] = True
@@ -94,28 +98,31 @@ class Rotation(ClientTransform):
     def views(
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
-        """A number of quarter turns for each client."""
+        """Returns the quarter turns of each client."""
         numbers = _numbers("Rotation", self.by, len(self.angles), num_clients, groups, generator)
         return [QuarterTurns(self.angles[number] // 90 % 4) for number in numbers]
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Images (channels, height, width) only, and square ones unless all angles are multiples of 180."""
+        """Raises a ``ValueError`` unless inputs are images (channels, height, width).
+
+        The images must be square unless all angles are multiples of 180.
+        """
         square = len(shape) == 3 and shape[1] == shape[2]
         if len(shape) != 3 or (not square and any(angle % 180 for angle in self.angles)):
             raise ValueError(
                 f"Rotation: angles {list(self.angles)} need images of shape (channels, height, width)"
-                f"{', height equal to width' if len(shape) == 3 else ''}; the data set's inputs are {shape}"
+                f"{' with height equal to width' if len(shape) == 3 else ''}; the data set's inputs are {shape}"
             )
 
 
 @dataclass(frozen=True)
 class GaussianNoise(ClientTransform):
-    """Client i = 1, ..., N sees its images with Gaussian noise of standard deviation i / N sigma (NIID-Bench).
+    """Adds Gaussian noise of standard deviation i / N sigma to the inputs of client i = 1, ..., N (NIID-Bench).
 
-    Every image has noise of its own, always the same one: it is addressed by client, image and pixel.
+    Noise differs between samples, but a sample always gets the same noise: it depends on client, sample and pixel.
 
     Args:
-        sigma: standard deviation at the last client, in units of the network's (normalised) inputs, >= 0.
+        sigma: standard deviation for the last client, in units of the network's (normalised) inputs, >= 0.
     """
 
     sigma: float
@@ -127,24 +134,24 @@ class GaussianNoise(ClientTransform):
     def views(
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
-        """A level and a key of its own for each client."""
+        """Returns a noise level and a separate key for each client."""
         seed = int(generator.integers(2**63))
         keys = [rng.stream_seed(seed, "noise", client) % 2**63 for client in range(num_clients)]
         return [Noise(self.sigma * (client + 1) / num_clients, key) for client, key in enumerate(keys)]
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Floating-point inputs only."""
+        """Raises a ``ValueError`` unless inputs are floating-point numbers."""
         if not dtype.is_floating_point:
             raise ValueError(f"GaussianNoise: needs floating-point inputs; the data set's are {dtype}")
 
 
 @dataclass(frozen=True)
 class LabelPermutation(ClientTransform):
-    """Every group of clients calls the same images by other labels; the first group keeps the true ones.
+    """Permutes the labels differently for each group of clients. The first group keeps the true labels.
 
     Args:
-        num_groups: K, how many different permutations there are; None with ``by="group"``: one for each group.
-        by: who gets which, as in `Rotation`.
+        num_groups: K, the number of different permutations. With ``by="group"``, None means one for each group.
+        by: which client gets which permutation, as in `Rotation`.
     """
 
     makes_groups: ClassVar[bool] = True
@@ -155,7 +162,7 @@ class LabelPermutation(ClientTransform):
     def __post_init__(self) -> None:
         check_choices("LabelPermutation", self)
         if self.num_groups is None and self.by != "group":
-            raise ValueError(f"LabelPermutation: by {self.by!r} needs num_groups, how many permutations there are")
+            raise ValueError(f"LabelPermutation: by {self.by!r} needs num_groups, the number of permutations")
         if self.num_groups is not None and self.num_groups < 1:
             raise ValueError(f"LabelPermutation: num_groups must be at least 1, got {self.num_groups}")
 
@@ -163,16 +170,17 @@ class LabelPermutation(ClientTransform):
         self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
         """Draws K different permutations, the identity first."""
-        wanted = self.num_groups
-        if wanted is None:
-            wanted = 1 if groups is None else int(groups.max()) + 1
-        if wanted > 2 and wanted > math.factorial(min(num_classes, 20)):
+        num_permutations = self.num_groups
+        if num_permutations is None:
+            num_permutations = 1 if groups is None else int(groups.max()) + 1
+        if num_permutations > 2 and num_permutations > math.factorial(min(num_classes, 20)):
             raise ValueError(
-                f"LabelPermutation: {num_classes} classes have no {wanted} different permutations; lower num_groups"
+                f"LabelPermutation: {num_classes} classes do not have {num_permutations} different permutations; lower "
+                "num_groups"
             )
-        numbers = _numbers("LabelPermutation", self.by, wanted, num_clients, groups, generator)
+        numbers = _numbers("LabelPermutation", self.by, num_permutations, num_clients, groups, generator)
         permutations = {tuple(range(num_classes)): None}
-        while len(permutations) < wanted:
+        while len(permutations) < num_permutations:
             permutations[tuple(generator.permutation(num_classes).tolist())] = None
         views = [Relabelling(permutation) for permutation in permutations]
         return [views[number] for number in numbers]
@@ -181,29 +189,33 @@ class LabelPermutation(ClientTransform):
 def true_groups(
     groups: Indices | None, transforms: Sequence[ClientTransform], views: Sequence[Sequence[View]]
 ) -> Indices | None:
-    """[N] groups of clients that are in one group of the partition and see images alike; None where nothing is known.
+    """Returns the true groups that follow from partition and views.
 
-    Numbers are in order of their first client.
+    Two clients are in the same true group if they are in the same group of the partition and see samples alike. Groups
+    are numbered in the order of their first client.
 
     Args:
-        groups: [N] of the partition, or None.
-        transforms: of the clients.
-        views: per transform the view of each client.
+        groups: [N] groups of the partition, or None if it knows none.
+        transforms: the client transforms.
+        views: for each transform, the view of each client.
+
+    Returns:
+        [N] true group of each client; None if neither the partition nor a transform makes groups.
     """
-    known = [] if groups is None else [groups.tolist()]
+    criteria = [] if groups is None else [groups.tolist()]
     for transform, seen in zip(transforms, views, strict=True):
         if transform.makes_groups and any(view != seen[0] for view in seen):
-            known.append(list(seen))
-    if not known:
+            criteria.append(list(seen))
+    if not criteria:
         return groups
     numbers: dict[tuple[object, ...], int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for key in zip(*known, strict=True)], dtype=np.int64)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in zip(*criteria, strict=True)], dtype=np.int64)
 
 
 def _numbers(
     name: str, by: By, number: int, num_clients: int, groups: Indices | None, generator: np.random.Generator
 ) -> list[int]:
-    """For each client a number from 0 to ``number`` - 1."""
+    """Returns a number from 0 to ``number`` - 1 for each client."""
     if by == "client":
         numbers = np.arange(num_clients) % number
     elif by == "random":

@@ -1,4 +1,7 @@
-"""How one client sees images: pure functions of a batch. Shapes: B images in a batch, S images in all."""
+"""Views: pure functions of a batch that define how a client sees its samples.
+
+Shapes: B samples in a batch, S samples in all.
+"""
 
 import hashlib
 import math
@@ -17,41 +20,41 @@ __all__ = ["Noise", "QuarterTurns", "Relabelling", "ViewedSamples", "View", "see
 
 @dataclass(frozen=True)
 class View:
-    """How one client sees a batch: by itself, as it is.
+    """Defines how a client sees a batch. This base class leaves the batch unchanged.
 
-    A view of one's own is a frozen dataclass, too, because clients with equal views share what is computed, and a
-    view's text is part of a run's fingerprint.
+    A user-defined view must be a frozen dataclass, too, because clients with equal views share computed results, and
+    the ``repr`` of a view is part of a run's fingerprint.
     """
 
     def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
-        """New inputs [B, ...] from those [B, ...] of the images number ``indices`` [B]; on the inputs' device."""
+        """Returns new inputs [B, ...], given inputs [B, ...] of the samples at ``indices`` [B], on the same device."""
         return inputs
 
     def targets(self, targets: Tensor) -> Tensor:
-        """New labels [B] from labels [B]."""
+        """Returns new labels [B], given labels [B]."""
         return targets
 
 
 @dataclass(frozen=True)
 class QuarterTurns(View):
-    """Images [B, C, H, W] turned counter-clockwise by ``number`` times 90 degrees."""
+    """Turns images [B, C, H, W] counter-clockwise by ``number`` times 90 degrees."""
 
     number: int
 
     def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
-        """Moves pixels only."""
+        """Turns the images by moving pixels, without interpolation."""
         return inputs if self.number == 0 else torch.rot90(inputs, self.number, dims=(-2, -1)).contiguous()
 
 
 @dataclass(frozen=True)
 class Noise(View):
-    """Added Gaussian noise of standard deviation ``sigma``, from the stream of ``key``."""
+    """Adds Gaussian noise of standard deviation ``sigma`` from the stream of ``key``."""
 
     sigma: float
     key: int
 
     def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
-        """The noise of an image depends on key and index alone."""
+        """Adds noise that depends only on the key and the index of each sample."""
         if self.sigma == 0:
             return inputs
         noise = standard_normal(self.key, indices, inputs[0].numel())
@@ -60,17 +63,17 @@ class Noise(View):
 
 @dataclass(frozen=True)
 class Relabelling(View):
-    """Label l becomes ``labels[l]``."""
+    """Replaces label l with ``labels[l]``."""
 
     labels: tuple[int, ...]
 
     def targets(self, targets: Tensor) -> Tensor:
-        """A look-up on the labels' device."""
+        """Looks the new labels up on the device of the labels."""
         return torch.tensor(self.labels, device=targets.device)[targets]
 
 
 def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.int64]:
-    """Labels [B] after every view, in this order."""
+    """Returns labels [B] after all views, applied in this order."""
     targets = torch.from_numpy(labels)
     for view in views:
         targets = view.targets(targets)
@@ -78,11 +81,11 @@ def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.
 
 
 class ViewedSamples(Samples):
-    """All images of a data set as some clients see them.
+    """All samples of a data set as some clients see them.
 
     Args:
-        samples: the images as they are.
-        views: what their batches go through, in this order.
+        samples: the unchanged samples.
+        views: the views that are applied to a batch, in this order.
     """
 
     def __init__(self, samples: Samples, views: tuple[View, ...]) -> None:
@@ -91,19 +94,19 @@ class ViewedSamples(Samples):
         self.samples, self.views = samples, views
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The batch as it is, then every view of it."""
+        """Gathers the unchanged batch, then applies every view."""
         return self._seen(self.samples.batch(indices, device), indices)
 
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The training batch, augmented where that is so, then every view of it."""
+        """Gathers the training batch, augmented if the samples have an augmentation, then applies every view."""
         return self._seen(self.samples.training_batch(indices, device), indices)
 
     def is_random(self, training: bool) -> bool:
-        """As of the images themselves: views are functions."""
+        """Returns the same as for the unchanged samples, because views are pure functions."""
         return self.samples.is_random(training)
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """As of the images themselves: turns stay, and noise is scaled back with them."""
+        """Undoes the normalisation of the unchanged samples. Turns stay, and noise is scaled with the inputs."""
         return self.samples.pixels(inputs)
 
     def _seen(self, batch: tuple[Tensor, Tensor], indices: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
@@ -114,21 +117,24 @@ class ViewedSamples(Samples):
         return inputs, targets
 
     def fingerprint(self) -> str:
-        """SHA-256 of the images and the views."""
+        """Returns the SHA-256 of the samples and the views."""
         return hashlib.sha256(f"{self.samples.fingerprint()}/{self.views}".encode()).hexdigest()
 
 
 def standard_normal(key: int, indices: Tensor, num_values: int) -> Tensor:
-    """[B, num_values] standard normal numbers, each a function of key, index and position alone, in float32.
+    """Returns standard normal numbers, each a function of only key, index and position.
 
-    A counter-based generator, because a generator for each image could not fill a batch on a GPU at once: the
-    counters, mixed by the function of SplitMix64 (Steele et al., 2014), give two uniform numbers of 24 bits, and
-    these two normal ones (Box and Muller).
+    The generator is counter-based, because one generator per sample could not fill a whole batch on a GPU at once. The
+    function of SplitMix64 (Steele et al., 2014) mixes the counters. Each result gives two uniform numbers of 24 bits,
+    which the method of Box and Muller turns into two normal numbers.
 
     Args:
-        key: of the stream, 0 to 2**63 - 1.
+        key: key of the stream, 0 to 2**63 - 1.
         indices: [B] int64, >= 0.
-        num_values: per index.
+        num_values: number of values per index.
+
+    Returns:
+        [B, num_values] float32.
     """
     half = (num_values + 1) // 2
     position = torch.arange(2 * half, device=indices.device).reshape(2, 1, half)
@@ -139,12 +145,12 @@ def standard_normal(key: int, indices: Tensor, num_values: int) -> Tensor:
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :num_values]
 
 
-# Of SplitMix64, as signed numbers; products and sums are modulo 2**64.
+# The constants of SplitMix64 as signed numbers. Products and sums are modulo 2**64.
 _GAMMA, _FIRST, _SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """64 bits in which every bit of the state has a part."""
+    """Mixes the state so that each of its bits affects all 64 bits of the result."""
     state = (state ^ ((state >> 30) & (2**34 - 1))) * _FIRST
     state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND
     return state ^ ((state >> 31) & (2**33 - 1))

@@ -1,1 +1,1 @@
-"""Processes: how ranks are started, how tasks and tensors reach them, and what a rank does with a task."""
+"""Ranks: how they are started, how tasks and tensors reach them, and what a rank does with a task."""

@@ -1,4 +1,4 @@
-"""Starting the ranks: how many, how they are made, one clean error, and signals that become a flag."""
+"""Start of the ranks: their number, how they are started, one clean error, and signals that become a flag."""
 
 import ctypes
 import gc
@@ -25,13 +25,13 @@ __all__ = ["STRATEGIES", "Placement", "StopFlag", "launch", "one_thread", "resol
 
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen of these before its writer must wait for a reader
-LOST = -1  # a rank has failed: whoever waits for it need not finish the round
+PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
+LOST = -1  # a rank has failed, so ranks that wait for it need not finish the round
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What Fabric is asked for: ranks per machine, machines, and how the ranks are started."""
+    """What Fabric is configured with: ranks per machine, machines, and how the ranks are started."""
 
     devices: int | list[int]
     num_nodes: int
@@ -39,7 +39,7 @@ class Placement:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, cut by the container's quota."""
+    """Returns the number of cores that this process may use: its affinity, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.is_file():
@@ -52,14 +52,14 @@ def usable_cores() -> int:
 def resolve_placement(
     accelerator: str, devices: int | list[int] | str, num_nodes: int, strategy: str, most: int
 ) -> Placement:
-    """Resolves ``auto``: ranks from the environment under torchrun or SLURM, else one per core or GPU.
+    """Resolves ``auto``: to the ranks in the environment under torchrun or SLURM, else to one rank per core or GPU.
 
     Args:
-        accelerator: ``cpu`` or ``cuda``, resolved.
+        accelerator: ``cpu`` or ``cuda``, already resolved.
         devices: a number, a list of GPUs or ``auto``.
-        num_nodes: machines.
+        num_nodes: number of machines.
         strategy: one of `STRATEGIES`.
-        most: no more ranks than this: clients per round.
+        most: the largest number of ranks that ``auto`` starts: clients per round.
 
     Raises:
         ValueError: if the settings and the environment disagree.
@@ -67,10 +67,10 @@ def resolve_placement(
     started = _started_ranks()
     if started is not None:
         local, nodes = started
-        # num_nodes has no "auto": 1, its default, stands for it.
-        for name, got, found, free in (("devices", devices, local, "auto"), ("num_nodes", num_nodes, nodes, 1)):
-            if got not in (free, found):
-                raise ValueError(f"trainer.{name}: got {got}, but this job was started with {found}: use auto.")
+        # num_nodes has no "auto", so its default of 1 stands for it.
+        for name, got, actual, free in (("devices", devices, local, "auto"), ("num_nodes", num_nodes, nodes, 1)):
+            if got not in (free, actual):
+                raise ValueError(f"trainer.{name}: got {got}, but this job was started with {actual}: use auto.")
         if strategy not in ("auto", "ddp"):
             raise ValueError(f"trainer.strategy: got {strategy}, but the ranks are already started: use auto or ddp.")
         return Placement(local, nodes, "ddp" if local * nodes > 1 else "auto")
@@ -81,8 +81,8 @@ def resolve_placement(
         )
     if devices == "auto":
         can_fork = sys.platform == "linux" or strategy in ("ddp", "ddp_spawn")
-        found = usable_cores() if accelerator == "cpu" else torch.cuda.device_count()
-        devices = max(1, min(found, most)) if can_fork else 1
+        available = usable_cores() if accelerator == "cpu" else torch.cuda.device_count()
+        devices = max(1, min(available, most)) if can_fork else 1
     if accelerator == "cpu" and isinstance(devices, list):
         raise ValueError(
             f"trainer.devices: got {devices} on a CPU; a list names GPUs. Give the number of processes, or auto."
@@ -98,7 +98,7 @@ def resolve_placement(
 
 
 def _started_ranks() -> tuple[int, int] | None:
-    """Ranks per machine and machines, where torchrun or SLURM has started this process; else None."""
+    """Returns ranks per machine and machines if torchrun or SLURM has started this process, else None."""
     environ = os.environ
     if "TORCHELASTIC_RUN_ID" in environ:
         return int(environ["LOCAL_WORLD_SIZE"]), int(environ["GROUP_WORLD_SIZE"])
@@ -113,9 +113,10 @@ def _started_ranks() -> tuple[int, int] | None:
 
 
 class StopFlag:
-    """The first SIGINT or SIGTERM asks for a stop after the round; a second one ends everything at once.
+    """A signal handler. The first SIGINT or SIGTERM requests a stop after the round, a second one ends everything.
 
-    Made before the ranks are forked: they share its number. Forked and spawned ranks leave signals to the parent.
+    The flag is made before the ranks are forked, so that they share its number. Forked and spawned ranks leave signals
+    to the parent.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class StopFlag:
         self._shared.fill_(LOST)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handles a signal."""
         if os.getpid() != self._owner:
             if int(self._shared) == LOST:  # torch ends the siblings of a failed rank with SIGTERM
                 os._exit(128 + number)
@@ -147,9 +148,9 @@ class StopFlag:
             self._shared.fill_(number)
 
     def install(self) -> None:
-        """Handles the two signals from now on, in the process that made this flag.
+        """Installs the flag as the handler of the two signals, in the process that made it.
 
-        Outside the main thread Python allows no handlers, and none is set.
+        Python allows no handlers outside the main thread. There, none is set.
         """
         if os.getpid() == self._owner and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -158,7 +159,7 @@ class StopFlag:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Puts the handlers of SIGINT and SIGTERM back when the block ends."""
+    """Restores the handlers of SIGINT and SIGTERM when the block ends."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -170,7 +171,7 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One computing thread inside: ranks are the only parallelism, and thread counts change bits."""
+    """Limits torch to one thread, because ranks are the only parallelism and thread counts change bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -182,23 +183,23 @@ def one_thread() -> Iterator[None]:
 def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     """Calls ``function(fabric, flag, *args)`` on every rank and returns what rank 0 returned.
 
-    Under fork and spawn the return value must be small and plain. The first exception of any rank is
-    raised here, not the ones that follow from it; where it was raised on that rank stands in its notes.
+    Under fork and spawn the return value must be small and plain. The first exception of any rank is raised here, not
+    the exceptions that follow from it. Its notes contain the rank and the traceback on that rank.
     """
     flag = StopFlag()
     launcher = fabric.strategy.launcher
     start_method = getattr(launcher, "_start_method", None)
-    # A queue can be handed to processes of its own kind only. Where none are started here there is none to hand it to,
+    # A queue only works with processes of the same start method. If no processes are started here, it is not needed,
     # and its semaphores would outlive a rank that is killed.
     errors = None if start_method is None else multiprocessing.get_context(start_method).SimpleQueue()
     guarded = _Guarded(function, flag, errors, os.getpid())
     environ = dict(os.environ)
     with handlers_kept(), one_thread():
-        # Until ranks that were started elsewhere have met (`Ranks`), one may wait for another that has failed, deep
-        # in a call that no handler of Python's interrupts: the signal that is then sent must end it.
+        # Ranks that were started elsewhere first have to meet (`Ranks`). Until then, one of them may wait for another
+        # that has failed, in a call that no Python handler interrupts. The signal that is sent then must end it.
         if launcher is None or start_method is not None:
             flag.install()
-        if start_method == "fork":  # else the first full collection in a rank would copy all that it shares
+        if start_method == "fork":  # otherwise the first full collection in a rank would copy all memory that it shares
             gc.freeze()
         try:
             return fabric.launch(guarded, *args)
@@ -206,14 +207,14 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
             raise _cause(error, errors) from None
         finally:
             gc.unfreeze()
-            # Lightning leaves the ranks' address behind, which a second launch would try to use again.
+            # Lightning leaves the address of the ranks behind, and a second launch would try to use it again.
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 if name not in environ:
                     os.environ.pop(name, None)
 
 
 class _Guarded:
-    """`function` on one rank: one thread, dies with its parent, reports its exception before it ends."""
+    """Runs `function` on one rank: with one thread, until its parent dies. Reports its exception before it ends."""
 
     def __init__(self, function: Callable[..., Any], flag: StopFlag, errors: Any, parent: int) -> None:
         self.function, self.flag, self.errors, self.parent = function, flag, errors, parent
@@ -222,7 +223,7 @@ class _Guarded:
         is_child = os.getpid() != self.parent and multiprocessing.parent_process() is not None
         if is_child:
             _die_with(self.parent)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent's flag is enough
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent's flag is enough
         torch.set_num_threads(1)
         try:
             return self.function(fabric, self.flag, *args)
@@ -230,14 +231,14 @@ class _Guarded:
             if not is_child:
                 raise
             error.add_note("".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip())
-            if self.errors.empty():  # only the first is raised, and nobody reads before all have ended
+            if self.errors.empty():  # only the first is raised, and the parent reads after all have ended
                 self.errors.put((fabric.global_rank, _portable(error)))
             self.flag.mark_lost()
-            sys.exit(1)  # of an exception torch would leave a file behind
+            sys.exit(1)  # for an exception torch would leave a file behind
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The exception itself if it survives pickling and is small enough for a pipe, else one with its text."""
+    """Returns the exception if it survives pickling and is small enough for a pipe, else one with its text."""
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
@@ -249,7 +250,7 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _cause(error: Exception, errors: Any) -> BaseException:
-    """The exception that came first; a rank that is gone without a word left none."""
+    """Returns the first exception, or a RuntimeError if a rank ended without reporting one."""
     if errors.empty():
         return RuntimeError(f"a rank was lost: {str(error).strip().splitlines()[-1]}")
     rank, first = errors.get()
@@ -262,7 +263,7 @@ def _cause(error: Exception, errors: Any) -> BaseException:
 
 
 def _die_with(parent: int) -> None:
-    """Linux: this process is killed when `parent` dies, instead of going on as an orphan."""
+    """Makes Linux kill this process when `parent` dies, so that it does not continue as an orphan."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)

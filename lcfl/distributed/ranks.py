@@ -1,4 +1,4 @@
-"""The ranks of a federation: the server hands tasks out, every rank carries out its share."""
+"""The ranks of a federation. The server distributes tasks, and every rank carries out its share."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from lightning.fabric import Fabric
@@ -15,26 +15,45 @@ from lightning.fabric import Fabric
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.transport import Link, MemoryLink, NetworkLink, balance, can_share_memory
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "Transport"]
 
 Carry = Callable[[Sequence[Any]], Sequence[Any]]
 
-PATIENCE = timedelta(days=7)  # a rank waits for the server as long as it takes; one that died is noticed at once
+PATIENCE = timedelta(days=7)  # a rank waits for the server as long as necessary; a dead server is noticed at once
+
+
+class Transport(Protocol):
+    """The way from the server to those who carry out its tasks, and back.
+
+    `Ranks` is the one that exists. A session makes it; the round loop and the evaluation only use these two members.
+    """
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that requests a stop after this round; 0 if there was none."""
+
+    def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:
+        """Carries out tasks and returns their results in the same order.
+
+        Args:
+            tasks: `lcfl.distributed.worker.TrainingTask` or `EvaluationTask`.
+            costs: the cost of each task in any unit.
+        """
 
 
 class Ranks:
-    """All ranks behind one `map`. Used by the server; the others `serve` until it is done.
+    """All ranks behind one `map`, which the server calls. The other ranks `serve` until the server is done.
 
-    Only rank 0 runs the round loop, clusters, aggregates and writes. What another rank needs for a
-    task is sent with it, so which rank carries out a task never matters for its result.
+    Only rank 0 runs the round loop, clusters, aggregates and writes. A task is sent with everything that another rank
+    needs for it, so its result does not depend on the rank that carries it out.
 
     Args:
-        fabric: launched.
-        run: carries out tasks on this rank; gives their results in the same order.
-        flag: this process's stop flag, installed here; the ranks' flags come together in `stop_signal`.
+        fabric: a launched Fabric.
+        run: carries out tasks on this rank and returns their results in the same order.
+        flag: this process's stop flag, which is installed here; `stop_signal` combines the flags of all ranks.
 
     Attributes:
-        result: what the other ranks' `serve` returns; to be set by the server before it leaves.
+        result: what `serve` returns on the other ranks; the server sets it before it leaves.
     """
 
     def __init__(self, fabric: Fabric, run: Carry, flag: StopFlag) -> None:
@@ -43,7 +62,7 @@ class Ranks:
         self._flag = flag
         self._signal = 0
         self._links: list[Link] = []
-        self._owed: list[Link] = []  # at work on their share of a `map`
+        self._owed: list[Link] = []  # links of ranks that have not returned their share of a `map` yet
         if fabric.world_size > 1:
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
@@ -51,16 +70,16 @@ class Ranks:
             near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
             peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
             self._links = [MemoryLink(peer, group) if near[peer] else NetworkLink(peer, group) for peer in peers]
-        flag.install()  # all ranks are there: from now on a signal is a wish to stop after the round
+        flag.install()  # all ranks have met, so from now on a signal means a stop after the round
 
-    def map(self, tasks: Sequence[Any], work: Sequence[float]) -> list[Any]:
+    def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:
         """Carries out the tasks on all ranks and returns the results in the tasks' order.
 
         Args:
-            tasks: anything that this class's `run` takes; must pickle but for its tensors.
-            work: the cost of each in any unit, to balance the ranks.
+            tasks: anything that this class's `run` accepts; everything except tensors must be picklable.
+            costs: the cost of each task, in any unit, to balance the ranks.
         """
-        shares = balance(work, len(self._links) + 1)
+        shares = balance(costs, len(self._links) + 1)
         for link, share in zip(self._links, shares[1:], strict=True):
             link.send([tasks[position] for position in share])
             self._owed.append(link)
@@ -77,7 +96,7 @@ class Ranks:
         return results
 
     def serve(self) -> Any:
-        """Carries out the server's tasks until it says that it is done; its `result`."""
+        """Carries out the server's tasks until the server is done, and returns the server's `result`."""
         (server,) = self._links
         while not isinstance(message := server.receive(), _Farewell):
             server.send((self._run(message), self._flag.signal))
@@ -85,7 +104,7 @@ class Ranks:
 
     @property
     def stop_signal(self) -> int:
-        """The number of the signal that asks for a stop after this round, on whichever rank it came; 0 for none."""
+        """The number of the signal that requests a stop after this round, received on any rank; 0 for none."""
         return self._flag.signal or self._signal
 
     def __enter__(self) -> "Ranks":
@@ -94,9 +113,9 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets the other ranks go, also after an error on the server.
+        """Ends the other ranks, also after an error on the server.
 
-        A rank that is at work cannot be told: it ends when it finds the server gone.
+        A rank that is busy with a share receives no message. It ends when it notices that the server is gone.
         """
         for link in self._links:
             if link not in self._owed:
@@ -111,9 +130,10 @@ class _Farewell:
 
 
 def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:
-    """Where each rank runs: ranks with the same text see each other's processes and memory.
+    """Returns a text per rank. Ranks with the same text see each other's processes and memory.
 
-    A name alone does not tell: machines may share it, and containers on one machine do not see each other.
+    The name of the machine is not enough: two machines may have the same name, and containers on one machine do not
+    see each other.
     """
     machines: list[str] = [""] * num_ranks
     dist.all_gather_object(machines, f"{platform.node()} {_boot()} {_processes()}", group)
@@ -121,7 +141,7 @@ def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:
 
 
 def _boot() -> str:
-    """Which start of which machine this is, where the system tells."""
+    """Returns an identifier of this machine and its last start, if the system provides one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -129,7 +149,7 @@ def _boot() -> str:
 
 
 def _processes() -> str:
-    """The processes that this one can see, by the name of their namespace, where the system tells."""
+    """Returns the namespace of the processes that this one can see, if the system provides it."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -1,8 +1,7 @@
-"""How the server hands tasks to the ranks and gets their results: tensors never travel as pickles.
+"""Transport of tasks and results between the server and the ranks. Tensors are never pickled.
 
-A message is an object whose tensors are taken out: the small rest is pickled, the tensors are
-written one after the other into memory that both processes map (one machine), or sent as one flat
-tensor over gloo (several machines).
+A message is an object whose tensors are taken out. The small rest is pickled. The tensors are written one after the
+other into memory that both processes map (one machine), or sent one after the other over gloo (several machines).
 """
 
 import io
@@ -23,21 +22,21 @@ from lcfl.core.files import unnamed_memory
 
 __all__ = ["Link", "MemoryLink", "NetworkLink", "balance", "can_share_memory", "pack", "unpack"]
 
-ALIGNMENT = 64  # bytes: whole cache lines, and a multiple of every element size
+ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element size
 
 Shape = tuple[torch.Size, torch.dtype]
 
 
 def can_share_memory() -> bool:
-    """Whether a `MemoryLink` works here: where there is a /proc."""
+    """Returns whether a `MemoryLink` works here. It needs ``/proc``."""
     return os.path.isdir("/proc/self/fd")
 
 
-def balance(work: Sequence[float], num_ranks: int) -> list[list[int]]:
-    """Places tasks on ranks so that the largest share is small: heaviest first, onto the emptiest rank.
+def balance(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+    """Assigns tasks to ranks so that the largest share is small: the most expensive first, to the least loaded rank.
 
     Args:
-        work: the cost of each task, in any unit.
+        costs: the cost of each task, in any unit.
         num_ranks: how many ranks there are.
 
     Returns:
@@ -45,15 +44,15 @@ def balance(work: Sequence[float], num_ranks: int) -> list[list[int]]:
     """
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0.0] * num_ranks
-    for task in sorted(range(len(work)), key=lambda position: -work[position]):
+    for task in sorted(range(len(costs)), key=lambda position: -costs[position]):
         rank = loads.index(min(loads))
         shares[rank].append(task)
-        loads[rank] += work[task]
+        loads[rank] += costs[task]
     return [sorted(share) for share in shares]
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles an object with numbers in place of its tensors; a tensor met twice is kept once."""
+    """Pickles an object with numbers in place of its tensors. A tensor that occurs twice is stored once."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -61,7 +60,7 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The number of a tensor; None for everything else, which is pickled as usual."""
+        """Returns the number of a tensor, or None for everything else, which is pickled as usual."""
         if not isinstance(obj, Tensor):
             return None
         identity = (obj.data_ptr(), tuple(obj.shape), obj.stride(), obj.dtype)
@@ -81,7 +80,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(message: Any) -> tuple[bytes, list[Tensor]]:
-    """An object as small bytes and the tensors they refer to; tensors go to the CPU."""
+    """Splits an object into a few bytes and the tensors that they refer to, which are moved to the CPU."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(message)
@@ -89,12 +88,12 @@ def pack(message: Any) -> tuple[bytes, list[Tensor]]:
 
 
 def unpack(content: bytes, tensors: list[Tensor]) -> Any:
-    """What `pack` was given, with `tensors` in their places."""
+    """Returns the object that `pack` was called with, with `tensors` in their places."""
     return _Unpickler(io.BytesIO(content), tensors).load()
 
 
 class Link(ABC):
-    """A two-way connection of the server (rank 0) with one other rank.
+    """A two-way connection between the server (rank 0) and one other rank.
 
     Args:
         peer: the rank at the other end.
@@ -106,7 +105,7 @@ class Link(ABC):
         self.group = group
 
     def send(self, message: Any) -> None:
-        """Sends an object; it must not be followed by another before the peer has answered."""
+        """Sends an object. The next one must not be sent before the peer has answered."""
         content, tensors = pack(message)
         shapes = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
         header = pickle.dumps((content, shapes, self._write(tensors)))
@@ -115,7 +114,7 @@ class Link(ABC):
         self._stream(tensors)
 
     def receive(self, copy: bool = False) -> Any:
-        """The peer's next object; unless copied, its tensors are valid until this end's next `receive`."""
+        """Returns the peer's next object. Unless copied, its tensors are valid until the next `receive` at this end."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.recv(length, self.peer, self.group)
         header = torch.empty(int(length), dtype=torch.uint8)
@@ -126,19 +125,19 @@ class Link(ABC):
 
     @abstractmethod
     def _write(self, tensors: list[Tensor]) -> str | None:
-        """Before the header is sent: puts the tensors where the peer can see them, and says where if that is new."""
+        """Stores the tensors for the peer before the header is sent; returns where they are if that has changed."""
 
     @abstractmethod
     def _stream(self, tensors: list[Tensor]) -> None:
-        """After the header is sent: sends the tensors."""
+        """Sends the tensors, after the header is sent."""
 
     @abstractmethod
     def _read(self, shapes: list[Shape], place: str | None) -> list[Tensor]:
-        """The tensors of the message whose header has arrived."""
+        """Returns the tensors of the message whose header has arrived."""
 
 
 class NetworkLink(Link):
-    """Tensors go over the network, one after the other: for ranks on several machines."""
+    """Sends tensors over the network, one after the other, for ranks on several machines."""
 
     def _write(self, tensors: list[Tensor]) -> None:
         return None
@@ -155,11 +154,10 @@ class NetworkLink(Link):
 
 
 class MemoryLink(Link):
-    """Tensors lie in memory that both processes map: one copy to write, none to read.
+    """Writes tensors into memory that both processes map: one copy to write, none to read.
 
-    The memory is a file that never has a name, so that nothing is left of it however the ranks end: in
-    /dev/shm, or in the system's temporary folder where that is too small. The peer finds it in /proc. It
-    grows when a message needs more.
+    The memory is a file without a name, so it disappears however the ranks end. It lies in ``/dev/shm``, or in the
+    system's temporary folder if that is too small. The peer finds it in ``/proc``. It grows when a message needs more.
     """
 
     def __init__(self, peer: int, group: dist.ProcessGroup) -> None:
@@ -206,5 +204,5 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _offsets(sizes: list[int]) -> list[int]:
-    """Where each of the arrays begins when they lie one after the other, aligned; and where the last ends."""
+    """Returns the aligned offset of each array if they are stored one after the other, and the end of the last."""
     return [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]

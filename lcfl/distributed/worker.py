@@ -1,4 +1,4 @@
-"""What every rank does: train clients and evaluate models, each task a function of its arguments.
+"""The work of a rank: it trains clients and evaluates models. The result of a task depends on its arguments alone.
 
 Legend: P + Q length of a model's flat vector.
 """
@@ -32,7 +32,7 @@ __all__ = ["ClientError", "EvaluationTask", "Failure", "TrainingResult", "Traini
 
 
 class ClientError(RuntimeError):
-    """A client's local work raised an exception; names client, round and cause."""
+    """Raised if a client's task raised an exception; the message names client, round and cause."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class TrainingTask:
     """One client's part of a round.
 
     Attributes:
-        client: its number.
-        round: negative in an warm-up round.
+        client: the number of the client.
+        round: the number of the round; negative in a warm-up round.
         state: the client's private part.
         downlink: what the server sends.
-        local_update: the local work; None for the method's own.
-        exchange: says what comes up; None for the method's own.
+        local_update: the local update; None for that of the method.
+        exchange: the exchange, which defines the upload; None for that of the method.
     """
 
     client: int
@@ -61,12 +61,12 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a `TrainingTask` gave.
+    """The result of a `TrainingTask`.
 
     Attributes:
         state: the client's new private part.
-        uplink: what it sends.
-        output: its trained model, the mean loss of its steps and what they logged.
+        uplink: what the client sends.
+        output: the trained model, the mean loss of the steps and the values that they logged.
     """
 
     state: ClientState
@@ -74,16 +74,16 @@ class TrainingResult:
     output: LocalOutput
 
     def is_finite(self) -> bool:
-        """Whether loss, model, the client's own buffers and upload are free of NaN and infinity."""
-        kept = [each for each in (self.output.model, self.state.buffers) if each is not None]
-        # A model is mostly sent as it is: once is enough.
-        distinct = {id(each): each for each in (*kept, *self.uplink.payload.values())}
+        """Returns whether loss, model, upload and the client's own buffers are free of NaN and infinity."""
+        tensors = [each for each in (self.output.model, self.state.buffers) if each is not None]
+        # The upload is mostly the model itself, which needs only one check.
+        distinct = {id(each): each for each in (*tensors, *self.uplink.payload.values())}
         return (self.output.loss is None or isfinite(self.output.loss)) and all(map(all_finite, distinct.values()))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on a rank, as text: it is raised once, on the server."""
+    """An exception on a rank, as text. It is raised once, on the server."""
 
     message: str
     details: str
@@ -91,14 +91,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """One model ``[P + Q]`` and the sets of samples it is measured on; what clients see alike is scored once.
+    """One model and the sets of samples that it is evaluated on. Samples that clients see alike are scored once.
 
     Attributes:
         model: ``[P + Q]``.
-        sets: indices of the samples in each.
-        clients: whose model it is; none for one that the server tries on its proxy set.
-        owners: the client as which each set is seen, None: as it is; empty: all sets are seen as they are.
-        buffers: of the model, ``[Q]``, where they are not part of it.
+        sets: the indices of the samples in each set.
+        clients: the clients whose model it is; empty for a model that the server evaluates on its proxy set.
+        owners: for each set the client whose transforms apply to it, or None to use it without; empty if no set has
+            an owner.
+        buffers: the buffers ``[Q]`` of the model if they are not part of it.
     """
 
     model: Tensor
@@ -118,15 +119,15 @@ Outcome = TrainingResult | list[dict[str, float]] | Failure
 
 
 class Worker:
-    """The engine of this rank and all that its tasks need.
+    """Carries out the tasks of this rank with its engine.
 
     Args:
         fabric: device and precision of this rank.
-        module: network, loss, optimizer.
+        module: network, loss and optimizer.
         data: a federated data module that has been set up.
-        method: its local update and exchange are used here.
+        method: the method, whose local update and exchange are used here.
         seed: the run's seed.
-        engine: the name of the one that trains.
+        engine: the name of the engine that trains.
         max_steps: cuts every local run after so many steps.
     """
 
@@ -148,14 +149,14 @@ class Worker:
         self.engine = make_engine(engine, fabric, module, data, max_steps)
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Carries out tasks one by one or at once, as the engine does it; their outcomes in the same order.
+        """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
 
-        An exception becomes a `Failure` of its task that says where it happened; the others go on.
+        An exception becomes a `Failure` of its task with the place of the exception. The other tasks continue.
         """
         return self.engine.run_all([partial(self._run, task) for task in tasks])
 
     def run(self, task: Task) -> Outcome:
-        """Carries out one task; see `run_all`."""
+        """Carries out one task and returns its outcome; see `run_all`."""
         (outcome,) = self.run_all([task])
         return outcome
 
@@ -167,11 +168,11 @@ class Worker:
             return Failure(message, traceback.format_exc())
 
     def train(self, task: TrainingTask, engine: SequentialEngine | None = None) -> TrainingResult:
-        """One client's local work; everything random in it is addressed by (seed, round, client).
+        """Carries out one client's part of a round. All its random draws are addressed by (seed, round, client).
 
         Args:
-            task: what is to be done.
-            engine: computes; if not given, the worker's own.
+            task: the task.
+            engine: the engine that computes; the worker's engine if not given.
         """
         engine = engine or self.engine
         local_update = task.local_update or self.method.local_update
@@ -185,20 +186,25 @@ class Worker:
         draw = rng.generator(self.seed, "upload", task.round, task.client)
         payload = exchange.encode(output, task.downlink, engine.layout, draw)
         uplink = Uplink(task.client, payload, len(indices))
-        kept = output.model if exchange.keeps_model else None
+        model = output.model if exchange.keeps_model else None
         own = engine.buffers if engine.module.buffer_policy == "local" else None
-        return TrainingResult(replace(task.state, model=kept, consumed=output.consumed, buffers=own), uplink, output)
+        return TrainingResult(replace(task.state, model=model, consumed=output.consumed, buffers=own), uplink, output)
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
-        """The loss and the module's metrics of a model on each set, none of them empty. Arguments as of `train`."""
+        """Returns the loss and the module's metrics of a model on each set.
+
+        Args:
+            task: the task, without empty sets.
+            engine: the engine that computes; the worker's engine if not given.
+        """
         engine = engine or self.engine
         engine.buffers = task.buffers
         sets: dict[Samples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Samples, int]] = []
         for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
             seen = self.data.samples if owner is None else self.data.seen_by(owner)
-            sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is measured once
+            sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is scored once
             keys.append((seen, id(indices)))
         results: dict[tuple[Samples, int], dict[str, float]] = {}
         for seen, distinct in sets.items():
@@ -212,7 +218,7 @@ class Worker:
 
 
 def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """The loss and every metric of the module for scores ``[n, classes]`` and labels ``[n]``, by name."""
+    """Returns the loss and every metric of the module for scores ``[n, classes]`` and labels ``[n]``, by name."""
     module.metrics.reset()
     module.metrics.update(scores, targets)
     values: Mapping[str, Tensor] = module.metrics.compute()

@@ -1,4 +1,4 @@
-"""What carries out a client's local run on a rank; a method does not know which one it is."""
+"""Engines: they carry out the clients' local runs on a rank. A method does not know which engine it uses."""
 
 from lcfl.engines.compiled import CompiledEngine
 from lcfl.engines.fused import FusedEngine

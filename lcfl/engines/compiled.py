@@ -1,4 +1,4 @@
-"""The engine whose steps are one call into C++, for the networks that federated learning is made of.
+"""The engine that computes each gradient and each update by one call into C++, for common networks.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
@@ -22,23 +22,25 @@ from lcfl.models.module import FederatedModule
 
 __all__ = ["CompiledEngine", "check_compiled"]
 
-REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # what this engine does by itself
+REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # methods that this engine replaces
 
 
 def check_compiled(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
 ) -> Program:
-    """The program of a module that `CompiledEngine` trains as it wants to be trained; builds the kernels where needed.
+    """Checks that `CompiledEngine` trains a module the way the module defines it, and returns the module's program.
+
+    Builds the kernels if they are missing.
 
     Args:
         module: network, loss and optimizer.
-        shape: of one input of the network.
-        dtype: of the inputs.
+        shape: the shape of one input of the network.
+        dtype: the dtype of the inputs.
         device: the type of the device.
-        precision: of a step's arithmetic.
+        precision: the precision of a step's arithmetic.
 
     Raises:
-        Unsupported: if it does not; says why.
+        Unsupported: if it does not, with the reason.
     """
     if device != "cpu" or precision != "32-true":
         raise Unsupported(f"it computes in float32 on a CPU, not {precision} on {device}")
@@ -46,7 +48,7 @@ def check_compiled(
         raise Unsupported(f"the inputs are {dtype}, not torch.float32")
     for name in REPLACED:
         if name in vars(module) or getattr(type(module), name) is not getattr(FederatedModule, name):
-            raise Unsupported(f"{type(module).__name__} has a {name} of its own")
+            raise Unsupported(f"{type(module).__name__} defines its own {name}")
     loss = module.loss
     if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or loss.label_smoothing > 0:
         raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
@@ -56,8 +58,8 @@ def check_compiled(
         raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
     if sgd_settings(module) is None:
         raise Unsupported(
-            f"the optimizer is {type(module.configure_optimizers()).__name__}, or has settings other than those of "
-            "torch.optim.SGD that minimizes with one for all parameters"
+            f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes with "
+            "the same plain settings for all parameters"
         )
     program = trace(module.network, shape)
     try:
@@ -68,7 +70,7 @@ def check_compiled(
 
 
 def _sgd(module: FederatedModule) -> kernels.Sgd:
-    """The module's SGD and its pulls, as the kernels want them."""
+    """Returns the module's SGD and its pulls as the kernels expect them."""
     settings = sgd_settings(module)
     assert settings is not None, "check_compiled refuses other optimizers"
     return kernels.Sgd(
@@ -81,16 +83,16 @@ def _sgd(module: FederatedModule) -> kernels.Sgd:
 
 
 class CompiledEngine(SequentialEngine):
-    """Models stay flat vectors: a step reads and writes ``[P + Q]``, without autograd and without the module.
+    """Trains models as flat vectors: a step reads and writes ``[P + Q]``, without autograd and without the module.
 
-    It agrees with `SequentialEngine` up to rounding: sums have another order. Hessian-vector products are
-    that engine's.
+    It agrees with `SequentialEngine` up to rounding, because it adds numbers in another order. Hessian-vector products
+    are computed by that engine.
 
     Args:
-        fabric: on a CPU in float32.
+        fabric: a CPU in float32.
         module: one that `check_compiled` accepts.
         samples: the pool that batches are gathered from; the worker sets it to what the client sees.
-        shape: of one input of the network.
+        shape: the shape of one input of the network.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
     """
 
@@ -132,12 +134,12 @@ class CompiledEngine(SequentialEngine):
             None if target is None or weight == 0 else target.contiguous()
             for target, weight in ((centre, sgd.cluster_weight), (embedding, sgd.global_weight))
         ]
-        places = [_at(each) for each in (model, self._gradient, velocity, *pulls)]
+        pointers = [_at(each) for each in (model, self._gradient, velocity, *pulls)]
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
             loss = self._differentiate_at(model, buffers, indices)
             sgd.first = number == 0
-            losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *places))
+            losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *pointers))
         self._close(buffers)
         return OptimizerRun(model, sum(losses) / len(losses), {})
 
@@ -168,22 +170,22 @@ class CompiledEngine(SequentialEngine):
         model, buffers = self._opened(model)
 
         def scores(inputs: Tensor) -> Tensor:
-            inputs, found = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
-            places = [_at(each) for each in (model, buffers, inputs)]
-            self._kernels.lcfl_scores(self._program, *places, len(inputs), _at(found))
-            return found
+            inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
+            pointers = [_at(each) for each in (model, buffers, inputs)]
+            self._kernels.lcfl_scores(self._program, *pointers, len(inputs), _at(result))
+            return result
 
         return scores
 
     def _opened(self, model: Tensor) -> tuple[Tensor, Tensor]:
-        """A copy of a model ``[P + Q]`` and the buffers that belong to it, which lie in the copy if exchanged."""
+        """Returns a copy of a model ``[P + Q]`` and its buffers, which are part of the copy if they are exchanged."""
         model = model.clone(memory_format=torch.contiguous_format)
         if (apart := self.module.buffer_layout) is None:
             return model, model[self._num_parameters :]
         return model, apart.pack(self.module.network) if self.buffers is None else self.buffers.clone()
 
     def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices) -> float:
-        """Puts the gradient of L_sup ``[P]`` into `_gradient`; the loss."""
+        """Writes the gradient of L_sup ``[P]`` into `_gradient` and returns the loss."""
         if self._needs_two and len(indices) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
@@ -191,23 +193,23 @@ class CompiledEngine(SequentialEngine):
         inputs, targets = self.samples.training_batch(indices, self.device)
         inputs = self._checked(inputs)
         if targets.dtype != torch.int64:
-            raise ValueError(f"labels: got {targets.dtype}; needed is torch.int64.")
-        places = [_at(each) for each in (model, buffers, inputs, targets)]
-        loss = self._kernels.lcfl_gradient(self._program, *places, len(targets), _at(self._gradient))
+            raise ValueError(f"labels: got {targets.dtype}; they must be torch.int64.")
+        pointers = [_at(each) for each in (model, buffers, inputs, targets)]
+        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), _at(self._gradient))
         return float(loss)
 
     def _checked(self, inputs: Tensor) -> Tensor:
-        """Inputs as the kernels read them, who would read beside others."""
+        """Returns inputs as the kernels read them. Other inputs would make the kernels read outside their memory."""
         if inputs.dtype != torch.float32 or inputs.shape[1:] != self._shape:
             raise ValueError(
-                f"trainer.engine: compiled was made for inputs of shape {tuple(self._shape)} in torch.float32, and an "
-                f"augmentation or a client's view made them {tuple(inputs.shape[1:])} in {inputs.dtype}; set "
-                "trainer.engine=sequential, or change what it makes."
+                f"trainer.engine: compiled was made for inputs of shape {tuple(self._shape)} in torch.float32, but an "
+                f"augmentation or a client transform returned {tuple(inputs.shape[1:])} in {inputs.dtype}; set "
+                "trainer.engine=sequential, or change the augmentation or the transform."
             )
         return inputs.contiguous()
 
     def _close(self, buffers: Tensor) -> None:
-        """Remembers the client's own buffers where it keeps them."""
+        """Remembers the client's buffers if it keeps its own (``model.buffer_policy: local``)."""
         if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
             self.buffers = buffers
 

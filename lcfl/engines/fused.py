@@ -1,4 +1,4 @@
-"""The stacked engine with its step as one compiled program, which a GPU replays as a CUDA graph.
+"""The stacked engine with its step compiled into one program, which a GPU replays as a CUDA graph.
 
 Legend: C clients at once, P parameters of a model, B batch size.
 """
@@ -24,27 +24,27 @@ from lcfl.models.module import FederatedModule
 __all__ = ["FusedEngine", "check_fused"]
 
 LOGGER = logging.getLogger(__name__)
-StepProgram = Callable[..., tuple[Named, StepOutput]]  # of parameters, buffers, inputs, targets and the two pulls
+StepProgram = Callable[..., tuple[Named, StepOutput]]  # takes parameters, buffers, inputs, targets and the two pulls
 
 
 def check_fused(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
 ) -> None:
-    """Makes sure that `FusedEngine` trains a module as it wants to be trained, and that torch.compile can work here.
+    """Checks that `FusedEngine` trains a module the way the module defines it, and that torch.compile works here.
 
     Args:
         module: network, loss and optimizer.
-        shape: of one input of the network.
-        dtype: of the inputs.
+        shape: the shape of one input of the network.
+        dtype: the dtype of the inputs.
         device: the type of the device.
-        precision: of a step's arithmetic.
+        precision: the precision of a step's arithmetic.
 
     Raises:
-        Unsupported: if it does not; says why.
+        Unsupported: if one of the two is not the case, with the reason.
     """
     if not check_stacked(module, shape, dtype, precision).fills_up:
         raise Unsupported(
-            "its step cannot be compiled for one size of batch: shorter ones can be filled up with samples that the "
+            "its step cannot be compiled for one size of batch: shorter batches can be padded with samples that the "
             "loss ignores only for images or features, cross-entropy, lcfl's training_step and no batch normalisation"
         )
     if device == "cuda" and find_spec("triton") is None:
@@ -57,20 +57,20 @@ def check_fused(
 
 
 class FusedEngine(StackedEngine):
-    """A step's forward and backward pass are traced once and compiled by torch.compile, on a GPU into CUDA graphs.
+    """Traces a step's forward and backward pass once and compiles it by torch.compile, on a GPU into CUDA graphs.
 
-    Programs are for fixed shapes. Batches are filled up to the batch size, and clients to a power of two by copies of
-    the last one, whose results are dropped: so there are few programs, and which one a stack takes depends on its size
-    alone. Optimizer, scores, Hessian-vector products and batches of more than the batch size are `StackedEngine`'s. It
-    agrees with `SequentialEngine` up to rounding.
+    A program is for fixed shapes. Batches are padded to the batch size. The number of clients is padded to a power of
+    two by copies of the last one, whose results are dropped. So there are few programs, and the program that a stack
+    uses depends on its size alone. `StackedEngine` does the rest: optimizer, scores, Hessian-vector products and
+    batches larger than the batch size. The engine agrees with `SequentialEngine` up to rounding.
 
-    Its arguments are those of `StackedEngine`; B of every program is `batch_size`. The module must be one that
-    `check_fused` accepts. Its loss is traced: what it does besides computing is not repeated.
+    The arguments are those of `StackedEngine`; every program has B = `batch_size`. The module must be one that
+    `check_fused` accepts. Its loss is traced, so side effects of the loss happen only once.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.most_clients = 1 << (self.most_clients.bit_length() - 1)  # a program is for no more than the budget is for
+        self.most_clients = 1 << (self.most_clients.bit_length() - 1)  # keeps programs within the budget
         self._programs: dict[tuple[int, bool, bool], StepProgram] = {}
 
     def _step(
@@ -86,7 +86,7 @@ class FusedEngine(StackedEngine):
         count, length = targets.shape
         if directions is not None or length > self._batch_size:
             return super()._step(parameters, buffers, batch, number, pulls, directions)
-        assert isinstance(self.module.loss, nn.CrossEntropyLoss), "check_fused refuses others"
+        assert isinstance(self.module.loss, nn.CrossEntropyLoss), "check_fused refuses other losses"
         clients = 1 << (count - 1).bit_length()
         rows, columns = self._places(count, clients), self._places(length, self._batch_size)
         missing, ignored = self._batch_size - length, self.module.loss.ignore_index
@@ -101,22 +101,22 @@ class FusedEngine(StackedEngine):
         begin, is_new = time.perf_counter(), key not in self._programs
         if is_new:
             self._programs[key] = self._compiled(arguments)
-        torch.compiler.cudagraph_mark_step_begin()  # what the program gave before may be written over
+        torch.compiler.cudagraph_mark_step_begin()  # the program's previous outputs may be overwritten
         with torch.no_grad():
-            slopes, found = self._programs[key](*arguments)
+            slopes, output = self._programs[key](*arguments)
         if is_new and self.fabric.is_global_zero:
             seconds = time.perf_counter() - begin
             LOGGER.info("Engine fused: compiled a step of %d clients in %.1f s.", clients, seconds)
-        kept = {name: each[:count].clone() for name, each in found.buffers.items()}
-        losses = found.losses[:count].clone()  # gradients are used up before the next step, these are not
+        kept = {name: each[:count].clone() for name, each in output.buffers.items()}
+        losses = output.losses[:count].clone()  # unlike the gradients, they are still needed after the next step
         return {name: each[:count] for name, each in slopes.items()}, StepOutput(losses, {}, kept)
 
     def _places(self, length: int, count: int) -> Rows:
-        """Places of so many entries, and then of the last one again, up to a count."""
+        """Returns the indices of `length` entries, followed by the last one again up to `count` indices."""
         return slice(None) if length == count else torch.arange(count, device=self.device).clamp_(max=length - 1)
 
     def _compiled(self, arguments: tuple[Named | Tensor | None, ...]) -> StepProgram:
-        """A program for arguments of these shapes."""
+        """Compiles a program for arguments of these shapes."""
 
         def step(
             parameters: Named,
@@ -126,11 +126,11 @@ class FusedEngine(StackedEngine):
             centre: Tensor | None,
             embedding: Tensor | None,
         ) -> tuple[Named, StepOutput]:
-            # Copies: tracing must change nothing, and a program that writes into its inputs would be no CUDA graph.
+            # Copies, because tracing must change nothing and a program that writes into its inputs is no CUDA graph.
             own = {name: each.clone() for name, each in buffers.items()}
             return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
 
-        # In this process alone: a forked rank would wait for ever for helpers that its parent has started.
+        # One compile thread, in this process: a forked rank would wait forever for helpers that its parent started.
         program: StepProgram = torch.compile(
             make_fx(step)(*arguments),
             dynamic=False,

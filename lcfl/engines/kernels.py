@@ -1,4 +1,4 @@
-"""The kernels in cpp/, built once per machine and bound by ctypes."""
+"""The kernels in ``cpp/``. They are built once per machine and bound by ctypes."""
 
 import ctypes
 import functools
@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "compiler_command", "load"]
 
 LOGGER = logging.getLogger(__name__)
-SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # which includes the other files there
+SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other files in that folder
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -26,17 +26,17 @@ KIND = {name: number for number, name in enumerate(_NAMES)}
 
 
 class Unavailable(RuntimeError):
-    """The kernels cannot be built here; says why."""
+    """Raised if the kernels cannot be built here; the message is the reason."""
 
 
 class Value(Structure):
-    """Shape of one sample: channels, height and width."""
+    """The shape of one sample: channels, height and width."""
 
     _fields_ = (("channels", c_int32), ("height", c_int32), ("width", c_int32))
 
 
 class Op(Structure):
-    """An operation on numbered values; -1 for what it has not. The same fields as in cpp/program.h."""
+    """An operation on numbered values. -1 stands for what it lacks. The fields are those in ``cpp/program.h``."""
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "input", "other", "output")),
@@ -49,7 +49,7 @@ class Op(Structure):
 
 
 class Sgd(Structure):
-    """The settings of torch.optim.SGD and the weights of the two pulls. The same fields as in cpp/program.h."""
+    """The settings of torch.optim.SGD and the weights of the two pulls. The fields are those in ``cpp/program.h``."""
 
     _fields_ = (
         *((name, c_float) for name in ("rate", "momentum", "dampening", "weight_decay")),
@@ -64,13 +64,13 @@ class Sgd(Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernels; built where this machine has not got them yet, which takes seconds.
+    """Loads the kernels. Builds them first if this machine does not have them yet, which takes seconds.
 
-    They are kept in ``$XDG_CACHE_HOME/lcfl`` (``~/.cache/lcfl``) under a name that tells source, compiler and
+    They are kept in ``$XDG_CACHE_HOME/lcfl`` (``~/.cache/lcfl``) under a name that depends on source, compiler and
     processor.
 
     Raises:
-        Unavailable: if there is no C++ compiler, it fails, or the folder cannot be written.
+        Unavailable: if there is no C++ compiler, if it fails, or if the folder cannot be written.
     """
     compiler = compiler_command()
     path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
@@ -79,7 +79,7 @@ def load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built anew") from None
+        raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built again") from None
     pointer = c_void_p
     for name, result, arguments in (
         ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
@@ -94,14 +94,14 @@ def load() -> ctypes.CDLL:
 
 
 def compiler_command() -> list[str]:
-    """The command of $CXX, or the first compiler there is.
+    """Returns the command in ``$CXX``, or the first compiler that is installed.
 
     Raises:
-        Unavailable: if there is none.
+        Unavailable: if there is no compiler.
     """
     command = shlex.split(os.environ.get("CXX", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
     if not command or shutil.which(command[0]) is None:
-        raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; $CXX names another)")
+        raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; set $CXX to another)")
     return command
 
 
@@ -113,7 +113,7 @@ def _folder() -> Path:
 
 
 def _fingerprint(compiler: list[str]) -> str:
-    """Of all that decides what the compiler makes: source, command, its version, and the processor."""
+    """Returns a digest of what determines the library: source, compiler command, its version and the processor."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.parent.iterdir())))
     digest.update("\n".join([*compiler, *FLAGS, version, _processor()]).encode())
@@ -121,7 +121,7 @@ def _fingerprint(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What the processor can do, where the system tells; else its kind."""
+    """Returns what the processor supports if the system reports it, else the kind of processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -130,18 +130,18 @@ def _processor() -> str:
 
 
 def _build(compiler: list[str], path: Path) -> None:
-    """Compiles into a file of another name and renames it: two processes may build at the same time."""
+    """Compiles into a file of another name and renames it, because two processes may build at the same time."""
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     begin = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = [*compiler, *FLAGS, native, str(SOURCE), "-o", str(made)]
+            library = Path(folder) / path.name
+            command = [*compiler, *FLAGS, native, str(SOURCE), "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise Unavailable(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
-            made.replace(path)
+            library.replace(path)
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written ({error}); set XDG_CACHE_HOME to another folder") from None
     LOGGER.info("Built the kernels of engine compiled for this machine in %.1f s.", time.perf_counter() - begin)

@@ -1,6 +1,7 @@
-"""Functions that run side by side and are answered together: a client's local run need not know of the others.
+"""Functions that run side by side and whose requests are answered together.
 
-Only one of them runs at a time, in the order in which they are given, up to its next question.
+A client's local run need not know about the others. Only one function runs at a time: they take turns in the order of
+the list, and each runs until it submits its next request.
 """
 
 import threading
@@ -9,63 +10,63 @@ from typing import Any, Generic, TypeVar
 
 from lcfl.core import rng
 
-__all__ = ["Ask", "run_in_lockstep"]
+__all__ = ["Submit", "run_in_lockstep"]
 
-Ask = Callable[[Any], Any]
+Submit = Callable[[Any], Any]
 Result = TypeVar("Result")
 
 
 def run_in_lockstep(
-    works: Sequence[Callable[[Ask], Result]], answer: Callable[[Sequence[Any]], Sequence[Any]]
+    tasks: Sequence[Callable[[Submit], Result]], answer: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Result]:
-    """Runs functions that ask questions; when each of them waits or has ended, all questions are answered at once.
+    """Runs functions that submit requests. Once every function waits or has ended, all requests are answered at once.
 
-    The global random generators are each function's own: they go on after a question as they were before it.
+    The global random generators belong to each function: after a request they continue as they were before it.
 
     Args:
-        works: each is given what asks a question, waits, and gives the answer, or raises the answer if that is
-            an exception.
-        answer: gives the answers to a list of questions, in their order.
+        tasks: functions that get a `Submit`. It submits a request, waits and returns the answer. If the answer is an
+            exception, it raises the answer instead.
+        answer: returns the answers to a list of requests, in their order.
 
     Returns:
         What the functions returned, in their order.
 
     Raises:
-        BaseException: what one of them, or `answer`, raised; none of them goes on after that.
+        BaseException: what one of the functions, or `answer`, raised. No function continues after that.
     """
-    parts = [_Part(work) for work in works]
+    runners = [_Runner(task) for task in tasks]
     with rng.preserved():
         try:
-            waiting = [part for part in parts if part.go_on()]
+            waiting = [runner for runner in runners if runner.resume()]
             while waiting:
-                answers = answer([part.question for part in waiting])
-                waiting = [part for part, each in zip(waiting, answers, strict=True) if part.go_on(each)]
+                answers = answer([runner.request for runner in waiting])
+                waiting = [runner for runner, each in zip(waiting, answers, strict=True) if runner.resume(each)]
         finally:
-            for part in parts:
-                part.end()
-    return [part.result for part in parts]
+            for runner in runners:
+                runner.end()
+    return [runner.result for runner in runners]
 
 
 class _Ended(BaseException):
     """Unwinds a function that waits for an answer which will not come."""
 
 
-class _Part(Generic[Result]):
-    """One of the functions, in a thread that stands still but for the time between `go_on` and its next question."""
+class _Runner(Generic[Result]):
+    """One of the functions, in a thread that only runs between `resume` and the function's next request."""
 
     result: Result
 
-    def __init__(self, work: Callable[[Ask], Result]) -> None:
-        self.question: Any = None
-        self._work = work
+    def __init__(self, task: Callable[[Submit], Result]) -> None:
+        self.request: Any = None
+        self._task = task
         self._answer: Any = None
         self._error: BaseException | None = None
         self._waits = False
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def go_on(self, answer: Any = None) -> bool:
-        """Lets it run with the answer to its question; whether it has asked another one."""
+    def resume(self, answer: Any = None) -> bool:
+        """Continues the function with the answer to its request; returns whether it has submitted another one."""
         self._answer, self._waits = answer, False
         if self._thread.ident is None:
             self._thread.start()
@@ -77,7 +78,7 @@ class _Part(Generic[Result]):
         return self._waits
 
     def end(self) -> None:
-        """Unwinds it where it waits, or will ask its next question, and lets its thread end."""
+        """Unwinds the function where it waits or at its next request, and joins its thread."""
         self._answer = _Ended()
         self._turn.release()
         if self._thread.ident is not None:
@@ -85,14 +86,14 @@ class _Part(Generic[Result]):
 
     def _run(self) -> None:
         try:
-            self.result = self._work(self._ask)
+            self.result = self._task(self._submit)
         except BaseException as error:
             self._error = error
         finally:
             self._pause.release()
 
-    def _ask(self, question: Any) -> Any:
-        self.question, self._waits = question, True
+    def _submit(self, request: Any) -> Any:
+        self.request, self._waits = request, True
         with rng.preserved():
             self._pause.release()
             self._turn.acquire()

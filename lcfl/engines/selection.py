@@ -1,4 +1,4 @@
-"""Which engine trains a module."""
+"""Selection of the engine that trains a module."""
 
 import logging
 from typing import Literal, cast, get_args
@@ -18,7 +18,7 @@ __all__ = ["EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked", "fused"]
-WIDEST = 64  # input channels of a convolution; beyond, what torch calls is faster (docs/performance.md)
+WIDEST = 64  # input channels of a convolution; beyond that, torch's own kernels are faster (docs/performance.md)
 
 
 def choose_engine(
@@ -29,22 +29,22 @@ def choose_engine(
     precision: str,
     advice: str = "use auto or sequential",
 ) -> EngineName:
-    """The engine of that name, or under ``auto`` the fastest that trains the module as it wants to be trained.
+    """Returns the named engine, or for ``auto`` the fastest one that trains the module the way the module defines it.
 
-    That is ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` where they cannot. It depends on the
-    module, the shape of the data, the device and whether there is a compiler, and on no measurement: the same command
-    gives the same engine again, and so the same bits.
+    ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
+    The choice depends on the module, the shape of the data, the device and whether there is a compiler. It does not
+    depend on measurements: the same command gives the same engine again, and so the same bits.
 
     Args:
         wanted: a name or ``auto``.
         module: network, loss and optimizer.
-        data: what is trained on; need not be set up.
+        data: the data to train on; need not be set up.
         device: the type of the device.
-        precision: of a step's arithmetic.
-        advice: what to do where the engine of that name cannot train the module, for the error.
+        precision: the precision of a step's arithmetic.
+        advice: what to do if the named engine cannot train the module, for the error message.
 
     Raises:
-        ValueError: for another name, or an engine that cannot train the module; says why.
+        ValueError: for an unknown name, or an engine that cannot train the module, with the reason.
     """
     check_choice("trainer.engine: got ", wanted, ("auto", *get_args(EngineName)))
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
@@ -52,7 +52,7 @@ def choose_engine(
         if tried == "compiled":
             program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
             if wanted == "auto" and program.widest > WIDEST:
-                raise Unsupported(f"its convolutions have up to {program.widest} channels, for which it is slower")
+                raise Unsupported(f"its convolutions have up to {program.widest} channels, and it is slower for those")
         elif tried == "stacked":
             check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
         elif tried == "fused":
@@ -60,7 +60,7 @@ def choose_engine(
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
-        LOGGER.info("Engine sequential, because %s is not for this: %s.", tried, reason)
+        LOGGER.info("Engine sequential, because %s does not suit this run: %s.", tried, reason)
         return "sequential"
     return cast(EngineName, tried)
 
@@ -68,13 +68,13 @@ def choose_engine(
 def make_engine(
     name: EngineName, fabric: Fabric, module: FederatedModule, data: FederatedDataModule, max_steps: int | None = None
 ) -> SequentialEngine:
-    """The engine of a rank.
+    """Makes the engine of a rank.
 
     Args:
-        name: what `choose` gave.
+        name: what `choose_engine` returned.
         fabric: device and precision of the rank.
         module: network, loss and optimizer; the engine trains in it.
-        data: set up.
+        data: a data module that has been set up.
         max_steps: cuts every local run after so many steps.
     """
     shape = data.dataset.shape
@@ -82,6 +82,6 @@ def make_engine(
         return CompiledEngine(fabric, module, data.samples, shape, max_steps)
     if name != "sequential":
         stacking = FusedEngine if name == "fused" else StackedEngine
-        longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches that there are
+        longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches
         return stacking(fabric, module, data.samples, shape, data.dataset.dtype, longest, max_steps)
     return SequentialEngine(fabric, module, data.samples, max_steps)

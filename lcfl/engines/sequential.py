@@ -1,4 +1,4 @@
-"""The engine that runs any module with any optimizer, one client after the other."""
+"""The engine that trains any module with any optimizer, one client after the other."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -19,30 +19,30 @@ from lcfl.models.module import FederatedModule, loss_of_step
 
 __all__ = ["SequentialEngine"]
 
-FIRST_SCALE = 2.0**10  # of a loss whose gradient float16 must hold; halved until it does
-SHOW_INPUTS = ("forward", "training_step")  # of a module: code of one's own there may ask for their order in memory
+FIRST_SCALE = 2.0**10  # of a loss in float16; it is halved until the gradient fits into float16
+SHOW_INPUTS = ("forward", "training_step")  # overridden in a module, they may need the usual order in memory
 WIDE = 4  # channels; measured in docs/performance.md
-SCORED_BATCH = 512  # samples at a time where nothing is learnt
+SCORED_BATCH = 512  # samples at a time in evaluation
 
 Result = TypeVar("Result")
 
 
 class SequentialEngine:
-    """One module on this rank's device; a client's model is copied in, trained and copied out.
+    """Trains clients in one module on this rank's device: copies a client's model in, trains it and copies it out.
 
-    The module is not set up by Fabric, which would average the gradients of different clients over
-    the ranks and run single-device steps outside autocast: it is moved to the device, and every step
-    runs in Fabric's autocast and backward.
+    The module is not set up by Fabric, which would average the gradients of different clients over the ranks and run
+    single-device steps outside autocast. Instead it is moved to the device, and every step runs in Fabric's autocast
+    and backward.
 
     Args:
-        fabric: gives device and precision.
-        module: its `training_step` and `configure_optimizers` define the local work.
+        fabric: provides device and precision.
+        module: its `training_step` and `configure_optimizers` define the local update.
         samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
 
     Attributes:
-        buffers: what every model gets that is loaded, ``[Q]``, where buffers are not exchanged; set by the worker
-            to the client's, and by a local run to what it made of them if they are the client's own
+        buffers: the buffers ``[Q]`` that every loaded model gets if buffers are not exchanged. The worker sets them to
+            the client's. A local run sets them to the updated buffers if clients keep their own
             (``model.buffer_policy: local``).
     """
 
@@ -54,16 +54,19 @@ class SequentialEngine:
         self.samples = samples
         self.max_steps = max_steps
         self.buffers: Tensor | None = None
-        self._channels_last: bool | None = None  # until the first images have been seen
+        self._channels_last: bool | None = None  # None until the first inputs have been seen
         own = type(module).configure_optimizers is not FederatedModule.configure_optimizers
         self._sgd = None if own or self._scaling is not None else sgd_settings(module)
 
-    def run_all(self, works: Sequence[Callable[["SequentialEngine"], Result]]) -> list[Result]:
-        """Carries out works of different clients, each with the engine that it gets; what they return, in their order.
+    def run_all(self, tasks: Sequence[Callable[["SequentialEngine"], Result]]) -> list[Result]:
+        """Carries out tasks of different clients and returns their results in the order of the tasks.
 
-        None of them may raise an exception, or depend on what the others do.
+        A task must not raise an exception, or depend on what the other tasks do.
+
+        Args:
+            tasks: functions of the engine that carries them out.
         """
-        return [work(self) for work in works]
+        return [task(self) for task in tasks]
 
     def load(self, model: Tensor) -> FederatedModule:
         """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
@@ -96,7 +99,10 @@ class SequentialEngine:
         return OptimizerRun(self.layout.pack(module.network), _mean(losses), means)
 
     def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
-        """What makes a step of a new run from a loss: plain SGD by itself, any other optimizer by its own object."""
+        """Returns a function that makes a step of a new run from a loss.
+
+        It computes plain SGD itself. For any other optimizer it makes an object by the module's `configure_optimizers`.
+        """
         if self._sgd is not None:
             settings = self._sgd
             parameters = [parameter for parameter in self.module.network.parameters() if parameter.requires_grad]
@@ -130,7 +136,7 @@ class SequentialEngine:
         return self._arranged(inputs), targets
 
     def _arranged(self, inputs: Tensor) -> Tensor:
-        """Images as the network's convolutions read them fastest."""
+        """Returns inputs in the memory order that the network's convolutions read fastest."""
         if self._channels_last is None:
             self._channels_last = self._gains_by_channels_last(inputs)
             if self._channels_last:
@@ -139,7 +145,10 @@ class SequentialEngine:
 
     @torch.no_grad()
     def _gains_by_channels_last(self, inputs: Tensor) -> bool:
-        """Whether it is a wide network on a CPU that takes images in another order: one with a `view` may not."""
+        """Returns whether a wide network on a CPU is faster with channels innermost and accepts inputs in this order.
+
+        A network with a `view` may refuse it.
+        """
         if self.device.type != "cpu" or inputs.dim() != 4 or not _is_wide(self.module.network):
             return False
         if any(getattr(type(self.module), name) is not getattr(FederatedModule, name) for name in SHOW_INPUTS):
@@ -176,7 +185,7 @@ class SequentialEngine:
         )
 
     def _differentiate(self, model: Tensor, indices: Indices, number: int, direction: Tensor | None) -> Gradient:
-        """The gradient, or its derivative along `direction`, with what else the forward pass gave."""
+        """Returns the gradient, or its derivative along `direction`, and the other outputs of the forward pass."""
         module = self.load(model).train()
         batch = self._training_batch(indices)
         with module.collecting() as logged, self.fabric.autocast():
@@ -184,14 +193,14 @@ class SequentialEngine:
         parameters = [parameter for parameter in module.network.parameters() if parameter.requires_grad]
         slopes = self._slopes(loss, parameters, create_graph=direction is not None)
         if direction is not None:
-            places = _split_like(direction.to(self.device), module.network.parameters())
-            along = sum((slope * place).sum() for slope, place in zip(slopes, places, strict=True))
+            parts = _split_like(direction.to(self.device), module.network.parameters())
+            along = sum((slope * part).sum() for slope, part in zip(slopes, parts, strict=True))
             assert isinstance(along, Tensor)
             slopes = self._slopes(along, parameters)
         else:
             self._keep_buffers()
-        found = dict(zip(map(id, parameters), slopes, strict=True))
-        flat = [found.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
+        slope_of = dict(zip(map(id, parameters), slopes, strict=True))
+        flat = [slope_of.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
         return Gradient(
             torch.cat(flat).to(model.device),
             self._buffers().to(model.device),
@@ -200,26 +209,27 @@ class SequentialEngine:
         )
 
     def _slopes(self, loss: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
-        """d loss / d parameter; in 16-mixed of a scaled loss, so that small ones are not lost, and then scaled back.
+        """Returns d loss / d parameter.
 
-        The scale is found anew for every gradient: it must not depend on who trained before.
+        In 16-mixed the loss is scaled, so that small gradients are not lost, and the gradients are scaled back. The
+        scale is determined for every gradient again, because it must not depend on which client trained before.
         """
         scaled = self._scaling is not None
         scale = FIRST_SCALE if scaled else 1.0
         while True:
-            found = torch.autograd.grad(
+            slopes = torch.autograd.grad(
                 loss * scale if scaled else loss,
                 parameters,
                 retain_graph=scaled or create_graph,
                 create_graph=create_graph,
                 materialize_grads=True,
             )
-            if scale == 1 or all(bool(slope.isfinite().all()) for slope in found):
-                return [slope / scale for slope in found] if scaled else list(found)
+            if scale == 1 or all(bool(slope.isfinite().all()) for slope in slopes):
+                return [slope / scale for slope in slopes] if scaled else list(slopes)
             scale /= 2
 
     def _keep_buffers(self) -> None:
-        """Remembers the client's own buffers where it keeps them."""
+        """Remembers the client's buffers if it keeps its own (``model.buffer_policy: local``)."""
         if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
             self.buffers = self.module.buffer_layout.pack(self.module.network)
 
@@ -237,58 +247,58 @@ class SequentialEngine:
 
     @torch.no_grad()
     def scores(self, model: Tensor, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Class scores ``[n, classes]`` of a model as it is evaluated and labels ``[n]``, on the device.
+        """Returns class scores ``[n, classes]`` of a model in evaluation mode and labels ``[n]``, on the device.
 
         Args:
             model: ``[P + Q]``.
-            samples: the pool, which need not be what the engine trains on.
+            samples: the pool of samples, which need not be the one that the engine trains on.
             indices: into the pool, ``[n]``.
         """
-        scorer, found = self.scorer(model), []
+        scorer, batches = self.scorer(model), []
         for start in range(0, len(indices), SCORED_BATCH):
             inputs, targets = samples.batch(indices[start : start + SCORED_BATCH], self.device)
-            found.append((scorer(inputs), targets))
-        scores, labels = zip(*found, strict=True)
+            batches.append((scorer(inputs), targets))
+        scores, labels = zip(*batches, strict=True)
         return torch.cat(scores), torch.cat(labels)
 
     def scorer(self, model: Tensor) -> Callable[[Tensor], Tensor]:
-        """What gives the class scores ``[n, classes]``, in float32, of a model ``[P + Q]`` as it is evaluated.
+        """Returns a function from inputs to class scores ``[n, classes]`` of a model ``[P + Q]`` in evaluation mode.
 
-        It is valid until the next model is loaded.
+        The scores are in float32. The function is valid until the next model is loaded.
         """
         module = self.load(model).eval()
 
         def scores(inputs: Tensor) -> Tensor:
             with self.fabric.autocast():
-                found: Tensor = module(self._arranged(inputs)).float()
-            return found
+                result: Tensor = module(self._arranged(inputs)).float()
+            return result
 
         return scores
 
     def pixels(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """See `lcfl.methods.local.engine.Engine.pixels`; on the CPU."""
+        """See `lcfl.methods.local.engine.Engine.pixels`. The result is on the CPU."""
         inputs, targets = self.samples.batch(indices, torch.device("cpu"))
         return self.samples.pixels(inputs).flatten(1), targets
 
     @property
     def _scaling(self) -> MixedPrecision | None:
-        """The precision whose losses must be scaled: 16-mixed."""
+        """The precision plugin if losses must be scaled, as in 16-mixed, else None."""
         precision = self.fabric.strategy.precision
         return precision if isinstance(precision, MixedPrecision) and precision.scaler is not None else None
 
     def _fresh_scaler(self) -> None:
-        """16-mixed: a loss scale of its own per local run, or it would depend on who trained before."""
+        """Starts a new loss scale in 16-mixed, which would otherwise depend on the client that trained before."""
         if (scaling := self._scaling) is not None:
             scaling.scaler = torch.amp.GradScaler(self.device.type)
 
 
 def _is_wide(network: nn.Module) -> bool:
-    """Whether some convolution reads so many channels that it is faster with them innermost."""
+    """Returns whether some convolution reads so many channels that it is faster with channels innermost."""
     return any(isinstance(each, nn.Conv2d) and each.in_channels >= WIDE for each in network.modules())
 
 
 def _split_like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The pieces of a flat vector ``[P]`` that belong to the parameters with a gradient, in their shapes."""
+    """Returns the pieces of a flat vector ``[P]`` that belong to the trained parameters, in their shapes."""
     pieces, offset = [], 0
     for parameter in parameters:
         if parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""The engine that trains the clients of a rank at once, for GPUs: every operation has them as its first dimension.
+"""The engine that trains all clients of a rank at once, for GPUs. In every operation the first dimension is the client.
 
 Legend: C clients at once, P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
-from lcfl.engines.lockstep import Ask, run_in_lockstep
+from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.requests import (
     Batch,
     ClientEngine,
@@ -34,44 +34,47 @@ from lcfl.models.module import FederatedModule
 __all__ = ["Pulls", "StackedEngine", "check_stacked"]
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
-MOST_CLIENTS = 256  # at once: more keep no GPU busier
-GPU_SHARE = 0.5  # of its memory, not of what is free now: that would decide about stacks, and so about bits
+MOST_CLIENTS = 256  # at once; more of them do not keep a GPU busier
+GPU_SHARE = 0.5  # of all memory; a share of the free memory would make stacks, and so bits, depend on other programs
 HOST_BYTES = 2 * 2**30
-COPIES = 10  # of a model in training: weights, gradient, optimizer, what it is pulled to, what it was and becomes
-ACTIVATIONS = 3  # what autograd keeps, its gradient, and a kernel's other layout of it
+COPIES = 10  # of a model in training: weights, gradient, optimizer, targets of the pulls, start and result
+ACTIVATIONS = 3  # what autograd keeps, its gradient, and a copy in another layout for a kernel
 
 Result = TypeVar("Result")
-Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], None where nothing pulls
+Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], None if there is no pull
 
 
 def check_stacked(
     module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true"
 ) -> Probe:
-    """Makes sure that `StackedEngine` trains a module as it wants to be trained; what a step on a CPU found out.
+    """Checks that `StackedEngine` trains a module the way the module defines it.
 
     Args:
         module: network, loss and optimizer.
-        shape: of one input of the network.
-        dtype: of the inputs.
-        precision: of a step's arithmetic.
+        shape: the shape of one input of the network.
+        dtype: the dtype of the inputs.
+        precision: the precision of a step's arithmetic.
+
+    Returns:
+        What a trial step on a CPU found out.
 
     Raises:
-        Unsupported: if it does not; says why.
+        Unsupported: if it does not, with the reason.
     """
     if precision == "16-mixed":
         raise Unsupported("16-mixed needs a loss scale for every client")
     if type(module).configure_optimizers is not FederatedModule.configure_optimizers:
-        raise Unsupported(f"{type(module).__name__} has a configure_optimizers of its own")
+        raise Unsupported(f"{type(module).__name__} defines its own configure_optimizers")
     optimizer = type(module.configure_optimizers())
     if optimizer not in ELEMENTWISE:
         known = ", ".join(each.__name__ for each in ELEMENTWISE)
-        raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that acts on every number alone ({known})")
+        raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that works elementwise ({known})")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         return VmappedModule(module).trial(shape, dtype, torch.device("cpu"))
 
 
 class StackedEngine(SequentialEngine):
-    """Runs the tasks of several clients side by side and computes at once what all of them ask for.
+    """Runs the tasks of several clients side by side and computes all their requests at once.
 
     Each task gets a `ClientEngine` instead of this engine. Where several wait for the same kind of computation, their
     models are stacked to ``[C, P + Q]``, the module's own `training_step` is mapped over them, and one optimizer steps
@@ -79,20 +82,20 @@ class StackedEngine(SequentialEngine):
     result, as with batch normalisation, batches of each size are computed separately. The engine agrees with
     `SequentialEngine` up to rounding, which depends on which clients are stacked together.
 
-    Asked directly, and not through `run_all`, it is the sequential engine.
+    If it is called directly and not through `run_all`, it is the sequential engine.
 
     Args:
         fabric: gives device and precision.
         module: one that `check_stacked` accepts; its `training_step` must keep nothing from one call to the next.
         samples: the pool that batches are gathered from.
-        shape: of one input of the network.
-        dtype: of the inputs.
-        batch_size: of most steps.
+        shape: the shape of one input of the network.
+        dtype: the dtype of the inputs.
+        batch_size: the batch size of most steps.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
-        budget: bytes for the clients that are at work at once; None: half of a GPU's memory, 2 GiB on a CPU.
+        budget: bytes for the clients that train at once; None means half of a GPU's memory, or 2 GiB on a CPU.
 
     Attributes:
-        most_clients: how many are at work at once at most.
+        most_clients: the largest number of clients that train at once.
     """
 
     def __init__(
@@ -115,110 +118,116 @@ class StackedEngine(SequentialEngine):
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
 
-    def run_all(self, works: Sequence[Callable[[SequentialEngine], Result]]) -> list[Result]:
+    def run_all(self, tasks: Sequence[Callable[[SequentialEngine], Result]]) -> list[Result]:
         """See `SequentialEngine.run_all`."""
-        found: list[Result] = []
-        for start in range(0, len(works), self.most_clients):
-            part = [partial(self._seated, work) for work in works[start : start + self.most_clients]]
-            found += run_in_lockstep(part, self._answer)
-        return found
+        results: list[Result] = []
+        for start in range(0, len(tasks), self.most_clients):
+            part = [partial(self._run_task, task) for task in tasks[start : start + self.most_clients]]
+            results += run_in_lockstep(part, self._answer)
+        return results
 
-    def _seated(self, work: Callable[[SequentialEngine], Result], ask: Ask) -> Result:
+    def _run_task(self, task: Callable[[SequentialEngine], Result], submit: Submit) -> Result:
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # every thread has its own
-        return work(ClientEngine(self, ask))
+            torch.cuda.set_device(self.device)  # the current device is a setting of each thread
+        return task(ClientEngine(self, submit))
 
-    def _answer(self, questions: Sequence[Request]) -> list[Any]:
-        """The answers in the order of the questions; those of one kind are found at once."""
+    def _answer(self, requests: Sequence[Request]) -> list[Any]:
+        """Returns the answers in the order of the requests. Requests of one kind are computed at once."""
         kinds: dict[Hashable, list[int]] = {}
-        for place, question in enumerate(questions):
-            kinds.setdefault(question.kind(by_size=not self._fills_up), []).append(place)
-        answers: list[Any] = [None] * len(questions)
-        for places in kinds.values():
-            for place, answer in zip(places, self._answer_alike([questions[each] for each in places]), strict=True):
-                answers[place] = answer
+        for position, request in enumerate(requests):
+            kinds.setdefault(request.kind(by_size=not self._fills_up), []).append(position)
+        answers: list[Any] = [None] * len(requests)
+        for positions in kinds.values():
+            alike = self._answer_alike([requests[each] for each in positions])
+            for position, answer in zip(positions, alike, strict=True):
+                answers[position] = answer
         return answers
 
-    def _answer_alike(self, asked: Sequence[Any]) -> list[Any]:
-        """Answers to questions of one kind; after an exception to each half alone, until it is one client's answer."""
-        try:
-            if isinstance(asked[0], OptimizerRequest):
-                return self._descend(asked)
-            return self._differentiate_all(asked) if isinstance(asked[0], GradientRequest) else self._score(asked)
-        except Exception as error:
-            if len(asked) == 1:
-                return [error]
-        half = len(asked) // 2
-        return [*self._answer_alike(asked[:half]), *self._answer_alike(asked[half:])]
+    def _answer_alike(self, requests: Sequence[Any]) -> list[Any]:
+        """Returns the answers to requests of one kind.
 
-    def _descend(self, asked: Sequence[OptimizerRequest]) -> list[OptimizerRun]:
-        """Step after step of those who have one left.
-
-        Whoever has finished is copied out; the optimizer, which acts on every number alone, goes on over the row.
+        After an exception it tries each half by itself, until the exception is the answer to a single client.
         """
-        seats = [each.client for each in asked]
-        parameters, buffers = self._open([each.start for each in asked], seats)
-        centre, embedding = self._pulls(asked)
+        try:
+            if isinstance(requests[0], OptimizerRequest):
+                return self._descend(requests)
+            is_gradient = isinstance(requests[0], GradientRequest)
+            return self._differentiate_all(requests) if is_gradient else self._score(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+        half = len(requests) // 2
+        return [*self._answer_alike(requests[:half]), *self._answer_alike(requests[half:])]
+
+    def _descend(self, requests: Sequence[OptimizerRequest]) -> list[OptimizerRun]:
+        """Runs the optimizer of all clients, step by step; each step computes the clients that have one left.
+
+        A client that has finished is copied out. The optimizer treats every parameter by itself, so it may continue
+        to change the rows of finished clients.
+        """
+        clients = [request.client for request in requests]
+        parameters, buffers = self._open([request.start for request in requests], clients)
+        centre, embedding = self._pulls(requests)
         optimizer = optimizer_of(self.module, parameters)
         for group in optimizer.param_groups:
             if "lr" in group:
-                group["lr"] = group["lr"] * asked[0].rate_scale
-        ends = torch.empty(len(asked), self.layout.num_parameters, device=self.device)
-        losses, logged = RowMeans(len(asked), self.device), RowMeans(len(asked), self.device)
-        for number in range(max(len(each.batches) for each in asked)):
+                group["lr"] = group["lr"] * requests[0].rate_scale
+        ends = torch.empty(len(requests), self.layout.num_parameters, device=self.device)
+        losses, logged = RowMeans(len(requests), self.device), RowMeans(len(requests), self.device)
+        for number in range(max(len(request.batches) for request in requests)):
             optimizer.zero_grad()
-            for members in self._groups(asked, number):
-                rows = self._rows(members, len(asked))
+            for members in self._groups(requests, number):
+                rows = self._rows(members, len(requests))
                 batch = self._gather(
-                    [seats[each] for each in members], [asked[each].batches[number] for each in members]
+                    [clients[row] for row in members], [requests[row].batches[number] for row in members]
                 )
                 pulls = _row(centre, rows), _row(embedding, rows)
-                slopes, found = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
+                slopes, output = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
                 for name, slope in slopes.items():
                     give_gradient(parameters[name], rows, slope)
-                for name, kept in found.buffers.items():
-                    buffers[name][rows] = kept
-                losses.add(rows, {"loss": found.losses[:, None]})
-                logged.add(rows, found.logged)
+                for name, values in output.buffers.items():
+                    buffers[name][rows] = values
+                losses.add(rows, {"loss": output.losses[:, None]})
+                logged.add(rows, output.logged)
             optimizer.step()
-            finished = [row for row, each in enumerate(asked) if len(each.batches) == number + 1]
+            finished = [row for row, request in enumerate(requests) if len(request.batches) == number + 1]
             if finished:
-                rows = self._rows(finished, len(asked))
+                rows = self._rows(finished, len(requests))
                 ends[rows] = joined(at(parameters, rows))
         if buffers:
-            kept = joined(buffers)
-            for client, own in zip(seats, kept, strict=True):
+            final = joined(buffers)
+            for client, own in zip(clients, final, strict=True):
                 client.keep(own)
-            ends = torch.cat([ends, kept], dim=1)
+            ends = torch.cat([ends, final], dim=1)
         models = ends[:, : self.layout.size].cpu()
         return [
-            OptimizerRun(model.clone(), loss["loss"], values)  # a view would keep all of them
+            OptimizerRun(model.clone(), loss["loss"], values)  # a view would keep the models of all clients in memory
             for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
         ]
 
-    def _differentiate_all(self, asked: Sequence[GradientRequest]) -> list[Gradient]:
-        """Gradients, or their derivatives along the directions, with what else the forward passes gave."""
-        seats = [each.client for each in asked]
-        parameters, buffers = self._open([each.model for each in asked], seats)
-        batch = self._gather(seats, [each.batch for each in asked])
-        along = [each.direction for each in asked if each.direction is not None]
+    def _differentiate_all(self, requests: Sequence[GradientRequest]) -> list[Gradient]:
+        """Returns gradients, or their derivatives along the directions, and the forward passes' other outputs."""
+        clients = [request.client for request in requests]
+        parameters, buffers = self._open([request.model for request in requests], clients)
+        batch = self._gather(clients, [request.batch for request in requests])
+        along = [request.direction for request in requests if request.direction is not None]
         directions = self._stack(along) if along else None
-        slopes, found = self._step(parameters, buffers, batch, asked[0].number, self._pulls(asked), directions)
+        slopes, output = self._step(parameters, buffers, batch, requests[0].number, self._pulls(requests), directions)
         vectors = joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
-        kept = joined(found.buffers) if found.buffers else vectors[:, :0]
-        if found.buffers and directions is None:
-            for client, own in zip(seats, kept, strict=True):
+        updated = joined(output.buffers) if output.buffers else vectors[:, :0]
+        if output.buffers and directions is None:
+            for client, own in zip(clients, updated, strict=True):
                 client.keep(own)
-        kept = kept[:, : self.layout.size - self.layout.num_parameters]
-        logged = {name: values.mean(1) for name, values in found.logged.items()}
+        updated = updated[:, : self.layout.size - self.layout.num_parameters]
+        logged = {name: values.mean(1) for name, values in output.logged.items()}
         return [
             Gradient(
-                vectors[row].to(each.model.device),
-                kept[row].to(each.model.device),
-                found.losses[row],
+                vectors[row].to(request.model.device),
+                updated[row].to(request.model.device),
+                output.losses[row],
                 {name: values[row] for name, values in logged.items()},
             )
-            for row, each in enumerate(asked)
+            for row, request in enumerate(requests)
         ]
 
     def _step(
@@ -230,90 +239,92 @@ class StackedEngine(SequentialEngine):
         pulls: Pulls,
         directions: Tensor | None = None,
     ) -> tuple[Named, StepOutput]:
-        """The gradients of a training step, ``[C, ...]`` by name, and what else it gave.
+        """Returns the gradients of a training step, ``[C, ...]`` by name, and its other outputs.
 
-        With directions ``[C, P]`` the gradients' derivatives along these, in place of the gradients.
+        With directions ``[C, P]`` it returns the derivatives of the gradients along these instead of the gradients.
         """
         with self.fabric.autocast():
-            found = self._mapped.step(parameters, buffers, *batch, number, *pulls)
-        slopes = _slopes(found.losses.sum(), parameters, create_graph=directions is not None)
+            output = self._mapped.step(parameters, buffers, *batch, number, *pulls)
+        slopes = _slopes(output.losses.sum(), parameters, create_graph=directions is not None)
         if directions is not None:
             along = self._mapped.parameters(directions)
             product = sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0))
             slopes = _slopes(product, parameters)
-        return slopes, found._replace(losses=found.losses.detach())
+        return slopes, output._replace(losses=output.losses.detach())
 
     @torch.no_grad()
-    def _score(self, asked: Sequence[ScoresRequest]) -> list[tuple[Tensor, Tensor]]:
-        """Scores and labels; of images that all models look at alike a batch is gathered once."""
-        parameters, buffers = self._open([each.model for each in asked], [each.client for each in asked])
-        first = asked[0]
-        shared = all(each.samples is first.samples and np.array_equal(each.indices, first.indices) for each in asked)
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in asked]
-        at_a_time = max(1, min(SCORED_BATCH, self._budget // (len(asked) * self._sample_bytes)))
-        for start in range(0, max(len(each.indices) for each in asked), at_a_time):
-            members = [number for number, each in enumerate(asked) if len(each.indices) > start]
-            rows = self._rows(members, len(asked))
-            parts = [asked[each].indices[start : start + at_a_time] for each in members]
+    def _score(self, requests: Sequence[ScoresRequest]) -> list[tuple[Tensor, Tensor]]:
+        """Returns scores and labels. If all models score the same samples, each batch is gathered once."""
+        parameters, buffers = self._open(
+            [request.model for request in requests], [request.client for request in requests]
+        )
+        first = requests[0]
+        shared = all(each.samples is first.samples and np.array_equal(each.indices, first.indices) for each in requests)
+        results: list[list[tuple[Tensor, Tensor]]] = [[] for _ in requests]
+        at_a_time = max(1, min(SCORED_BATCH, self._budget // (len(requests) * self._sample_bytes)))
+        for start in range(0, max(len(request.indices) for request in requests), at_a_time):
+            members = [row for row, request in enumerate(requests) if len(request.indices) > start]
+            rows = self._rows(members, len(requests))
+            parts = [requests[row].indices[start : start + at_a_time] for row in members]
             if shared:
                 inputs, labels = first.samples.batch(parts[0], self.device)
                 targets = labels.expand(len(members), -1)
             else:
-                inputs, targets = self._look_up([asked[each].samples for each in members], parts)
+                inputs, targets = self._look_up([requests[row].samples for row in members], parts)
             with self.fabric.autocast():
                 scores = self._mapped.scores(at(parameters, rows), at(buffers, rows), inputs, shared)
-            for each, part, of_each, labels in zip(members, parts, scores, targets, strict=True):
-                found[each].append((of_each[: len(part)], labels[: len(part)]))
-        columns = (zip(*parts, strict=True) for parts in found)
+            for row, part, of_row, labels in zip(members, parts, scores, targets, strict=True):
+                results[row].append((of_row[: len(part)], labels[: len(part)]))
+        columns = (zip(*parts, strict=True) for parts in results)
         return [(torch.cat(scores), torch.cat(targets)) for scores, targets in columns]
 
-    def _groups(self, asked: Sequence[OptimizerRequest], number: int) -> list[list[int]]:
-        """Who takes step `number`, in groups that are computed at once."""
+    def _groups(self, requests: Sequence[OptimizerRequest], number: int) -> list[list[int]]:
+        """Returns the clients that take step `number`, in groups that are computed at once."""
         groups: dict[int, list[int]] = {}
-        for row, each in enumerate(asked):
-            if number < len(each.batches):
-                size = 0 if self._fills_up else length_of(each.batches[number])
+        for row, request in enumerate(requests):
+            if number < len(request.batches):
+                size = 0 if self._fills_up else length_of(request.batches[number])
                 groups.setdefault(size, []).append(row)
         return list(groups.values())
 
     def _rows(self, members: Sequence[int], size: int) -> Rows:
         return slice(None) if len(members) == size else torch.tensor(members, dtype=torch.int64, device=self.device)
 
-    def _open(self, models: Sequence[Tensor], seats: Sequence[ClientEngine]) -> tuple[Named, Named]:
-        """Parameters and buffers of models ``[P + Q]``, stacked."""
+    def _open(self, models: Sequence[Tensor], clients: Sequence[ClientEngine]) -> tuple[Named, Named]:
+        """Stacks the parameters and the buffers of models ``[P + Q]``."""
         stacked = self._stack(models)
         if (apart := self.module.buffer_layout) is None:
             return self._mapped.parameters(stacked), self._mapped.buffers(stacked[:, self.layout.num_parameters :])
         first = apart.pack(self.module.network)
-        own = self._stack([first if client.buffers is None else client.buffers for client in seats])
+        own = self._stack([first if client.buffers is None else client.buffers for client in clients])
         return self._mapped.parameters(stacked), self._mapped.buffers(own)
 
     def _stack(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Vectors as the rows of a matrix on the device; what is the same memory travels once."""
+        """Stacks vectors as the rows of a matrix on the device. Vectors in the same memory are transferred once."""
         numbers: dict[tuple[int, int], int] = {}
-        places = [numbers.setdefault((each.data_ptr(), len(each)), len(numbers)) for each in vectors]
-        distinct = torch.stack([vectors[places.index(number)] for number in range(len(numbers))]).to(self.device)
-        return distinct if len(distinct) == len(places) else distinct[torch.tensor(places, device=self.device)]
+        rows = [numbers.setdefault((each.data_ptr(), len(each)), len(numbers)) for each in vectors]
+        distinct = torch.stack([vectors[rows.index(number)] for number in range(len(numbers))]).to(self.device)
+        return distinct if len(distinct) == len(rows) else distinct[torch.tensor(rows, device=self.device)]
 
-    def _pulls(self, asked: Sequence[OptimizerRequest] | Sequence[GradientRequest]) -> Pulls:
-        centres = [each.centre[: self.layout.num_parameters] for each in asked if each.centre is not None]
-        embeddings = [each.embedding for each in asked if each.embedding is not None]
+    def _pulls(self, requests: Sequence[OptimizerRequest] | Sequence[GradientRequest]) -> Pulls:
+        centres = [each.centre[: self.layout.num_parameters] for each in requests if each.centre is not None]
+        embeddings = [each.embedding for each in requests if each.embedding is not None]
         centre = self._stack(centres) if centres and self.module.cluster_weight > 0 else None
         return centre, self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None
 
-    def _gather(self, seats: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step; ignored samples fill shorter batches up."""
+    def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Returns inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step. Shorter batches get ignored samples."""
         sizes = [length_of(batch) for batch in batches]
         longest = max(sizes)
         drawn = [batch for batch in batches if isinstance(batch, tuple)]
         if drawn:
-            inputs = torch.stack([filled_up(images, longest) for images, _ in drawn])
+            inputs = torch.stack([filled_up(samples, longest) for samples, _ in drawn])
             targets = torch.stack([filled_up(labels, longest) for _, labels in drawn])
         else:
             positions = [batch for batch in batches if not isinstance(batch, tuple)]
-            inputs, targets = self._look_up([client.samples for client in seats], positions, training=True)
+            inputs, targets = self._look_up([client.samples for client in clients], positions, training=True)
         if min(sizes) < longest:
-            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "else they are grouped by size"
+            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "otherwise batches are grouped by size"
             beyond = torch.arange(longest) >= torch.tensor(sizes)[:, None]
             targets = targets.masked_fill(beyond.to(self.device), self.module.loss.ignore_index)
         return inputs, targets
@@ -321,16 +332,19 @@ class StackedEngine(SequentialEngine):
     def _look_up(
         self, samples: Sequence[Samples], indices: Sequence[Indices], training: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Inputs ``[C, n, ...]`` and labels ``[C, n]``, n the most indices; the first of the others fills them up."""
-        places = np.empty((len(indices), max(map(len, indices))), dtype=np.int64)
-        for row, each in zip(places, indices, strict=True):
+        """Returns inputs ``[C, n, ...]`` and labels ``[C, n]``, where n is the largest number of indices.
+
+        Shorter rows are padded with the sample of their first index.
+        """
+        padded = np.empty((len(indices), max(map(len, indices))), dtype=np.int64)
+        for row, each in zip(padded, indices, strict=True):
             row[: len(each)], row[len(each) :] = each, each[0]
-        looks = [each.training_batch if training else each.batch for each in samples]
+        readers = [each.training_batch if training else each.batch for each in samples]
         if all(each is samples[0] for each in samples):
-            inputs, targets = looks[0](places.reshape(-1), self.device)
-            return inputs.unflatten(0, places.shape), targets.unflatten(0, places.shape)
-        found = [look(row, self.device) for look, row in zip(looks, places, strict=True)]
-        return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
+            inputs, targets = readers[0](padded.reshape(-1), self.device)
+            return inputs.unflatten(0, padded.shape), targets.unflatten(0, padded.shape)
+        batches = [read(row, self.device) for read, row in zip(readers, padded, strict=True)]
+        return torch.stack([inputs for inputs, _ in batches]), torch.stack([targets for _, targets in batches])
 
 
 def _row(stacked: Tensor | None, rows: Rows) -> Tensor | None:
@@ -338,14 +352,14 @@ def _row(stacked: Tensor | None, rows: Rows) -> Tensor | None:
 
 
 def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:
-    """d loss / d parameter ``[C, ...]`` of those that are trained and take part, by name."""
+    """Returns d loss / d parameter ``[C, ...]`` by name, for the parameters that are trained and take part."""
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
-    found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
-    return {name: slope for name, slope in zip(trained, found, strict=True) if slope is not None}
+    slopes = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(trained, slopes, strict=True) if slope is not None}
 
 
 def _bytes_for_clients(device: torch.device) -> int:
-    """What a stack may take; the rest is for the workspaces of kernels, which the estimate does not know."""
+    """Returns the bytes that a stack may use. The rest is for kernels' workspaces, which the estimate leaves out."""
     if device.type != "cuda":
         return HOST_BYTES
     return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)

@@ -1,4 +1,4 @@
-"""A network as a list of the operations that the kernels know, found by tracing its forward pass."""
+"""Tracing of a network's forward pass into a list of the operations that the kernels know."""
 
 import copy
 import operator
@@ -19,7 +19,7 @@ NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
 
 
 class Unsupported(ValueError):
-    """A network that the kernels cannot run; says which part of it."""
+    """Raised for a network that the kernels cannot run; the message names the part."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Program:
     """Operations in order, and the shapes of the numbered values that they read and write.
 
     Attributes:
-        ops: in the order of the forward pass.
-        values: of one sample each; number 0 is the input.
+        ops: the operations in the order of the forward pass.
+        values: the shapes of the values for one sample; number 0 is the input.
         output: the number of the class scores.
     """
 
@@ -38,19 +38,19 @@ class Program:
 
     @property
     def widest(self) -> int:
-        """The most input channels of a convolution."""
+        """The largest number of input channels of a convolution."""
         return max((self.values[op.input].channels for op in self.ops if op.kind == KIND["conv"]), default=0)
 
     @property
     def needs_two(self) -> bool:
-        """Whether it cannot be trained on one sample: a batch normalisation would see one number per channel."""
+        """Whether training needs two samples, because a batch normalisation would get one number per channel."""
         normed = [self.values[op.input] for op in self.ops if op.kind == KIND["batch_norm"]]
         return any(value.height * value.width == 1 for value in normed)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A value under the shape that the network sees: flattened, or with height and width."""
+    """A value in the shape that the network sees: flattened, or with height and width."""
 
     number: int
     is_flat: bool
@@ -61,29 +61,29 @@ class _Tracer:
     network: nn.Module
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
-    used: set[int] = field(default_factory=set)  # parameters that an operation has, by id
-    overwritten: list[int] = field(default_factory=list)  # values that a ReLU works on in place
+    used: set[int] = field(default_factory=set)  # ids of parameters that belong to an operation
+    overwritten: list[int] = field(default_factory=list)  # values that a ReLU changes in place
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
         self.parameters = _offsets(self.network.named_parameters())
-        kept = self.network.state_dict(keep_vars=True)  # others are in no model
+        kept = self.network.state_dict(keep_vars=True)  # buffers that are not persistent are in no model
         self.buffers = _offsets((name, each) for name, each in self.network.named_buffers() if name in kept)
 
     def run(self, shape: Sequence[int]) -> Program:
-        """The program of the network for inputs of this shape, without the batch."""
+        """Returns the program of the network for inputs of this shape, which does not include the batch."""
         self.values.append(_value(shape))
-        found: dict[fx.Node, _Place] = {}
+        place_of: dict[fx.Node, _Place] = {}
         last: _Place | None = None
         for node in _graph(self.network).nodes:
             if node.op == "placeholder":
-                if found:
+                if place_of:
                     raise Unsupported("its forward pass takes more than one input")
-                found[node] = _Place(0, len(shape) == 1)
+                place_of[node] = _Place(0, len(shape) == 1)
             elif node.op == "output":
-                last = found.get(node.args[0])
+                last = place_of.get(node.args[0])
             elif not _is_size(node):
-                found[node] = self.visit(node, [found[each] for each in node.all_input_nodes if each in found])
+                place_of[node] = self.visit(node, [place_of[each] for each in node.all_input_nodes if each in place_of])
         if last is None or not last.is_flat or last.number == 0:
             raise Unsupported("its output is not one tensor of class scores")
         unused = [name for name, each in self.network.named_parameters() if id(each) not in self.used]
@@ -91,12 +91,12 @@ class _Tracer:
             raise Unsupported(f"its parameter {unused[0]} belongs to no operation")
         readers = [number for op in self.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 for number in self.overwritten):
-            raise Unsupported("a ReLU works in place on what its forward pass reads again")
+            raise Unsupported("a ReLU changes in place what its forward pass reads again")
         self.share_values(last.number, readers)
         return Program(tuple(self.ops), tuple(self.values), last.number)
 
     def visit(self, node: fx.Node, inputs: list[_Place]) -> _Place:
-        """Adds what a node computes; where its result lies."""
+        """Adds the operation of a node and returns the place of its result."""
         if node.op == "call_module":
             return self.layer(self.network.get_submodule(str(node.target)), inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
@@ -113,24 +113,24 @@ class _Tracer:
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
 
     def layer(self, layer: nn.Module, at: _Place) -> _Place:
-        """Adds what a module of torch.nn computes."""
+        """Adds the operation of a torch.nn module and returns the place of its result."""
         kind, shape = type(layer), self.values[at.number]
         rule = LAYERS.get(kind)
         name = f"{kind.__name__} {self.names.get(id(layer), '')}".strip()
         if rule is None:
             raise Unsupported(f"it has the layer {name}")
         if _has_hooks(layer) or "forward" in vars(layer):
-            raise Unsupported(f"it has the layer {name} with hooks or a forward of its own")
+            raise Unsupported(f"it has the layer {name} with hooks or with its own forward")
         if any(id(each) in self.used for each in layer.parameters()):
             raise Unsupported(f"it uses the layer {name} twice")
         self.used |= {id(each) for each in layer.parameters()}
-        made = rule(self, layer, at, shape)
-        if made is None:
-            raise Unsupported(f"it has {name} with settings other than the usual: {layer}")
-        return made
+        place = rule(self, layer, at, shape)
+        if place is None:
+            raise Unsupported(f"it has {name} with unusual settings: {layer}")
+        return place
 
     def emit(self, kind: str, at: _Place, shape: Shape, layer: nn.Module | None, **fields: float) -> _Place:
-        """Adds an operation with a value of its own."""
+        """Adds an operation with a new value and returns the place of that value."""
         self.values.append(Value(*shape))
         op = Op(kind=KIND[kind], input=at.number, output=len(self.values) - 1, **{**NOTHING, **fields})
         op.weight = self.parameters.get(id(getattr(layer, "weight", None)), -1)
@@ -150,7 +150,12 @@ class _Tracer:
         return self.emit("add", at, shape, None, other=other.number)
 
     def share_values(self, output: int, readers: list[int]) -> None:
-        """Lets a ReLU write where it reads, if nobody else reads there; `readers`: a value's number per reading."""
+        """Lets a ReLU write where it reads if no other operation reads there.
+
+        Args:
+            output: the number of the class scores.
+            readers: the number of the value that is read, once per read.
+        """
         renamed: dict[int, int] = {}
         for op in self.ops:
             op.input, op.other = renamed.get(op.input, op.input), renamed.get(op.other, op.other)
@@ -160,7 +165,7 @@ class _Tracer:
                 op.output = op.input
 
 
-Rule = Callable[[_Tracer, Any, _Place, Value], _Place | None]  # None: with settings that the kernels have not
+Rule = Callable[[_Tracer, Any, _Place, Value], _Place | None]  # None for settings that the kernels do not have
 
 
 def _conv(tracer: _Tracer, layer: nn.Conv2d, at: _Place, value: Value) -> _Place | None:
@@ -207,14 +212,14 @@ def _avg_pool(tracer: _Tracer, layer: nn.AvgPool2d, at: _Place, value: Value) ->
 
 
 def _adaptive_pool(tracer: _Tracer, layer: nn.AdaptiveAvgPool2d, at: _Place, value: Value) -> _Place | None:
-    """An average over windows of one size that do not overlap; others depend on the place."""
-    sides, given = (value.height, value.width), layer.output_size
-    outs = given if isinstance(given, tuple) else (given, given)
-    wanted = tuple(side if out is None else out for side, out in zip(sides, outs, strict=True))
-    if at.is_flat or any(side % out for side, out in zip(sides, wanted, strict=True)):
+    """Adds an average over equal windows that do not overlap. Sizes of other windows would depend on the place."""
+    sides, size = (value.height, value.width), layer.output_size
+    options = size if isinstance(size, tuple) else (size, size)
+    outs = tuple(side if out is None else out for side, out in zip(sides, options, strict=True))
+    if at.is_flat or any(side % out for side, out in zip(sides, outs, strict=True)):
         return None
-    kernel = sides[0] // wanted[0], sides[1] // wanted[1]
-    return tracer.emit("avg_pool", at, (value.channels, *wanted), layer, **_window(kernel, kernel, (0, 0)))
+    kernel = sides[0] // outs[0], sides[1] // outs[1]
+    return tracer.emit("avg_pool", at, (value.channels, *outs), layer, **_window(kernel, kernel, (0, 0)))
 
 
 def _group_norm(tracer: _Tracer, layer: nn.GroupNorm, at: _Place, value: Value) -> _Place | None:
@@ -265,15 +270,16 @@ POOLS: dict[str, type[nn.Module]] = {
 
 
 def trace(network: nn.Module, shape: Sequence[int]) -> Program:
-    """The program of a network for inputs of the shape ``[C, H, W]`` or ``[D]``.
+    """Returns the program of a network for inputs of the shape ``[C, H, W]`` or ``[D]``.
 
-    Parameters and buffers are found at their places in the flat vectors ``[P]`` and ``[Q]`` of a model.
+    The program refers to parameters and buffers by their offsets in the flat vectors ``[P]`` and ``[Q]`` of a model.
 
     Raises:
-        Unsupported: if it has something that the kernels have not, or that a trace does not show; says what.
+        Unsupported: if the network has a part that the kernels do not support or that a trace does not show. The
+            message names it.
     """
     if len(shape) not in (1, 3):
-        raise Unsupported(f"its inputs have the shape {tuple(shape)}; known are images [C, H, W] and vectors [D]")
+        raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W] and [D] are supported")
     if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
         raise Unsupported(f"its parameter {frozen[0]} is not trained")
     if _has_hooks(network) or any(each._backward_hooks for each in network.parameters()):
@@ -282,7 +288,7 @@ def trace(network: nn.Module, shape: Sequence[int]) -> Program:
 
 
 def _graph(network: nn.Module) -> fx.Graph:
-    """What the forward pass of a copy calls, which must be the same in training and in evaluation."""
+    """Returns the graph of a copy's forward pass, which must be the same in training and in evaluation."""
     try:
         copied = copy.deepcopy(network)
         graphs = []
@@ -293,10 +299,10 @@ def _graph(network: nn.Module) -> fx.Graph:
             graphs.append(fx.Tracer().trace(copied))
     except Unsupported:
         raise
-    except Exception as error:  # whatever the network's own code raises when it meets a placeholder
+    except Exception as error:  # a network's code may raise anything when it meets a placeholder
         raise Unsupported(f"its forward pass cannot be traced ({type(error).__name__}: {error})") from None
     if str(graphs[0]) != str(graphs[1]):
-        raise Unsupported("its forward pass is another one in training than in evaluation")
+        raise Unsupported("its forward pass differs between training and evaluation")
     return graphs[0]
 
 
@@ -306,12 +312,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _hides_pixels(at: _Place, value: Value) -> bool:
-    """Whether an image was flattened there: its pixels are features, and no longer of a channel."""
+    """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
 
 
 def _is_size(node: fx.Node) -> bool:
-    """``x.size(0)``, ``x.shape`` or ``x.shape[0]``: the batch size of ``x.view(x.size(0), -1)``."""
+    """Returns whether a node is ``x.size(0)``, ``x.shape`` or ``x.shape[0]``, as in ``x.view(x.size(0), -1)``."""
     if node.op == "call_function" and node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and _is_size(node.args[0])
     if node.op == "call_function" and node.target is getattr:
@@ -327,12 +333,12 @@ def _pool(kind: type[nn.Module], node: fx.Node) -> nn.Module:
 
 
 def _offsets(named: Iterable[tuple[str, Tensor]]) -> dict[int, int]:
-    """Where each tensor begins when they lie one after the other, by id."""
-    places, offset = {}, 0
+    """Returns the offset of each tensor in the vector of all tensors, by id."""
+    offsets, offset = {}, 0
     for _, tensor in named:
-        places[id(tensor)] = offset
+        offsets[id(tensor)] = offset
         offset += tensor.numel()
-    return places
+    return offsets
 
 
 def _value(shape: Sequence[int]) -> Value:
@@ -349,7 +355,7 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 
 
 def _window(kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> dict[str, int]:
-    """The fields of `Op` for a window that moves over an image."""
+    """Returns the fields of `Op` for a window that moves over an image."""
     named = {"kernel": kernel, "stride": stride, "padding": padding}
     return {f"{name}_{axis}": side for name, sides in named.items() for axis, side in zip("hw", sides, strict=True)}
 
@@ -357,7 +363,7 @@ def _window(kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int
 def _windows(
     value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> tuple[int, int]:
-    """How many places such a window has in height and width."""
+    """Returns the number of positions of a window in height and width."""
     sides = zip((value.height, value.width), kernel, stride, padding, strict=True)
     height, width = ((side + 2 * pad - size) // step + 1 for side, size, step, pad in sides)
     return height, width

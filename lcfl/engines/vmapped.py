@@ -1,4 +1,4 @@
-"""A module's training step and scores for several models at once, by torch.vmap.
+"""Training steps and scores of several models at once, by torch.vmap.
 
 Legend: C models, P parameters and Q buffer entries of each, B batch size.
 """
@@ -18,12 +18,12 @@ __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 
 Named = dict[str, Tensor]
 
-SAMPLES = 3  # of a trial
-APART = 1e-3  # float32 sums in another order, also in TF32, differ by less
+SAMPLES = 3  # in a trial
+APART = 1e-3  # more than float32 sums differ by if only their order changes, also in TF32
 
 
 class StepOutput(NamedTuple):
-    """What a training step of each model gave: losses ``[C]``, logged values ``[C, times]`` by name, buffers."""
+    """The outputs of the models' training steps: losses ``[C]``, logged values ``[C, times]`` by name, buffers."""
 
     losses: Tensor
     logged: Named
@@ -31,11 +31,12 @@ class StepOutput(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What a trial found out.
+    """The findings of a trial.
 
     Attributes:
-        fills_up: whether samples with the loss's ``ignore_index`` as their label change nothing for the others.
-        sample_bytes: what autograd keeps of one sample, the sample included.
+        fills_up: whether batches may be padded with samples that have the loss's ``ignore_index`` as their label, which
+            change nothing for the other samples.
+        sample_bytes: the bytes that autograd keeps for one sample, including the sample.
     """
 
     fills_up: bool
@@ -43,10 +44,10 @@ class Probe(NamedTuple):
 
 
 class VmappedModule:
-    """`module.training_step` and `module.forward` of C models, whose tensors have C as their first dimension.
+    """Computes `module.training_step` and `module.forward` for C models, whose tensors have C as the first dimension.
 
     Args:
-        module: its own parameters and buffers are neither used nor changed.
+        module: the module, whose own parameters and buffers are neither used nor changed.
     """
 
     def __init__(self, module: FederatedModule) -> None:
@@ -58,7 +59,7 @@ class VmappedModule:
         self._trained = {name for name, parameter in module.network.named_parameters() if parameter.requires_grad}
 
     def parameters(self, models: Tensor) -> Named:
-        """Copies of the parameters in models ``[C, P + ...]``, by name; those that are trained require gradients."""
+        """Copies the parameters in models ``[C, P + ...]``, by name. Trained parameters require gradients."""
         parameters, offset = {}, 0
         for name, shape in self.module.layout.parameters:
             part = models[:, offset : offset + shape.numel()].reshape(-1, *shape)
@@ -68,7 +69,7 @@ class VmappedModule:
         return parameters
 
     def buffers(self, vectors: Tensor) -> Named:
-        """Copies of the buffers in vectors ``[C, Q]``, by name."""
+        """Copies the buffers in vectors ``[C, Q]``, by name."""
         buffers, offset = {}, 0
         for name, shape, dtype in self._buffers:
             part = vectors[:, offset : offset + shape.numel()].reshape(-1, *shape)
@@ -86,14 +87,14 @@ class VmappedModule:
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> StepOutput:
-        """The training step of every model on its batch; gradients flow to `parameters`.
+        """Runs the training step of every model on its batch. Gradients flow to `parameters`.
 
         Args:
             parameters: ``[C, ...]`` each.
             buffers: ``[C, ...]`` each; may be changed.
             inputs: ``[C, B, ...]``.
             targets: ``[C, B]``.
-            number: of the step.
+            number: the number of the step.
             centre: Omega ``[C, P]`` of the cluster pull, or None.
             embedding: Phi ``[C, P_phi]`` of the global pull, or None.
         """
@@ -116,19 +117,19 @@ class VmappedModule:
         dims = [None if each is None else 0 for each in (centre, embedding)]
         mapped = torch.vmap(one, in_dims=(0, 0, *dims, 0, 0), randomness="error")
         try:
-            found: StepOutput = mapped(parameters, buffers, centre, embedding, inputs, targets)
-            return found
+            output: StepOutput = mapped(parameters, buffers, centre, embedding, inputs, targets)
+            return output
         finally:
             module.pull_towards()
 
     def scores(self, parameters: Named, buffers: Named, inputs: Tensor, shared: bool = False) -> Tensor:
-        """Class scores ``[C, B, classes]``, in float32, of every model as it is evaluated.
+        """Returns class scores ``[C, B, classes]``, in float32, of every model in evaluation mode.
 
         Args:
             parameters: ``[C, ...]`` each.
             buffers: ``[C, ...]`` each.
-            inputs: ``[C, B, ...]``, or ``[B, ...]`` where they are `shared`.
-            shared: whether all models look at the same inputs.
+            inputs: ``[C, B, ...]``, or ``[B, ...]`` if they are `shared`.
+            shared: whether all models get the same inputs.
         """
         module = self.module.eval()
 
@@ -145,12 +146,13 @@ class VmappedModule:
         """Tries a step and an evaluation of two models on random inputs.
 
         Args:
-            shape: of one input of the network.
-            dtype: of the inputs.
-            device: where the module is.
+            shape: the shape of one input of the network.
+            dtype: the dtype of the inputs.
+            device: the device that the module is on.
 
         Raises:
-            Unsupported: if they fail, draw random numbers, or a sample's scores depend on the others; says why.
+            Unsupported: if they fail or draw random numbers, or if a sample's scores depend on the other samples, with
+                the reason.
         """
         with rng.scope(0, "stacked trial"):
             inputs = torch.randn(2, SAMPLES, *shape) if dtype.is_floating_point else torch.zeros(2, SAMPLES, *shape)
@@ -178,20 +180,21 @@ class VmappedModule:
         except Exception as error:
             if "random operation" in str(error):
                 raise Unsupported(
-                    "its step draws random numbers, as dropout does, and every client has a stream of its own"
+                    "its step draws random numbers, as dropout does, and every client has its own random stream"
                 ) from None
             reason = str(error).strip().partition("\n")[0]
             raise Unsupported(f"torch.vmap cannot map it over clients ({type(error).__name__}: {reason})") from None
         if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
-            raise Unsupported("in evaluation the scores of one sample depend on the others")
+            raise Unsupported("in evaluation the scores of one sample depend on the other samples")
         sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
         fills_up = dtype.is_floating_point and self._fills_up(parameters, kept.to(device), inputs, targets)
         return Probe(fills_up, sample_bytes)
 
     def _fills_up(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether a step stays the same when an ignored sample, far from the others, comes to its batch.
+        """Returns whether a step stays the same if its batch gets an ignored sample that is far from the others.
 
-        That is its loss and what becomes of the buffers. What a step logs may count samples as it likes.
+        The loss and the updated buffers are compared. A step that logs values does not pass, because these may depend
+        on the number of samples.
         """
         loss = self.module.loss
         plain = type(self.module).training_step is FederatedModule.training_step
@@ -209,12 +212,12 @@ class VmappedModule:
 
 
 class _Step(nn.Module):
-    """A module whose forward pass is the training step of another."""
+    """A module whose forward pass is the training step of another module."""
 
     def __init__(self, module: FederatedModule) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-        """The loss."""
+        """Returns the loss."""
         return loss_of_step(self.module, batch, number)

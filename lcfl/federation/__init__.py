@@ -1,1 +1,1 @@
-"""`Federation` and what it starts: settings, checks, the session on every rank, and newcomers."""
+"""`Federation` and its components: settings, checks, the session on every rank, and newcomers."""

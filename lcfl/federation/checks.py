@@ -1,4 +1,4 @@
-"""What can be known to be wrong, or to have no effect, before any data is loaded or before training starts."""
+"""Checks for errors and for settings without an effect, before data are loaded or before training starts."""
 
 import copy
 import warnings
@@ -24,7 +24,7 @@ from lcfl.models.module import FederatedModule
 
 __all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "check_parts", "number_of_clients"]
 
-# What Lightning's Trainer calls on a module for a step or a metric, and a federation does not.
+# Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
 TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
 TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "on_before_optimizer_step", "on_before_zero_grad"]
 TRAINER_HOOKS += ["on_before_backward", "on_after_backward", "on_train_batch_start", "on_train_batch_end"]
@@ -32,11 +32,11 @@ TRAINER_HOOKS += ["on_before_batch_transfer", "on_after_batch_transfer", "transf
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
-    """max(1, floor(fraction * n)) for a fraction of the n clients that are no newcomers, or the count itself.
+    """Returns max(1, floor(fraction * n)) for a fraction of the n clients that are not newcomers, or the count itself.
 
     Args:
-        option: of the trainer, for errors: ``clients_per_round`` (|S_t|) or ``evaluate_clients``.
-        wanted: a fraction, a float, or a count.
+        option: option of the trainer, for errors: ``clients_per_round`` (|S_t|) or ``evaluate_clients``.
+        wanted: a fraction (a float) or a count.
         num_clients: N.
         num_newcomers: N - n.
 
@@ -61,7 +61,10 @@ def number_of_clients(option: str, wanted: int | float, num_clients: int, num_ne
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuses callbacks of ``lightning.Trainer``, which nothing would call, other objects, and misspelt hooks."""
+    """Refuses callbacks of ``lightning.Trainer``, other objects, and misspelt hooks.
+
+    Nothing would call a callback of ``lightning.Trainer``.
+    """
     for callback in callbacks:
         if isinstance(callback, TrainerCallback):
             raise ValueError(
@@ -74,10 +77,10 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 def check_parts(model: object, datamodule: object, method: object) -> None:
-    """Refuses other objects than those that a run is made of, as Python passes them on.
+    """Refuses objects of the wrong class as model, data module or method, which Python accepts.
 
     Raises:
-        TypeError: for the first one of another class.
+        TypeError: for the first object of another class.
     """
     check_instance("model", model, FederatedModule)
     check_instance("datamodule", datamodule, FederatedDataModule)
@@ -85,11 +88,11 @@ def check_parts(model: object, datamodule: object, method: object) -> None:
 
 
 def check_method(method: Method, module: FederatedModule, num_clients: int) -> None:
-    """Refuses parts that cannot work together and warns of settings without an effect.
+    """Refuses parts that cannot work together and warns about settings without an effect.
 
     Raises:
-        ValueError: if a part cannot work with so many clients or with the exchange, or the module makes
-            something else than one optimizer.
+        ValueError: if a part cannot work with this number of clients or with the exchange, or if the module makes
+            something other than one optimizer.
     """
     check_hooks(method.clustering)
     for clustering in method.clustering:
@@ -99,30 +102,30 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.local_update.check(module)
     _check_start(method)
     _warn_of_hooks(module)
-    sends = method.exchange.sends
+    pulls = (*method.exchange.sends, *method.local_update.adds)
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
-        if getattr(module, weight) > 0 and needed not in sends:
+        if getattr(module, weight) > 0 and needed not in pulls:
             warnings.warn(
                 f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {name} sends no {needed}.",
                 stacklevel=2,
             )
-    _warn_of_large_steps(module, sends)
+    _warn_of_large_steps(module, pulls)
 
 
 def _check_start(method: Method) -> None:
-    """Refuses a local update that would find no model to start from; warns of a start that another one replaces."""
+    """Refuses a local update without a model to start from; warns about a start that another one replaces."""
     local_update, exchange, name = method.local_update, method.exchange, type(method.exchange).__name__
     if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining) or local_update.reads:
         return
     start = local_update.start
-    # What is of one's own may find a model where lcfl's would not.
+    # User-defined parts may find a model where the parts of lcfl cannot.
     is_ours = type(local_update).__module__.startswith("lcfl.") and type(exchange).at_client is Exchange.at_client
     if "model" in exchange.sends:
         if start != "own":
             warnings.warn(
                 f"method.local_update: start={start} has no effect: {name} sends a model, and local runs start from "
-                "that.",
+                "it.",
                 stacklevel=3,
             )
     elif start != "own" and start not in exchange.sends:
@@ -134,26 +137,29 @@ def _check_start(method: Method) -> None:
         has_choice = "centre" in exchange.sends and isinstance(local_update, LocalTraining)
         raise ValueError(
             f"method.local_update: {type(local_update).__name__} starts from the client's own model, but with "
-            f"{name} clients keep none and are sent no other to start from; use "
+            f"{name} clients keep no model and receive none to start from; use "
             f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
         )
 
 
 def _warn_of_hooks(module: FederatedModule) -> None:
-    """Warns of what a subclass defines for Lightning's Trainer, under which it may train as well."""
+    """Warns about hooks that a subclass defines for Lightning's Trainer.
+
+    They are not an error, because the module may also train under that Trainer.
+    """
     kind = type(module)
     unused = [name for name in TRAINER_HOOKS if getattr(kind, name) is not getattr(FederatedModule, name)]
     if unused:
         warnings.warn(
             f"model: {kind.__name__} defines {', '.join(unused)}, which lightning.Trainer calls and a federation does "
-            "not. What changes a step belongs into training_step or the optimizer that configure_optimizers makes, "
-            "what is measured into model.metrics, and data into the data module.",
+            "not. Put changes to a step into training_step or into the optimizer that configure_optimizers returns, "
+            "measurements into model.metrics, and data into the data module.",
             stacklevel=3,
         )
 
 
-def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> None:
-    pull = module.cluster_weight * ("centre" in sends) + module.global_weight * ("embedding" in sends)
+def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> None:
+    pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
     optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
@@ -171,11 +177,13 @@ def _warn_of_large_steps(module: FederatedModule, sends: tuple[str, ...]) -> Non
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries network and loss on two blank inputs of the data set's shape and type; warns of a policy without buffers.
+    """Tries network and loss on two blank inputs of the data set's shape and type.
+
+    Also warns about a buffer policy if the network has no buffers.
 
     Raises:
-        ValueError: if it cannot take them, gives something else than scores or fewer than there are classes, or the
-            loss cannot take these.
+        ValueError: if the network cannot take the inputs, or returns something other than scores or fewer scores than
+            there are classes, or if the loss cannot take the scores.
     """
     shape, num_classes = data.dataset.shape, data.dataset.num_classes
     network = type(module.network).__name__
@@ -184,17 +192,18 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         scores = module(_blank(data, 2))
     except Exception as error:
         raise ValueError(
-            f"model.network: {network} cannot take inputs of shape {shape} and {data.dataset.dtype}, which "
-            f"{type(data.dataset).__name__} gives ({type(error).__name__}: {error}). Set the network's arguments to "
-            "fit, e.g. in_channels and image_size."
+            f"model.network: {network} cannot take inputs of shape {shape} and type {data.dataset.dtype}, "
+            f"which {type(data.dataset).__name__} provides ({type(error).__name__}: {error}). Set the network's "
+            "arguments to fit, e.g. in_channels and image_size."
         ) from error
     if not isinstance(scores, Tensor):
         raise ValueError(
-            f"model.network: {network} gives a {type(scores).__name__}; needed is one tensor of scores [B, classes]."
+            f"model.network: {network} returns a {type(scores).__name__}; it must return one tensor of scores "
+            "[B, classes]."
         )
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
-            f"model.network: {network} gives scores of shape {tuple(scores.shape[1:])}, but "
+            f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
             f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
         )
     try:
@@ -209,28 +218,28 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
 
 
 def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Refuses batches of one sample where the module cannot train on them, as with batch normalisation.
+    """Refuses batches of one sample if the module cannot train on them, as with batch normalisation.
 
-    Such a batch would end the run in whichever round it comes up.
+    Otherwise a batch of one sample would end the run in the round in which it comes up.
 
     Args:
-        module: its `training_step` is tried on blank inputs, in a copy.
-        data: set up, because the clients' sizes decide.
+        module: the module, of which a copy tries `training_step` on blank inputs.
+        data: the data module after its setup, because the clients' sizes decide.
 
     Raises:
-        ValueError: if some client's pass ends with one sample and the module cannot take it; names the first.
+        ValueError: if some client's pass ends with one sample and the module cannot take it; names the first client.
     """
     sizes, batch_size = data.population.sizes.tolist(), data.batch_size
     lengths = [pass_length(size, batch_size, data.drop_last) for size in sizes]
     single = [client for client, length in enumerate(lengths) if (length - 1) % batch_size == 0]
     error = _step_error(module, data, 1) if single else None
-    if error is None or _step_error(module, data, 2) is not None:  # a step that always fails says why itself
+    if error is None or _step_error(module, data, 2) is not None:  # a step that always fails reports the reason itself
         return
     cures = []
     if batch_size == 1:
         cures.append("set data.batch_size to 2 or more")
     elif any(sizes[client] > 1 for client in single):
-        cures.append("set data.drop_last=true, or another data.batch_size")
+        cures.append("set data.drop_last=true or another data.batch_size")
     if any(sizes[client] == 1 for client in single):
         cures.append("a client with one training sample needs a data.partition with larger clients")
     first = single[0]
@@ -242,7 +251,7 @@ def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
 
 
 def _step_error(module: FederatedModule, data: FederatedDataModule, number: int) -> Exception | None:
-    """What a training step on so many blank inputs raises; the module stays as it is."""
+    """Returns the exception of a training step on `number` blank inputs, or None; the module does not change."""
     trial = copy.deepcopy(module).train()
     try:
         with rng.scope(0, "check batches"), trial.collecting():

@@ -1,4 +1,4 @@
-"""The federation as users see it: what `lcfl fit`, `validate` and `test` do."""
+"""The federation as users see it: the code behind `lcfl fit`, `validate` and `test`."""
 
 import tempfile
 import warnings
@@ -25,7 +25,10 @@ __all__ = ["Federation"]
 
 
 class Federation(Settings):
-    """Trains a method on a federation of clients; its arguments are those of `Settings`."""
+    """Trains a method on a federation of clients.
+
+    Its arguments are those of `Settings`.
+    """
 
     def fit(
         self,
@@ -39,21 +42,21 @@ class Federation(Settings):
         Args:
             model: network, loss and optimizer.
             datamodule: the clients and their data.
-            method: what is trained.
-            ckpt_path: resume: a checkpoint, ``last`` (the newest of this name) or ``best``.
+            method: the method to train.
+            ckpt_path: the checkpoint to resume from: a path, ``last`` (the newest of this name) or ``best``.
 
         Returns:
-            The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` says so.
+            The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` holds that signal.
 
         Raises:
-            TypeError: for another object in the place of module, data or method.
-            ValueError: for settings that do not fit together, before any data is loaded.
-            CheckpointError: if `ckpt_path` is missing, damaged, or of another configuration.
-            ClientError: if a client's local work raises; names client and round.
+            TypeError: if the model, data module or method is an object of another class.
+            ValueError: for settings that do not fit together, before any data are loaded.
+            CheckpointError: if `ckpt_path` is missing, damaged, or from another configuration.
+            ClientError: if a client's local work raises an exception; names client and round.
         """
         if self.fast_dev_run:
             if ckpt_path is not None:
-                warnings.warn("trainer.fast_dev_run starts from the beginning: ckpt_path is not used.", stacklevel=2)
+                warnings.warn("trainer.fast_dev_run starts from the beginning and ignores ckpt_path.", stacklevel=2)
             return self._fast_dev_run(model, datamodule, method)
         done = self._launch("fit", model, datamodule, method, ckpt_path)
         return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
@@ -71,13 +74,13 @@ class Federation(Settings):
         return dict(self._launch("test", model, datamodule, method, ckpt_path)["metrics"])
 
     def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:
-        """One round of everything on random data, in a folder that is deleted afterwards."""
+        """Runs one round of everything on random data, in a folder that is deleted afterwards."""
         check_parts(model, datamodule, method)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span one component
+            warnings.filterwarnings("ignore", message="LowRankCosine: dimension")  # two models span only one component
             warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose at most two models
-            warnings.filterwarnings("ignore", message="data.proxy: the")  # few inputs do not have every label
-            warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # it may be there from the second on
+            warnings.filterwarnings("ignore", message="data.proxy: the")  # a few inputs may lack some labels
+            warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # a later round may have it
             trial = replace(
                 self,
                 rounds=1,
@@ -96,7 +99,7 @@ class Federation(Settings):
             run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
         return run
 
-    @one_thread()  # from the first tensor on: a process that was forked may hang with more
+    @one_thread()  # before the first tensor, because a forked process may hang with more threads
     def _launch(
         self,
         stage: Literal["fit", "val", "test"],
@@ -105,7 +108,7 @@ class Federation(Settings):
         method: Method,
         ckpt_path: str | Path | None,
     ) -> dict[str, Any]:
-        """Checks what can be checked here, then starts the ranks; what rank 0 returns."""
+        """Checks what can be checked before launch, then starts the ranks; returns the result of rank 0."""
         check_parts(model, datamodule, method)
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_participants)
@@ -123,19 +126,19 @@ class Federation(Settings):
             precision=cast(Precision, self.precision),
             callbacks=[*method.clustering, *self.all_callbacks],
         )
-        if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here
+        if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share the data loaded here
             datamodule.prepare_data()
             datamodule.setup(stage)
-            check_batches(model, datamodule)  # other ranks do it when they have set up
+            check_batches(model, datamodule)  # ranks that are not forked check after their setup
         method = method.calibrated(schedule.releases(datamodule.num_staying(self.rounds)))
         session = Session(self, schedule, engine, stage, model, datamodule, method, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
-        if result is None:  # only where every rank is a process of its own, as under torchrun
-            raise RuntimeError("rank 0 ended with an error; its message says which.")
+        if result is None:  # happens only if every rank is a separate process, as under torchrun
+            raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")
         return result
 
     def _schedule(self, datamodule: FederatedDataModule) -> Schedule:
-        """How long and how often, with the counts of clients that fractions stand for."""
+        """Returns the schedule, with counts of clients in place of fractions."""
         num_newcomers = len(datamodule.newcomer_clients)
         sampled, measured = (
             number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
@@ -147,9 +150,11 @@ class Federation(Settings):
         )
 
     def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:
-        """What carries out local runs; of a run that is resumed, and given none by name, what it had."""
+        """Returns the engine of the local runs. With ``auto`` a resumed run keeps the engine that it had."""
         engine, advice = self.engine, "use auto or sequential"
         if resumed is not None and engine == "auto":
             engine = checkpoint.read_manifest(resumed)["identity"].get("engine", "auto")
-            advice = f"with it {resumed} was trained, so go on where it can, or start anew without --ckpt_path"
+            advice = (
+                f"{resumed} was trained with this engine, so resume where it works, or start anew without --ckpt_path"
+            )
         return choose_engine(engine, model, datamodule, self.device_type, self.precision, advice)

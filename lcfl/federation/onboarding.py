@@ -1,4 +1,7 @@
-"""Newcomers: clients that were kept out of a federation join it after its end; nothing of it is trained again."""
+"""Newcomers: clients that were kept out of a federation join it after its end.
+
+No model of the federation is trained again.
+"""
 
 import csv
 import io
@@ -43,11 +46,11 @@ class OnboardedClient:
     """How one newcomer fared.
 
     Attributes:
-        client: its number.
-        group: its true group, None where that is not known.
-        cluster: the one that it joined, None for a method without clusters.
-        down_bytes: sent to it, the model that it was given included.
-        up_bytes: sent by it.
+        client: the number of the client.
+        group: its true group, or None if it is not known.
+        cluster: the cluster that it joined, or None for a method without clusters.
+        down_bytes: bytes sent to the client, including the model that it received.
+        up_bytes: bytes sent by the client.
     """
 
     client: int
@@ -59,15 +62,15 @@ class OnboardedClient:
 
 @dataclass(frozen=True)
 class OnboardingResult:
-    """What `onboard` found.
+    """Result of `onboard`.
 
     Attributes:
-        checkpoint: of the federation that was joined.
+        checkpoint: the checkpoint of the federation that the newcomers joined.
         rule: how a cluster was found, in words.
-        epochs: of personalisation.
+        epochs: epochs of personalisation.
         joined: the newcomers.
-        evaluation: of each newcomer, ``<stage>/<protocol>/before/<metric>`` of the model that it was given and
-            ``.../after/...`` of what became of that model in `epochs` epochs on the newcomer's training images.
+        evaluation: the metrics of each newcomer. ``<stage>/<protocol>/before/<metric>`` measures the model that it
+            received, and ``.../after/...`` the same model after `epochs` epochs on the newcomer's training samples.
     """
 
     checkpoint: Path
@@ -77,18 +80,21 @@ class OnboardingResult:
     evaluation: Evaluation
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per newcomer: who it is, its cluster, its bytes and its metrics, None where it has no such data."""
+        """Returns one row per newcomer: the client, its cluster, its bytes and its metrics.
+
+        A metric is None if the client has no data for it.
+        """
         values = {
             name: dict(zip(metric.clients.tolist(), metric.values.tolist(), strict=True))
             for name, metric in self.evaluation.by_name.items()
         }
         return [
-            vars(each) | {name: by_client.get(each.client) for name, by_client in values.items()}
-            for each in self.joined
+            vars(newcomer) | {name: by_client.get(newcomer.client) for name, by_client in values.items()}
+            for newcomer in self.joined
         ]
 
     def write(self, folder: Path) -> None:
-        """``newcomers.json`` and ``newcomers.csv``."""
+        """Writes ``newcomers.json`` and ``newcomers.csv``."""
         rows = self.rows()
         content = {
             "checkpoint": self.checkpoint.name,
@@ -106,20 +112,20 @@ class OnboardingResult:
 
 
 class Newcomer:
-    """One client that joins: works and measures on its own images, and counts what crosses the wire.
+    """A client that joins: trains and measures on its own samples, and counts the bytes sent and received.
 
     Args:
-        client: its number.
-        worker: carries the work out.
-        state: of the federation.
-        layout: of the models.
+        client: the number of the client.
+        worker: the worker that carries out the work.
+        state: the state of the federation.
+        layout: the layout of the models.
     """
 
     def __init__(self, client: int, worker: Worker, state: FederationState, layout: Layout) -> None:
         self.client, self.layout = client, layout
         self.down_bytes = self.up_bytes = 0
         self._worker, self._round = worker, state.round
-        self._own = state.clients[client]  # blank
+        self._own = state.clients[client]  # a blank state, because the client never took part
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
         """See `lcfl.methods.clustering.base.NewcomerView.run`.
@@ -135,13 +141,13 @@ class Newcomer:
     def losses(self, model_KP: Tensor) -> list[float]:
         """See `lcfl.methods.clustering.base.NewcomerView.losses`."""
         self.down_bytes += Downlink({"models": model_KP}).num_bytes
-        images = self._worker.data.population.train[self.client]
-        return [self.measure(model, [images], [self.client])[0]["loss"] for model in model_KP]
+        samples = self._worker.data.population.train[self.client]
+        return [self.measure(model, [samples], [self.client])[0]["loss"] for model in model_KP]
 
     def personalise(self, model: Tensor, epochs: int) -> Tensor:
-        """What becomes of a model ``[P + Q]`` in so many epochs of plain training, without pulls.
+        """Returns a model ``[P + Q]`` after `epochs` epochs of plain training, without pulls.
 
-        From then on the client is measured with its own buffers where these are not part of a model.
+        After this, the client is measured with its own buffers if these are not part of a model.
         """
         result = self._train(Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
         if result.state.buffers is not None:
@@ -151,7 +157,10 @@ class Newcomer:
     def measure(
         self, model: Tensor, sets: list[NDArray[np.int64]], owners: list[int | None] | list[int]
     ) -> list[dict[str, float]]:
-        """The metrics of a model on sets of images as their owners see them, None: as they are."""
+        """Returns the metrics of a model on sets of samples.
+
+        Each set is seen as its owner in `owners` sees it, or without client transforms if the owner is None.
+        """
         task = EvaluationTask(model, tuple(sets), (self.client,), tuple(owners), self._own.buffers)
         values = self._worker.run(task)
         raise_failures([values])
@@ -176,26 +185,28 @@ def onboard(
     epochs: int = 5,
     accelerator: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> OnboardingResult:
-    """Brings the newcomers of a run into its federation, one by one (FedClust Algorithm 2 and section 5.2).
+    """Adds the newcomers of a run to its federation, one by one (FedClust Algorithm 2 and section 5.2).
 
-    Each is placed into a cluster by the method's first clustering, is given the model that the server would send
-    to a member that never took part, and trains it for some epochs on its own images, plainly and without pulls
-    whatever the method. No newcomer changes anything for the federation or for the other newcomers.
+    The method's first clustering places each newcomer into a cluster. The newcomer receives the model that the server
+    would send to a member that never took part. It trains this model for some epochs on its own samples, plainly and
+    without pulls, whatever the method. No newcomer changes anything for the federation or for the other newcomers.
 
     Args:
         path: a checkpoint.
         module: as in the run.
         data: as in the run.
-        method: as in the run; a setting that matters after the last round only, e.g. of `Clustering.place_newcomer`,
+        method: as in the run; a setting that matters only after the last round, e.g. of `Clustering.place_newcomer`,
             may differ.
-        epochs: of personalisation.
-        accelerator: ``auto`` is CUDA where there is some.
+        epochs: epochs of personalisation.
+        accelerator: ``auto`` uses CUDA if it is available.
 
     Raises:
-        ValueError: if the run kept no newcomers out, or it is one of other data.
+        ValueError: if the run kept no newcomers out, or if it used other data.
     """
     if not data.newcomer_clients:
-        raise ValueError("onboard: the run kept no newcomers out of its federation; train one with data.newcomers > 0.")
+        raise ValueError(
+            "onboard: the run kept no newcomers out of its federation; train a run with data.newcomers > 0."
+        )
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
     saved = checkpoint.read(path)
@@ -205,7 +216,7 @@ def onboard(
     state = saved.state
     for key, clustering in with_state_keys(method.clustering):
         clustering.load_state_dict(state.callbacks[key])
-    if accelerator == "auto":  # as in `Federation`: Fabric's own choice may be another kind of device
+    if accelerator == "auto":  # as in `Federation`, because Fabric may choose another kind of device
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=saved.identity["precision"])
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
@@ -216,9 +227,9 @@ def onboard(
         cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
         state.assignment[client] = cluster or 0
         newcomer.down_bytes += method.exchange.down(state, client, module.layout).num_bytes
-        given = method.exchange.personal(state, client, module.layout)
-        evaluation.add("before", newcomer, given, data)
-        evaluation.add("after", newcomer, newcomer.personalise(given, epochs), data)
+        received = method.exchange.personal(state, client, module.layout)
+        evaluation.add("before", newcomer, received, data)
+        evaluation.add("after", newcomer, newcomer.personalise(received, epochs), data)
         group = None if groups is None else int(groups[client])
         joined.append(OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes))
     rule = method.clustering[0].newcomer_rule if method.is_clustered else NO_CLUSTERS
@@ -226,13 +237,13 @@ def onboard(
 
 
 class _Measured:
-    """Metrics of one client after the other, by ``<stage>/<protocol>/<before or after>``."""
+    """Collects the metrics of one client after another, by ``<stage>/<protocol>/<before or after>``."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[list[int], list[Mapping[str, float]], list[int]]] = {}
 
     def add(self, stage: str, newcomer: Newcomer, model: Tensor, data: FederatedDataModule) -> None:
-        """Measures a model on all of the newcomer's validation and test sets."""
+        """Measures a model on all validation and test sets of the newcomer."""
         client = newcomer.client
         sets = local_sets(data.population, data.protocols, ("val", "test"))
         own = {name: indices[client] for name, indices in sets.items() if len(indices[client])}
@@ -244,7 +255,7 @@ class _Measured:
             sizes.append(len(own[name]))
 
     def collected(self) -> Evaluation:
-        """All of it, sorted by what was measured."""
+        """Returns all metrics, sorted by what was measured."""
         evaluation = Evaluation()
         for name in sorted(self._found, key=lambda name: name.rpartition("/")[0]):
             evaluation.add(name, *self._found[name])
@@ -256,7 +267,9 @@ def _check(saved: checkpoint.LoadedCheckpoint, data: FederatedDataModule) -> Non
     now = {"data": data.samples.fingerprint(), "partition": data.population.fingerprint}
     changed = differences({name: saved.identity.get(name) for name in now}, now)
     if changed:
-        raise checkpoint.CheckpointError(f"{saved.path} is of other data:\n  " + "\n  ".join(changed))
+        raise checkpoint.CheckpointError(f"{saved.path} was trained on other data:\n  " + "\n  ".join(changed))
     if saved.state.round < 0:
-        raise checkpoint.CheckpointError(f"{saved.path}: its warm-up rounds are still due; there is nothing to join.")
+        raise checkpoint.CheckpointError(
+            f"{saved.path}: its warm-up rounds are not complete, so there is no federation to join."
+        )
     assert not torch.any(saved.state.active[list(data.newcomer_clients)])

@@ -1,4 +1,4 @@
-"""What one `fit`, `validate` or `test` does on every rank: set up, then lead (rank 0) or serve."""
+"""Session of a `fit`, `validate` or `test`: every rank sets up, then leads (rank 0) or serves."""
 
 import platform
 import shlex
@@ -44,17 +44,17 @@ __all__ = ["Session", "run_of"]
 
 @dataclass(frozen=True)
 class Session:
-    """What every rank does after launch; picklable, for spawned ranks.
+    """The work of every rank after launch; picklable, for spawned ranks.
 
     Args:
-        settings: of the federation.
-        schedule: with the counts of clients that fractions in the settings stand for.
+        settings: the settings of the federation.
+        schedule: the schedule, with counts of clients in place of the fractions in the settings.
         engine: what computes local updates.
-        stage: what is done.
+        stage: what the session does.
         module: network, loss, optimizer.
-        data: set up by each rank.
+        data: the data module, which each rank sets up.
         method: the four parts.
-        resumed: the checkpoint to go on from; None for a new run.
+        resumed: the checkpoint to resume from; None for a new run.
     """
 
     settings: Settings
@@ -67,14 +67,17 @@ class Session:
     resumed: Path | None
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
-        """Every rank returns rank 0's result; the others carry out its tasks until then. None if rank 0 failed."""
+        """Runs the session; every rank returns the result of rank 0, or None if rank 0 failed.
+
+        The other ranks carry out the tasks of rank 0 until it has a result.
+        """
         if fabric.local_rank == 0:
             self.data.prepare_data()
         fabric.barrier()
         self.data.setup(self.stage)
         check_batches(self.module, self.data)
         settings = self.settings
-        engine = fabric.broadcast(self.engine)  # under torchrun every rank has chosen, some without a compiler
+        engine = fabric.broadcast(self.engine)  # under torchrun each rank chooses, perhaps without a compiler
         max_steps = 1 if settings.fast_dev_run else None
         worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps)
         ranks = Ranks(fabric, worker.run_all, flag)
@@ -98,7 +101,7 @@ class Session:
             server.table.cut(state.round)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
             server.restore_callback_states()
-            (run.path / "summary.json").unlink(missing_ok=True)  # of an earlier, shorter run
+            (run.path / "summary.json").unlink(missing_ok=True)  # left by an earlier, shorter run
             self._describe(server)
             metrics = _fit_logged(server, loggers, is_new=self.resumed is None)
             if metrics:
@@ -120,15 +123,15 @@ class Session:
             kinds = final_kinds(self.method.exchange, self.schedule.final_models)
             evaluation = server.evaluate(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
-            raise ValueError("validate: no client has validation data; set data.val_fraction, or use test.")
+            raise ValueError("validate: no client has validation data; set data.val_fraction, or use test instead.")
         metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
     def _state(self) -> FederationState:
-        """The first state, or the checkpoint's if that is of this configuration."""
+        """Returns the initial state, or the state of the checkpoint if its configuration is the same."""
         folder = None
         if self.settings.client_store == "mapped":
-            folder = self.settings.root  # of the file system that the run's checkpoints must fit into, too
+            folder = self.settings.root  # the checkpoints must fit into this file system anyway
             folder.mkdir(parents=True, exist_ok=True)
         if self.resumed is None:
             initial = self.module.initial_model(self.settings.seed)
@@ -156,7 +159,10 @@ class Session:
         return saved.state
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the bits of a run; rounds, ranks, loggers, watching callbacks and paths are free."""
+        """Returns everything that decides the bits of a run.
+
+        Rounds, ranks, loggers, watching callbacks and paths may change.
+        """
         identity = {
             "seed": self.settings.seed,
             "data": self.data.samples.fingerprint(),
@@ -175,7 +181,7 @@ class Session:
             "method": describe(self.method),
             "callbacks": describe([each for each in self.settings.all_callbacks if each.shapes_result]),
         }
-        plain: dict[str, Any] = describe(identity)  # a number of numpy, say, is none of YAML's and JSON's
+        plain: dict[str, Any] = describe(identity)  # YAML and JSON cannot hold numpy's numbers
         return plain
 
     def _server(
@@ -197,28 +203,34 @@ class Session:
         )
 
     def _loggers(self, path: Path, next_round: int) -> list[Logger]:
-        """The user's loggers, or TensorBoard in the run directory; TensorBoard cut back to before the next round."""
-        given = self.settings.loggers
-        if given is False:
+        """Returns the user's loggers, or TensorBoard in the run directory.
+
+        In a resumed run, TensorBoard drops what it has from the next round on.
+        """
+        chosen = self.settings.loggers
+        if chosen is False:
             return []
-        if given is True:
-            # Its curves are metrics and nothing else: the configuration lies beside them.
-            own = TensorBoardLogger(path.parent.parent, path.parent.name, path.name, default_hp_metric=False)
-            loggers: list[Logger] = [own]
+        if chosen is True:
+            # Its curves show only metrics, because the configuration is in the run directory already.
+            tensorboard = TensorBoardLogger(path.parent.parent, path.parent.name, path.name, default_hp_metric=False)
+            loggers: list[Logger] = [tensorboard]
         else:
-            loggers = given
+            loggers = chosen
         for logger in loggers:
             if isinstance(logger, TensorBoardLogger) and self.resumed is not None:
                 _forget_from(logger, max(next_round, 0))
         return loggers
 
     def _describe(self, server: Server) -> None:
-        """``partition.json``, and ``config.yaml``: from the command line by its own callback, else by description."""
+        """Writes ``partition.json`` and ``config.yaml``.
+
+        On the command line LightningCLI's callback writes ``config.yaml``; otherwise it holds a description.
+        """
         self.data.write(server.run_dir / "partition.json")
         for callback in self.settings.save_config:
             callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
         if not self.settings.save_config:
-            text = "# Described from Python objects; lcfl.load(run, model, method) wants them again.\n"
+            text = "# Describes Python objects; lcfl.load(run, model, method) needs these objects again.\n"
             (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}))
 
     def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
@@ -226,7 +238,7 @@ class Session:
         return {
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "rounds": server.state.round,
-            "evaluate_clients": None if measured == self.data.num_participants else measured,  # None: all
+            "evaluate_clients": None if measured == self.data.num_participants else measured,  # None means all
             "total_bytes": server.state.total_bytes,
             "privacy": describe(server.guarantee()),
             "identity": server.identity,
@@ -243,17 +255,20 @@ class Session:
 
 
 def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict[str, float]:
-    """Fits, with loggers that are told what the run is and how it ended; as by Lightning, a stop is ``failed``, too."""
+    """Fits, and reports to loggers what the run is and how it ended.
+
+    As with Lightning, a run that was stopped is ``failed`` too.
+    """
     try:
         for logger in loggers if is_new else ():
-            with suppress(NotImplementedError):  # Fabric's CSVLogger has it and cannot do it
+            with suppress(NotImplementedError):  # Fabric's CSVLogger has the method but does not support it
                 logger.log_hyperparams(server.identity)
         metrics = server.fit()
     except BaseException as error:
         for logger in loggers:
             try:
                 logger.finalize("failed")
-            except Exception as another:  # of whatever kind: the first error is the one to raise
+            except Exception as another:  # of any kind, because the first error must be raised
                 error.add_note(f"{type(logger).__name__}.finalize: {another}")
         raise
     for logger in loggers:
@@ -262,35 +277,35 @@ def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict
 
 
 def run_of(path: Path) -> Path:
-    """The run directory that a checkpoint lies in.
+    """Returns the run directory that contains a checkpoint.
 
     Raises:
-        CheckpointError: if it lies elsewhere, where there is neither its configuration nor its history.
+        CheckpointError: if the checkpoint lies elsewhere, without its configuration and history.
     """
     run = path.resolve().parent.parent
     if path.resolve().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
         raise checkpoint.CheckpointError(
-            f"{path} lies outside a run directory, so there is no metrics.csv to go on with: copy it back into the "
+            f"{path} lies outside a run directory, so there is no metrics.csv to continue: copy it back into the "
             "folder checkpoints of its run."
         )
     return run
 
 
 def _forget_from(logger: TensorBoardLogger, step: int) -> None:
-    """Tells TensorBoard to drop what an earlier process wrote for `step` and later."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # not at every start: only resumed runs need it
+    """Makes TensorBoard drop what an earlier process wrote for `step` and later."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only resumed runs need it
 
-    # TensorBoard orders its files by the second in their names; a resumed run's must come last.
+    # TensorBoard orders its files by the second in their names, and the file of a resumed run must come last.
     written = [int(path.name.split(".")[3]) for path in Path(logger.log_dir).glob("events.out.tfevents.*")]
     while written and int(time.time()) <= max(written) <= time.time() + 2:
         time.sleep(0.05)
     events = logger.experiment.file_writer
-    events.add_event(Event(step=step, file_version="brain.Event:2"))  # sessions are understood from this version on
+    events.add_event(Event(step=step, file_version="brain.Event:2"))  # the first version with sessions
     events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _RunView:
-    """As much of a Trainer as LightningCLI's SaveConfigCallback looks at."""
+    """The part of a Trainer that LightningCLI's SaveConfigCallback uses."""
 
     is_global_zero = True
 
@@ -299,5 +314,5 @@ class _RunView:
         self.strategy = self
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Only the server writes: there is nobody to tell."""
+        """Returns `value`, because only the server writes and no other rank needs it."""
         return value

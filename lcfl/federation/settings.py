@@ -1,4 +1,4 @@
-"""The settings of a federation: what ``trainer`` holds in a YAML file."""
+"""Settings of a federation: the options below ``trainer`` in a YAML file."""
 
 import os
 from collections.abc import Iterable
@@ -35,42 +35,43 @@ class Settings:
     """How a federation runs: rounds, clients, evaluation, processes, files.
 
     Args:
-        rounds: number of training rounds in total; a resumed run continues up to this number.
+        rounds: total number of training rounds; a resumed run continues up to this number.
         clients_per_round: how many clients take part in a round, as a count (10) or a fraction (0.25).
-        evaluate_every: rounds between two evaluations; 0 evaluates only at the end. The final evaluation goes to
-            ``summary.json`` and belongs to no round, so an interrupted run has the same rows as an uninterrupted one.
-        evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1). They are
-            drawn once at random and stay the same; 1.0 measures all.
-        final_models: kinds of model to evaluate at the end, and in `validate` and `test`, beside those that the
-            method's paper reports; None for all that the method has.
+        evaluate_every: number of rounds between two evaluations; 0 evaluates only at the end. The final evaluation
+            goes to ``summary.json`` and belongs to no round, so interrupted and uninterrupted runs have the same rows.
+        evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1); 1.0 measures
+            all. The clients are drawn once at random and stay the same.
+        final_models: kinds of model that the final evaluation, `validate` and `test` measure in addition to those that
+            the method's paper reports; None measures all that the method has.
         client_dropout: probability that a sampled client receives the server's message and never answers.
-        client_store: where clients' models are kept: in ``memory``, or in memory-``mapped`` files next to the run
+        client_store: where the clients' models are kept: in ``memory``, or in memory-``mapped`` files next to the run
             directories, for populations that do not fit into memory. A client needs space only after it has taken
             part. The files have no names, end with the run and are never read by another run.
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
-        devices: number of processes per machine, a list of GPUs, or ``auto``: on a CPU one process per core, but at
-            most one per client of a round; otherwise all GPUs; under torchrun or SLURM the processes they started.
+        accelerator: type of device: ``auto``, ``cpu`` or ``cuda``.
+        devices: number of processes per machine, a list of GPUs, or ``auto``. On a CPU ``auto`` starts one process per
+            core, but at most one per client of a round; otherwise it uses all GPUs; under torchrun or SLURM it uses the
+            processes that these started.
         num_nodes: number of machines.
         strategy: how processes are started; ``auto`` forks them.
         engine: what computes local updates: ``compiled`` (common layers with SGD on a CPU), ``stacked`` (all clients
             of a rank at once on a GPU), ``fused`` (``stacked`` with a step compiled by torch.compile), ``sequential``
-            (everything), or ``auto``, which never picks ``fused``. A resumed run keeps its engine.
-        precision: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
+            (everything), or ``auto``, which never chooses ``fused``. A resumed run keeps its engine.
+        precision: arithmetic of a training step: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False or None for no logger, or Lightning loggers. ``metrics.csv`` is always
             written.
-        callbacks: further callbacks.
-        enable_checkpointing: add a `Checkpoint` if `callbacks` has none.
-        enable_progress_bar: add a `Progress` if `callbacks` has none.
-        default_root_dir: the folder of the run directories.
-        name: of the run; its directory is ``<default_root_dir>/<name>/version_<n>``.
-        seed: of everything random except the partition; on the command line ``seed_everything``.
-        fast_dev_run: try everything once and keep nothing: the real configuration on random data of the same shape,
-            with 2 clients, 1 round, 1 step, one evaluation, and one checkpoint saved and read back.
+        callbacks: callbacks to add to the default ones.
+        enable_checkpointing: whether to add a `Checkpoint` if `callbacks` has none.
+        enable_progress_bar: whether to add a `Progress` if `callbacks` has none.
+        default_root_dir: folder that contains the run directories.
+        name: name of the run; its directory is ``<default_root_dir>/<name>/version_<n>``.
+        seed: seed of everything random except the partition; on the command line it is ``seed_everything``.
+        fast_dev_run: whether to try everything once and keep nothing: the real configuration on random data of the same
+            shape, with 2 clients, 1 round, 1 step, one evaluation, and one checkpoint that is saved and read back.
 
     Attributes:
-        all_callbacks: with the defaults, `Checkpoint` last.
-        loggers: as a list; True for the run's own TensorBoard, False for none.
-        save_config: callbacks of LightningCLI that write ``config.yaml``.
+        all_callbacks: the callbacks and the default ones, with `Checkpoint` last.
+        loggers: the loggers as a list; True for the run's own TensorBoard, False for none.
+        save_config: the callbacks of LightningCLI that write ``config.yaml``.
         root: `default_root_dir` as a path.
 
     Raises:
@@ -103,13 +104,13 @@ class Settings:
     def __post_init__(self) -> None:
         self._check()
         if isinstance(self.devices, Integral):
-            self.devices = int(self.devices)  # Fabric refuses numpy's integers
+            self.devices = int(self.devices)  # because Fabric refuses numpy's integers
         self.root = Path(self.default_root_dir)
         self.loggers = _as_loggers(self.logger)
-        given = _as_list(self.callbacks)
-        # LightningCLI's own callback has the hooks of a Trainer; only its `setup` is of use here.
-        self.save_config = [each for each in given if isinstance(each, SaveConfigCallback)]
-        self.all_callbacks: list[Callback] = [each for each in given if not isinstance(each, SaveConfigCallback)]
+        callbacks = _as_list(self.callbacks)
+        # LightningCLI's own callback has the hooks of a Trainer, of which only `setup` is used.
+        self.save_config = [each for each in callbacks if isinstance(each, SaveConfigCallback)]
+        self.all_callbacks: list[Callback] = [each for each in callbacks if not isinstance(each, SaveConfigCallback)]
         check_callbacks(self.all_callbacks)
         defaults = {
             Checkpoint: self.enable_checkpointing,
@@ -119,12 +120,12 @@ class Settings:
         for kind, is_wanted in defaults.items():
             if is_wanted and not any(isinstance(callback, kind) for callback in self.all_callbacks):
                 self.all_callbacks.append(kind())
-        # Checkpoints come last: they save what the other callbacks remember.
+        # Checkpoints come last because they save the states of the other callbacks.
         self.all_callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
-        """The type of the device: `accelerator`, or for ``auto`` CUDA if there is a GPU."""
+        """The type of the device: `accelerator`, or with ``auto`` CUDA if there is a GPU."""
         is_cuda = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator in ("cuda", "gpu")
         return "cuda" if is_cuda else "cpu"
 
@@ -151,14 +152,14 @@ class Settings:
 
 
 def _as_list(callbacks: Any) -> list[Any]:
-    """Callbacks as a list; the command line may give one by itself."""
+    """Returns callbacks as a list; the command line may provide a single callback."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
 
 
 def _as_loggers(given: Logger | Iterable[Logger] | bool | None) -> list[Logger] | bool:
-    """Loggers as a list; True for the run's own TensorBoard, False for none.
+    """Returns loggers as a list; True for the run's own TensorBoard, False for none.
 
     Raises:
         TypeError: for an object that is not a logger.

@@ -1,4 +1,4 @@
-"""Pictures of a federation: pure functions from arrays to a matplotlib `Figure`, without any global state."""
+"""Pictures of a federation, drawn by pure functions from arrays to a matplotlib `Figure`, without any global state."""
 
 from lcfl.figures.assignment_flow import assignment_flow
 from lcfl.figures.base import save, shown

@@ -1,6 +1,6 @@
-"""What pictures share: colours, axes, labels that do not crowd each other, and files that are whole.
+"""Common parts of all pictures: colours, axes, labels that do not crowd each other, and files that are complete.
 
-Legend: N clients, K clusters. All colours can be told apart with the common kinds of colour blindness.
+Legend: N clients, K clusters. All colours are distinguishable with the common kinds of colour blindness.
 """
 
 import os
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+if TYPE_CHECKING:  # importing it takes half a second, and only a run that draws needs it
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
@@ -43,19 +43,19 @@ COLOURS = (
 )
 NO_CLUSTER = "#D0D0D0"
 LINE_STYLES = ("-", "--", "-.", ":")
-MOST_CLIENTS = 256  # in a picture: more rows than that cannot be told apart
-MOST_LABELS = 40  # client numbers that fit beside an axis
-SMALLEST_LABELLED = 0.03  # a block of clients that is a smaller share of its axis gets no label
+MOST_CLIENTS = 256  # in a picture, because more rows are indistinguishable
+MOST_LABELS = 40  # client numbers that fit next to an axis
+SMALLEST_LABELLED = 0.03  # a block of clients with a smaller share of its axis gets no label
 
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
-    """An empty figure of so many inches whose parts make room for each other."""
+    """Returns an empty figure of this size in inches, whose parts make room for each other, and its axes."""
     figure, panels = new_panels(width, height, [""])
     return figure, panels[""]
 
 
 def new_panels(width: float, height: float, names: Sequence[str]) -> "tuple[Figure, dict[str, Axes]]":
-    """The same with panels side by side, by name, on one vertical scale."""
+    """Returns a figure as `new_figure` does, but with panels by name, side by side on one vertical scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
@@ -64,12 +64,12 @@ def new_panels(width: float, height: float, names: Sequence[str]) -> "tuple[Figu
 
 
 def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
-    """Indices of the clients in a picture: all, or `most` of them, at most 256, spread evenly."""
+    """Returns the indices of the clients in a picture: all, or `most` (256 or fewer) spread evenly."""
     return np.linspace(0, num_clients - 1, min(num_clients, most, MOST_CLIENTS)).round().astype(np.int64)
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Writes a PNG whole or not at all; makes its folder."""
+    """Writes a complete PNG file or none at all, and makes its folder."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -80,7 +80,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[Colormap, NDArray[Any]]":
-    """A colour for each cluster number up to the highest, grey below 0, and the K + 1 borders between the numbers."""
+    """Returns a colour for each cluster number, grey for those below 0, and the K + 1 borders between the numbers."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -93,20 +93,20 @@ def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[Colormap, NDArray[Any
 
 
 def blocks_of(sorted_N: NDArray[Any]) -> list[tuple[int, float, float]]:
-    """Runs of equal values: the value and the borders before and after, in units of positions."""
+    """Returns the runs of equal values: the value, and the borders before and after it in units of positions."""
     borders = [0, *(np.flatnonzero(np.diff(sorted_N)) + 1).tolist(), len(sorted_N)]
     return [(int(sorted_N[start]), start - 0.5, end - 0.5) for start, end in pairwise(borders)]
 
 
 def block_labels(blocks: list[tuple[int, float, float]]) -> tuple[list[float], list[str]]:
-    """Centres and names of the blocks that are large enough for a label."""
+    """Returns the centres and names of the blocks that are large enough for a label."""
     smallest = SMALLEST_LABELLED * (blocks[-1][2] - blocks[0][1])
     large = [((start + end) / 2, f"{name}") for name, start, end in blocks if end - start >= smallest]
     return [centre for centre, _ in large], [name for _, name in large]
 
 
 def integer_ticks(axes: "Axes", which: str) -> None:
-    """Whole numbers only along the axis `which`, ``x`` or ``y``."""
+    """Restricts ticks to whole numbers along the axis `which`, ``x`` or ``y``."""
     from matplotlib.ticker import MaxNLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -114,7 +114,7 @@ def integer_ticks(axes: "Axes", which: str) -> None:
 
 
 def label_clients(axes: "Axes", clients_N: NDArray[Any], sorted_by: str) -> None:
-    """The clients' numbers at their positions, all or every so many of them."""
+    """Labels positions with the clients' numbers, or only every n-th position if there are many clients."""
     step = -(-len(clients_N) // MOST_LABELS)
     positions = np.arange(0, len(clients_N), step)
     axes.set_yticks(positions, [f"{client}" for client in clients_N[positions]], fontsize=7)
@@ -122,11 +122,11 @@ def label_clients(axes: "Axes", clients_N: NDArray[Any], sorted_by: str) -> None
 
 
 def mark_groups(axes: "Axes", groups_N: NDArray[Any]) -> None:
-    """Lines between the true groups, and the number of each beside it on the right."""
+    """Draws lines between the true groups, and writes the number of each group next to it on the right."""
     blocks = blocks_of(groups_N)
     for _, start, _ in blocks[1:]:
         axes.axhline(start, color="black", lw=1.5)
     centres, names = block_labels(blocks)
-    beside = axes.secondary_yaxis("right")
-    beside.set_yticks(centres, [f"group {name}" for name in names], fontsize=8)
-    beside.tick_params(length=0)
+    right_axis = axes.secondary_yaxis("right")
+    right_axis.set_yticks(centres, [f"group {name}" for name in names], fontsize=8)
+    right_axis.tick_params(length=0)

@@ -1,4 +1,4 @@
-"""What each client holds and how well it is served: pure functions from arrays to a matplotlib `Figure`.
+"""The data and the accuracy of each client, drawn by pure functions from arrays to a matplotlib `Figure`.
 
 Legend: N clients, C classes.
 """
@@ -17,25 +17,30 @@ __all__ = ["label_counts", "sorted_accuracies"]
 
 
 def label_counts(
-    count_NC: Array, groups_N: Array | None = None, clients_N: Array | None = None, title: str = "Images of each client"
+    count_NC: Array,
+    groups_N: Array | None = None,
+    clients_N: Array | None = None,
+    title: str = "Samples of each client",
 ) -> "Figure":
-    """How many images of each class every client holds, and how many in all.
+    """Draws how many samples of each class every client holds, and how many in total.
 
-    Clients are in order of their numbers; where the true groups are known, by group first, with a line
-    between groups. A class that a client does not hold is white.
+    Clients are ordered by number. If the true groups are known, clients are ordered by group first, with a line between
+    groups. A class that a client does not hold is white.
 
     Args:
-        count_NC: images of each class ``[N, C]``.
+        count_NC: the number of samples of each class ``[N, C]``.
         groups_N: the true group of each client ``[N]``.
-        clients_N: the clients' numbers ``[N]`` where they are not 0 to N - 1.
-        title: of the picture.
+        clients_N: the clients' numbers ``[N]`` if they are not 0 to N - 1.
+        title: the title of the picture.
 
     Raises:
         ValueError: if there is no client or no class.
     """
     count_NC = np.asarray(count_NC)
     if count_NC.ndim != 2 or 0 in count_NC.shape:
-        raise ValueError(f"figures: got label counts {count_NC.shape}; needed are [N, C], at least one of each.")
+        raise ValueError(
+            f"figures: got label counts {count_NC.shape}; the shape must be [N, C], with at least one client and class."
+        )
     num_clients, num_classes = count_NC.shape
     clients_N = np.arange(num_clients) if clients_N is None else np.asarray(clients_N)
     order_N = np.lexsort([clients_N] if groups_N is None else [clients_N, np.asarray(groups_N)])
@@ -53,33 +58,33 @@ def label_counts(
     axes.set_title(title)
     sizes = axes.inset_axes((1.02, 0, 0.2, 1), sharey=axes)
     sizes.stairs(count_NC.sum(axis=1), height_N1, orientation="horizontal", fill=True, color=COLOURS[0])
-    sizes.set_xlabel("in all")
+    sizes.set_xlabel("total")
     sizes.tick_params(labelleft=False, left=False)
     sizes.locator_params(axis="x", nbins=2)
     if groups_N is not None:
         mark_groups(sizes, np.asarray(groups_N)[order_N])
         for start in np.flatnonzero(np.diff(np.asarray(groups_N)[order_N])) + 0.5:
             axes.axhline(start, color="black", lw=1.5)
-    figure.colorbar(image, ax=[axes], label="images", location="right", pad=0.02)
+    figure.colorbar(image, ax=[axes], label="samples", location="right", pad=0.02)
     return figure
 
 
 def sorted_accuracies(values: Mapping[str, Array], name: str) -> "Figure":
-    """The clients' accuracies from the worst to the best client, a line for each kind of model.
+    """Draws the clients' accuracies from the worst to the best client, with a line for each kind of model.
 
     Args:
-        values: accuracies of the clients, 0 to 1, by kind of model; the kinds may differ in length.
-        name: what they were measured on; the title.
+        values: accuracies of the clients, from 0 to 1, by kind of model; the kinds may differ in length.
+        name: what the accuracies were measured on, which is the title.
 
     Raises:
         ValueError: if there is nothing to draw.
     """
-    values = {kind: each for kind, each in values.items() if len(each)}
+    values = {kind: accuracies for kind, accuracies in values.items() if len(accuracies)}
     if not values:
         raise ValueError(f"figures: there are no accuracies of {name}.")
     figure, axes = new_figure(6.4, 4.0)
-    for number, (kind, each) in enumerate(values.items()):
-        accuracy_N = 100 * np.sort(np.asarray(each))
+    for number, (kind, accuracies) in enumerate(values.items()):
+        accuracy_N = 100 * np.sort(np.asarray(accuracies))
         edges_N1 = np.linspace(0, 100, len(accuracy_N) + 1)
         style, colour = LINE_STYLES[number % len(LINE_STYLES)], COLOURS[number % len(COLOURS)]
         axes.stairs(accuracy_N, edges_N1, baseline=None, ls=style, color=colour, lw=1.5, label=kind.replace("_", " "))

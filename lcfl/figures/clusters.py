@@ -1,7 +1,6 @@
-"""Who is in which cluster, and how alike the clients are: pure functions from arrays to a matplotlib `Figure`.
+"""The clusters and the similarity of clients, drawn by pure functions from arrays to a matplotlib `Figure`.
 
-Legend: N clients, K clusters, T rounds. Cluster k has the same colour in every picture with at most
-twelve clusters.
+Legend: N clients, K clusters, T rounds. Cluster k has the same colour in every picture with at most twelve clusters.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from lcfl.figures.base import (
     new_figure,
 )
 
-if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+if TYPE_CHECKING:  # importing it takes half a second, and only a run that draws needs it
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
@@ -38,17 +37,17 @@ __all__ = [
 def assignment_heatmap(
     assignment_TN: Array, rounds_T: Array, groups_N: Array | None = None, clients_N: Array | None = None
 ) -> "Figure":
-    """The cluster of every client over the rounds.
+    """Draws the cluster of every client over the rounds.
 
-    Clients are sorted by their final cluster, then by number; where the true groups are known, by
-    group first, with a line between groups, so that a perfect clustering shows one colour per block.
+    Clients are sorted by their final cluster, then by number. If the true groups are known, clients are sorted by group
+    first, with a line between groups, so that a perfect clustering shows one colour per block.
 
     Args:
-        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0; below 0, and white in
-            the picture, where it belongs to none.
-        rounds_T: the rounds ``[T]``, ascending.
+        assignment_TN: the cluster of each client after each round ``[T, N]``, numbered from 0; a number below 0 means
+            no cluster and is white in the picture.
+        rounds_T: the rounds ``[T]``, in ascending order.
         groups_N: the true group of each client ``[N]``.
-        clients_N: the clients' numbers ``[N]`` where they are not 0 to N - 1.
+        clients_N: the clients' numbers ``[N]`` if they are not 0 to N - 1.
 
     Raises:
         ValueError: if there is no round or no client, or if the shapes do not fit together.
@@ -64,7 +63,7 @@ def assignment_heatmap(
     figure, axes = new_figure(8.0, min(8.0, max(3.0, 1.2 + 0.16 * num_clients)))
     colours, edges_K1 = cluster_colours(assignment_TN)
     shown_NT = np.ma.masked_less(assignment_TN[:, order_N].T, 0)
-    image = axes.pcolorfast(  # nearest neighbour: colours of clusters must not blend
+    image = axes.pcolorfast(  # no interpolation, because the colours of clusters must not blend
         _edges(rounds_T), np.arange(num_clients + 1) - 0.5, shown_NT, cmap=colours
     )
     image.set_clim(edges_K1[0], edges_K1[-1])
@@ -79,12 +78,12 @@ def assignment_heatmap(
 
 
 def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None = None) -> "Figure":
-    """How many clients each cluster has after each round, stacked: cluster 0 at the bottom.
+    """Draws how many clients each cluster has after each round, stacked with cluster 0 at the bottom.
 
     Args:
-        assignment_TN: the cluster of each client after each round ``[T, N]``, numbers from 0; -1 for none yet.
-        rounds_T: the rounds ``[T]``, ascending.
-        of_clients: how many clients there are where the N given are only a part of them.
+        assignment_TN: the cluster of each client after each round ``[T, N]``, numbered from 0; -1 for none yet.
+        rounds_T: the rounds ``[T]``, in ascending order.
+        of_clients: how many clients there are in total if the N clients are only a part.
 
     Raises:
         ValueError: if there is no round or no client, or if the shapes do not fit together.
@@ -95,7 +94,7 @@ def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None 
     size_KT = np.stack([(assignment_TN == cluster).sum(axis=1) for cluster in range(len(edges_K1) - 1)])
 
     figure, axes = new_figure(8.0, 4.0)
-    # A step per round: the last column closes the last step, which also makes a single round visible.
+    # Each round is a step. The last column closes the last step, which makes even a single round visible.
     axes.stackplot(
         _edges(rounds_T), np.hstack([size_KT, size_KT[:, -1:]]), step="post", colors=colours(range(len(size_KT))), lw=0
     )
@@ -110,17 +109,17 @@ def cluster_sizes(assignment_TN: Array, rounds_T: Array, of_clients: int | None 
 
 
 def similarity_matrix(similarity_NN: Array, cluster_N: Array, title: str = "Similarity of low-rank models") -> "Figure":
-    """Pairwise cosines of clients, ordered by cluster, with a border around each cluster.
+    """Draws the pairwise cosines of clients, ordered by cluster, with a border around each cluster.
 
-    The colours run from the lowest cosine to 1 where none is negative, else from -1 to 1.
+    The colours run from the lowest cosine to 1 if no cosine is negative, else from -1 to 1.
 
     Args:
         similarity_NN: the cosine of each pair of clients ``[N, N]``.
         cluster_N: the cluster of each client ``[N]``; clients of one cluster keep their order.
-        title: of the picture.
+        title: the title of the picture.
 
     Raises:
-        ValueError: if there is no client or the shapes do not fit together.
+        ValueError: if there is no client, or if the shapes do not fit together.
     """
     similarity_NN = np.asarray(similarity_NN)
     lowest = float(similarity_NN.min(initial=1.0))
@@ -129,17 +128,17 @@ def similarity_matrix(similarity_NN: Array, cluster_N: Array, title: str = "Simi
 
 
 def distance_matrix(distance_NN: Array, cluster_N: Array, title: str = "Distance of clients") -> "Figure":
-    """Pairwise distances of clients, ordered by cluster, with a border around each cluster; near is light.
+    """Draws the pairwise distances of clients, ordered by cluster, with a border around each cluster.
 
-    FedClust's Fig. 1.
+    Short distances are light. The picture corresponds to FedClust's Fig. 1.
 
     Args:
         distance_NN: the distance of each pair of clients ``[N, N]``.
         cluster_N: the cluster of each client ``[N]``; clients of one cluster keep their order.
-        title: of the picture.
+        title: the title of the picture.
 
     Raises:
-        ValueError: if there is no client or the shapes do not fit together.
+        ValueError: if there is no client, or if the shapes do not fit together.
     """
     return _ordered(np.asarray(distance_NN), np.asarray(cluster_N), {"cmap": "cividis_r", "vmin": 0}, "distance", title)
 
@@ -147,11 +146,14 @@ def distance_matrix(distance_NN: Array, cluster_N: Array, title: str = "Distance
 def _ordered(
     matrix_NN: NDArray[Any], cluster_N: NDArray[Any], colours: dict[str, Any], label: str, title: str
 ) -> "Figure":
-    """A matrix of clients in the order of their clusters."""
+    """Draws a matrix of clients in the order of their clusters."""
     num_clients = len(cluster_N)
     if num_clients == 0 or matrix_NN.shape != (num_clients, num_clients):
         what = "similarities" if label == "cosine" else "distances"
-        raise ValueError(f"figures: got {what} {matrix_NN.shape} and clusters {cluster_N.shape}.")
+        raise ValueError(
+            f"figures: got {what} {matrix_NN.shape} and clusters {cluster_N.shape}; the shapes must be [N, N] and [N], "
+            "with at least one client."
+        )
     order_N = np.argsort(cluster_N, kind="stable")
     figure, axes = new_figure(6.4, 5.4)
     image = axes.imshow(matrix_NN[np.ix_(order_N, order_N)], interpolation="nearest", **colours)
@@ -168,18 +170,18 @@ def _ordered(
 
 
 def history(assignment_TN: Array, rounds_T: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both as arrays, checked: ``[T, N]`` and ``[T]``, at least one round and one client."""
+    """Returns both as arrays ``[T, N]`` and ``[T]``, and checks that there is at least one round and one client."""
     assignment_TN, rounds_T = np.asarray(assignment_TN), np.asarray(rounds_T)
     if assignment_TN.ndim != 2 or 0 in assignment_TN.shape or rounds_T.shape != assignment_TN.shape[:1]:
         raise ValueError(
-            f"figures: got assignments {assignment_TN.shape} and rounds {rounds_T.shape}; needed are [T, N] and [T], "
-            "with at least one round and one client."
+            f"figures: got assignments {assignment_TN.shape} and rounds {rounds_T.shape}; the shapes must be [T, N] "
+            "and [T], with at least one round and one client."
         )
     return assignment_TN, rounds_T
 
 
 def cluster_colorbar(figure: "Figure", axes: "Axes", colours: "Colormap", edges_K1: NDArray[Any]) -> None:
-    """The colours of the clusters, with integer ticks that do not crowd each other."""
+    """Draws a bar with the colours of the clusters, and integer ticks that do not crowd each other."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
 
@@ -190,12 +192,12 @@ def cluster_colorbar(figure: "Figure", axes: "Axes", colours: "Colormap", edges_
 
 
 def _edges(rounds_T: NDArray[Any]) -> NDArray[Any]:
-    """The borders ``[T + 1]`` of columns that begin half a round before their round."""
+    """Returns the borders ``[T + 1]`` of columns that begin half a round before their round."""
     return np.append(rounds_T - 0.5, rounds_T[-1] + 0.5)
 
 
 def _draw_borders(axes: "Axes", blocks: list[tuple[int, float, float]]) -> None:
-    """A square around each block of a matrix, black on white: one of the two shows on any colour."""
+    """Draws a square around each block of a matrix in black on white, so that it is visible on any colour."""
     from matplotlib.patches import Rectangle
 
     for _, start, end in blocks:

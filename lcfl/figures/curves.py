@@ -1,4 +1,4 @@
-"""Methods over rounds and over bytes: pure functions from numbers to a matplotlib `Figure`."""
+"""The accuracy of methods over rounds and over bytes, drawn by pure functions from numbers to a matplotlib `Figure`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["accuracy_curves"]
 
-LEGEND_LETTERS = 12.5  # that fit into an inch under the picture
-MARKERS = ("", "o", "s", "^", "D")  # tell methods apart when the colours begin again
-NUM_MARKS = 10  # on a line
-MOST_LINES = 12  # in a panel with lines of several kinds of model
+LEGEND_LETTERS = 12.5  # letters that fit into an inch under the picture
+MARKERS = ("", "o", "s", "^", "D")  # these distinguish methods when the colours start over
+NUM_MARKS = 10  # markers on a line
+MOST_LINES = 12  # lines in a panel that shows several kinds of model
 
 Curve = Sequence[tuple[float, float]]
 
 
 class _Place(NamedTuple):
-    panel: str  # its title
+    panel: str  # the title of the panel
     style: str
     label: str
 
@@ -30,16 +30,16 @@ class _Place(NamedTuple):
 def accuracy_curves(
     curves: Mapping[str, Mapping[str, Sequence[Curve]]], x_label: str, title: str, baseline: float | None = None
 ) -> "Figure":
-    """The accuracy of each method, the mean over its seeds, in a band from the worst to the best seed.
+    """Draws the accuracy of each method as the mean over its seeds, in a band from the worst to the best seed.
 
-    A method has its colour, a kind of model its style of line or, where there are many lines, its panel.
+    Each method has a colour. Each kind of model has a line style or, if there are many lines, a panel.
 
     Args:
-        curves: for each kind of model and method one curve per seed, each a list of (x, accuracy from 0 to 1). Methods
-            with an empty curve are left out.
+        curves: one curve per seed for each kind of model and each method. A curve is a list of (x, accuracy from 0 to
+            1). Methods with an empty curve are left out.
         x_label: what x is.
-        title: of the picture.
-        baseline: an accuracy to draw as a dotted line: that of the majority class.
+        title: the title of the picture.
+        baseline: an accuracy to draw as a dotted line, that of the majority class.
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -64,8 +64,8 @@ def accuracy_curves(
         length = min(map(len, seeds))
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
         x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
-        again, number = divmod(methods.index(method), len(COLOURS))
-        colour, marker, every = COLOURS[number], MARKERS[again % len(MARKERS)], -(-length // NUM_MARKS)
+        repeat, number = divmod(methods.index(method), len(COLOURS))
+        colour, marker, every = COLOURS[number], MARKERS[repeat % len(MARKERS)], -(-length // NUM_MARKS)
         place = places[method, kind]
         axes = panels[place.panel]
         (line,) = axes.plot(x, acc.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
@@ -85,7 +85,7 @@ def accuracy_curves(
 
 
 def _places(keys: Sequence[tuple[str, str]], title: str) -> dict[tuple[str, str], _Place]:
-    """A line's place: few lines share a panel, a kind of model in its style; of many, each kind has a panel."""
+    """Returns the place of each line. Few lines share a panel, with a style per kind; else each kind has a panel."""
     kinds = list(dict.fromkeys(kind for _, kind in keys))
     if len(keys) > MOST_LINES and len(kinds) > 1:
         return {(method, kind): _Place(f"{title}, {kind}", LINE_STYLES[0], method) for method, kind in keys}

@@ -1,4 +1,4 @@
-"""Low-rank models on a map and how tight the clusters are: pure functions from arrays to a matplotlib `Figure`.
+"""Maps of low-rank models, and how tight clusters are, drawn by pure functions from arrays to a matplotlib `Figure`.
 
 Legend: N clients, D length of a code, K clusters, G true groups.
 """
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lcfl.figures.base import COLOURS, Array, cluster_colours, integer_ticks, new_figure
 
-if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+if TYPE_CHECKING:  # importing it takes half a second, and only a run that draws needs it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -20,10 +20,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def in_two_dimensions(code_ND: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Codes by direction on their two principal axes ``[N, 2]``, and the share of the variance of each ``[2]``.
+    """Returns the directions of codes on their two principal axes ``[N, 2]``, and each axis' share of variance ``[2]``.
 
-    Rows are scaled to length 1, since clusters are told apart by cosine. The sign of an axis is fixed by its
-    largest entry; an axis without any variance is zero.
+    Rows are scaled to length 1, because clusters are distinguished by cosine. The sign of an axis is fixed by its
+    largest entry. An axis without any variance is zero.
     """
     code_ND = np.asarray(code_ND, dtype=np.float64)
     length_N1 = np.linalg.norm(code_ND, axis=1, keepdims=True)
@@ -40,19 +40,21 @@ def in_two_dimensions(code_ND: Array) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def code_map(code_ND: Array, cluster_N: Array, groups_N: Array | None = None) -> "Figure":
-    """The clients' low-rank models in two dimensions, coloured by cluster and, beside it, by true group.
+    """Draws the clients' low-rank models in two dimensions, coloured by cluster and, in a second panel, by true group.
 
     Args:
         code_ND: low-rank models ``[N, D]``.
         cluster_N: the cluster of each client ``[N]``.
-        groups_N: the true group of each client ``[N]``, where it is known.
+        groups_N: the true group of each client ``[N]``, if it is known.
 
     Raises:
-        ValueError: if there is no client or the shapes do not fit together.
+        ValueError: if there is no client, or if the shapes do not fit together.
     """
     code_ND, cluster_N = np.asarray(code_ND), np.asarray(cluster_N)
     if code_ND.ndim != 2 or 0 in code_ND.shape or cluster_N.shape != code_ND.shape[:1]:
-        raise ValueError(f"figures: got codes {code_ND.shape} and clusters {cluster_N.shape}; needed are [N, D], [N].")
+        raise ValueError(
+            f"figures: got codes {code_ND.shape} and clusters {cluster_N.shape}; the shapes must be [N, D] and [N]."
+        )
     place_N2, share_2 = in_two_dimensions(code_ND)
     figure, axes = new_figure(5.6 if groups_N is None else 9.6, 4.8)
     _draw_places(axes, place_N2, share_2, cluster_N, "cluster")
@@ -67,18 +69,20 @@ def code_map(code_ND: Array, cluster_N: Array, groups_N: Array | None = None) ->
 
 
 def granularity_bars(ratio_K: Array, size_K: Array) -> "Figure":
-    """G of each cluster, Dist_intra / Dist_inter (FedAC Algorithm 3, line 4), and how many clients it has.
+    """Draws G of each cluster, Dist_intra / Dist_inter (FedAC Algorithm 3, line 4), and how many clients it has.
 
     Args:
-        ratio_K: G ``[K]``, nan where it is not defined.
-        size_K: members ``[K]``.
+        ratio_K: G ``[K]``, nan if it is not defined.
+        size_K: the number of members ``[K]``.
 
     Raises:
-        ValueError: if there is no cluster or the shapes do not fit together.
+        ValueError: if there is no cluster, or if the shapes do not fit together.
     """
     ratio_K, size_K = np.asarray(ratio_K), np.asarray(size_K)
     if ratio_K.ndim != 1 or not len(ratio_K) or ratio_K.shape != size_K.shape:
-        raise ValueError(f"figures: got ratios {ratio_K.shape} and sizes {size_K.shape}; needed are [K] and [K].")
+        raise ValueError(
+            f"figures: got ratios {ratio_K.shape} and sizes {size_K.shape}; the shapes must be [K] and [K]."
+        )
     figure, axes = new_figure(6.4, 3.6)
     colours, _ = cluster_colours(np.arange(len(ratio_K)))
     bars = axes.bar(range(len(ratio_K)), np.nan_to_num(ratio_K), color=colours(range(len(ratio_K))))
@@ -96,13 +100,13 @@ def granularity_bars(ratio_K: Array, size_K: Array) -> "Figure":
 def _draw_places(
     axes: "Axes", place_N2: NDArray[np.float64], share_2: NDArray[np.float64], label_N: NDArray[Any], name: str
 ) -> None:
-    """One marker and colour per label; the legend only where it can be read."""
+    """Draws one marker and colour per label, and a legend only if it is short enough to read."""
     present = np.unique(label_N)
     colours, _ = cluster_colours(label_N)
     for label in present:
-        here_N = label_N == label
+        labelled_N = label_N == label
         axes.scatter(
-            place_N2[here_N, 0], place_N2[here_N, 1], s=22, lw=0.3, edgecolors="white",
+            place_N2[labelled_N, 0], place_N2[labelled_N, 1], s=22, lw=0.3, edgecolors="white",
             color=colours(int(label)), marker=MARKERS[int(label) % len(MARKERS)], label=f"{label}",
         )  # fmt: skip
     axes.set_xlabel(f"first axis ({100 * share_2[0]:.0f} % of the variance)")

@@ -1,7 +1,7 @@
-"""Methods: `Method`, and the four parts that it puts together.
+"""Methods of federated learning: `Method` and the four parts that it combines.
 
-``local`` says what a client starts from and minimises, ``exchange`` what crosses the wire, ``clustering`` who belongs
-together, and ``aggregation`` how uploads become the server's models.
+``local`` defines what a client starts from and minimises, ``exchange`` what crosses the wire, ``clustering`` which
+clients belong together, and ``aggregation`` how uploads become the server's models.
 """
 
 from lcfl.methods.aggregation import (

@@ -1,4 +1,4 @@
-"""A method of federated learning: four parts, and nothing else."""
+"""A method of federated learning, composed of four parts."""
 
 import warnings
 from dataclasses import dataclass, field, replace
@@ -19,17 +19,17 @@ __all__ = ["Method"]
 
 @dataclass
 class Method:
-    """What a client does, what crosses the wire, how uploads are merged, and who belongs together.
+    """A method of federated learning: its local update, exchange, aggregation and clusterings.
 
     Args:
         local_update: what a client starts from and minimises.
-        exchange: what goes down and what comes up.
+        exchange: what the server sends down and what clients send up.
         aggregation: how uploads become the server's models.
-        clustering: callbacks that group the clients at the end of a round, in this order.
+        clustering: callbacks that group the clients at the end of a round, called in this order.
 
     Raises:
-        TypeError: for a part of another class.
-        ValueError: for parts that do not fit together.
+        TypeError: if a part has the wrong class.
+        ValueError: if the parts do not fit together.
     """
 
     local_update: LocalUpdate
@@ -49,23 +49,23 @@ class Method:
             missing = [name for name in part.reads if name not in exchange.returns]
             if missing:
                 raise ValueError(
-                    f"method: {_name(part)} reads {', '.join(missing)} in what clients upload, and "
-                    f"{_name(exchange)} uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that "
-                    f"uploads it: {', '.join(_exchanges_that('returns', missing)) or 'one of your own'}."
+                    f"method: {_name(part)} reads {', '.join(missing)} from the uploads, but {_name(exchange)} "
+                    f"uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that uploads it: "
+                    f"{', '.join(_exchanges_that('returns', missing)) or 'a custom one'}."
                 )
         unsent = [name for name in self.local_update.reads if name not in exchange.sends]
         if unsent:
             raise ValueError(
-                f"method: {_name(self.local_update)} reads {', '.join(unsent)} in what clients are sent, and "
+                f"method: {_name(self.local_update)} reads {', '.join(unsent)} from the downlink, but "
                 f"{_name(exchange)} sends {', '.join(exchange.sends) or 'nothing'}. Use an exchange that sends it: "
-                f"{', '.join(_exchanges_that('sends', unsent)) or 'one of your own'}."
+                f"{', '.join(_exchanges_that('sends', unsent)) or 'a custom one'}."
             )
-        found = self.local_update.provides
-        missing = [name for name in exchange.extras if name not in found]
+        provided = self.local_update.provides
+        missing = [name for name in exchange.extras if name not in provided]
         if missing:
             raise ValueError(
-                f"method: {_name(exchange)} sends {', '.join(missing)}, and {_name(self.local_update)} finds "
-                f"{', '.join(found) or 'nothing'} beside the model. Use the local update that goes with it."
+                f"method: {_name(exchange)} uploads {', '.join(missing)}, but {_name(self.local_update)} provides "
+                f"{', '.join(provided) or 'nothing'} in addition to the model. Use a local update that provides it."
             )
         for model_kind in exchange.models:
             exchange.evaluation_update(model_kind, self.local_update)
@@ -73,19 +73,19 @@ class Method:
         if aggregation.over_stored and not stores:
             raise ValueError(
                 f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep the model that "
-                f"they upload; {_name(exchange)} keeps none. Set over and embedding_over to participants, or use "
+                f"they upload, but {_name(exchange)} keeps none. Set over and embedding_over to participants, or use "
                 "CentreAndEmbedding."
             )
         for clustering in self.clustering:
             if clustering.uses_stored and not stores:
                 raise ValueError(
-                    f"method: {_name(clustering)} looks at stored models, and {_name(exchange)} keeps none. Use "
+                    f"method: {_name(clustering)} uses stored models, but {_name(exchange)} keeps none. Use "
                     "ClusterModel with keeps_model: true, or CentreAndEmbedding."
                 )
             if clustering.needs_centres and not aggregation.keeps_centres:
                 raise ValueError(
-                    f"method: {_name(clustering)} needs a centre for every cluster, and {_name(aggregation)} makes one "
-                    "model for all. Use ClusterMean, or clustering: []."
+                    f"method: {_name(clustering)} needs a centre for every cluster, but {_name(aggregation)} makes one "
+                    "model for all clients. Use ClusterMean, or set clustering: []."
                 )
 
         self._check_transforms()
@@ -95,26 +95,27 @@ class Method:
         unknown = [name for name in returns if name not in NAMES]
         if transforms and not self.exchange.uploads_whole:
             raise ValueError(
-                f"method.exchange: transforms work on uploads of whole trained models; {_name(self.exchange)} uploads "
-                "a part of one, or another. Set transforms: []."
+                "method.exchange: transforms work only on uploads of whole trained models; "
+                f"{_name(self.exchange)} uploads a part of the trained model, or a different model. Set transforms: []."
             )
         if transforms and unknown:
             raise ValueError(
-                f"method.exchange: transforms work on uploads of {', '.join(NAMES)}; {_name(self.exchange)} uploads "
-                f"{', '.join(unknown)}. Set transforms: []."
+                f"method.exchange: transforms work only on uploads of {', '.join(NAMES)}; {_name(self.exchange)} "
+                f"uploads {', '.join(unknown)}. Set transforms: []."
             )
         if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
             raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
         if transforms and not returns:
             warnings.warn(
-                f"method.exchange: transforms have no effect: {_name(self.exchange)} uploads nothing.", stacklevel=4
+                f"method.exchange: transforms have no effect, because {_name(self.exchange)} uploads nothing.",
+                stacklevel=4,
             )
 
     def calibrated(self, releases: Releases) -> "Method":
-        """The same with transforms of uploads whose settings follow from the length of the run.
+        """Returns the method with upload transforms whose settings follow from the length of the run.
 
         Raises:
-            ValueError: where noise is to reach an epsilon that this method's clusterings leave unknown.
+            ValueError: if noise should reach an epsilon, but this method's clusterings make the epsilon unknown.
         """
         if not self.exchange.transforms:
             return self
@@ -122,39 +123,41 @@ class Method:
         return replace(self, exchange=self.exchange.calibrated(self._with_warmup_rounds(releases)))
 
     def guarantee(self, releases: Releases) -> Guarantee | None:
-        """What noise on uploads guarantees after these training rounds, warm-up rounds included; None for nothing."""
-        if self._beside_the_noise(releases.num_clients):
+        """Returns what noise on uploads guarantees after these training rounds and the warm-up rounds, or None."""
+        if self._reason_for_no_guarantee(releases.num_clients):
             return None
         return self.exchange.guarantee(self._with_warmup_rounds(releases))
 
     def _check_noise(self, num_clients: int) -> None:
-        noises = [each for each in self.exchange.transforms if isinstance(each, GaussianNoise) and each.clip]
-        reason = self._beside_the_noise(num_clients)
+        noises = [noise for noise in self.exchange.transforms if isinstance(noise, GaussianNoise) and noise.clip]
+        reason = self._reason_for_no_guarantee(num_clients)
         if not noises or not reason:
             return
         if any(noise.epsilon is not None for noise in noises):
-            raise ValueError(f"method.exchange: GaussianNoise cannot promise an epsilon: {reason}. Give sigma instead.")
-        warnings.warn(f"method.exchange: GaussianNoise gives no privacy guarantee: {reason}.", stacklevel=3)
+            raise ValueError(
+                f"method.exchange: GaussianNoise cannot guarantee an epsilon, because {reason}. Set sigma instead."
+            )
+        warnings.warn(f"method.exchange: GaussianNoise gives no privacy guarantee, because {reason}.", stacklevel=3)
 
-    def _beside_the_noise(self, num_clients: int) -> str:
-        """Why noise on uploads does not bound what clients give away, empty where it does."""
+    def _reason_for_no_guarantee(self, num_clients: int) -> str:
+        """Returns why noise on uploads does not bound what clients reveal; empty if it does."""
         for clustering in self.clustering:
             if any(extra.exchange is not None for extra in clustering.warmup_rounds(num_clients)):
-                return f"what clients send in the warm-up round of {_name(clustering)} goes without noise"
+                return f"uploads in the warm-up round of {_name(clustering)} have no noise"
             if clustering.has_extra_rounds:
-                return f"nobody knows how many rounds {_name(clustering)} will add"
+                return f"the number of rounds that {_name(clustering)} adds is unknown"
         return ""
 
     def _with_warmup_rounds(self, releases: Releases) -> Releases:
         return replace(releases, warmup_rounds=len(self.warmup_rounds(releases.num_clients)))
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
-        """The warm-up rounds that its clusterings need."""
+        """Returns the warm-up rounds that the clusterings need."""
         return [extra for clustering in self.clustering for extra in clustering.warmup_rounds(num_clients)]
 
     @property
     def is_clustered(self) -> bool:
-        """Whether the method groups its clients at all."""
+        """Whether the method has a clustering."""
         return bool(self.clustering)
 
 
@@ -163,7 +166,7 @@ def _name(part: object) -> str:
 
 
 def _exchanges_that(attribute: Literal["sends", "returns"], names: list[str]) -> list[str]:
-    """Of lcfl's, the classes whose downlinks or uploads have all of these."""
+    """Returns the names of lcfl's concrete exchanges whose downlinks or uploads contain all these names."""
     kinds = [kind for name in exchanges.__all__ if isinstance(kind := getattr(exchanges, name), type)]
-    made = [kind for kind in kinds if issubclass(kind, Exchange) and not isabstract(kind)]
-    return [kind.__name__ for kind in made if set(names) <= set(getattr(kind, attribute))]
+    concrete = [kind for kind in kinds if issubclass(kind, Exchange) and not isabstract(kind)]
+    return [kind.__name__ for kind in concrete if set(names) <= set(getattr(kind, attribute))]

@@ -1,4 +1,4 @@
-"""The LightningModule, networks, how they are split into embedding and decision, and their flat vectors."""
+"""Networks, their split into embedding and decision head, their flat vectors, and the LightningModule."""
 
 from lcfl.models.cnn import CNN
 from lcfl.models.layout import Layout

@@ -1,4 +1,4 @@
-"""Convolutions with pooling, then fully connected layers: the family of small networks that papers compare on."""
+"""A family of small networks on which papers compare methods: convolutions with pooling and fully connected layers."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ __all__ = ["CNN"]
 
 
 class CNN(SplitNetwork):
-    """Blocks of convolution, ReLU and 2 x 2 max pooling, then fully connected layers with ReLU.
+    """Blocks of convolution, ReLU and 2 x 2 max pooling, followed by fully connected layers with ReLU.
 
-    The last fully connected layer is the decision h, all before it the embedding phi; with the cut
-    ``embedding.fc1`` the convolutions alone are phi (reading A28). The defaults have 4,778,954 parameters
-    with 10 classes (4,773,824 of them in phi) and 4,825,124 with 100. They are inferred: FedAC says two
-    convolutions, three fully connected layers and more than 4,700,000 parameters, LCFed more than
-    4,800,000, and of the networks of that shape whose widths are powers of two this is one of few that fit
-    both, the first with CIFAR-10 and the second with CIFAR-100.
+    The last fully connected layer is the decision head h, and all layers before it are the embedding phi. With the cut
+    ``embedding.fc1``, phi consists of the convolutions alone (reading A28). With the defaults, the network has
+    4,778,954 parameters for 10 classes (4,773,824 in phi) and 4,825,124 for 100. The defaults are inferred. FedAC
+    reports two convolutions, three fully connected layers and more than 4,700,000 parameters, and LCFed reports more
+    than 4,800,000. Among the networks of that shape whose widths are powers of two, this is one of few that fit both
+    papers, the first with CIFAR-10 and the second with CIFAR-100.
 
-    Other widths give other papers' networks, with as many parameters as theirs:
+    Other widths give the networks of other papers, with the same numbers of parameters:
 
     ======================  ========  ======  =======  ==========  =========
     network                 channels  kernel  padding  hidden      P
@@ -34,22 +34,23 @@ class CNN(SplitNetwork):
     FL-bench's LeNet5       6, 16     5       0        120, 84     62,050
     ======================  ========  ======  =======  ==========  =========
 
-    IFCA's pools over 3 x 3 pixels and normalises local responses, which this class does not; FL-bench's has
-    `batch_norm`. PACFL's has 100 classes, CFL's 62 and grey images of 28 pixels, all others are CIFAR-10's.
+    IFCA's network pools over 3 x 3 pixels and normalises local responses, which this class does not do. FL-bench's
+    network uses `batch_norm`. PACFL's has 100 classes. CFL's has 62 classes and takes grey images of 28 pixels. All
+    others are for CIFAR-10.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image, in pixels.
         num_classes: number of classes.
-        channels: output channels of each convolution.
+        channels: number of output channels of each convolution.
         kernel_size: height and width of each convolution's kernel.
-        padding: of each convolution, in pixels.
-        hidden: widths of the fully connected layers before the decision, may be empty.
-        batch_norm: put a BatchNorm before each ReLU of a convolution. Its running statistics travel with the
-            model and are averaged like parameters.
+        padding: padding of each convolution, in pixels.
+        hidden: widths of the fully connected layers before the decision head; may be empty.
+        batch_norm: whether to put a BatchNorm between each convolution and its ReLU. Its running statistics travel
+            with the model and are averaged like parameters.
 
     Raises:
-        ValueError: if the images are too small for so many convolutions.
+        ValueError: if the images are too small for the number of convolutions.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""LeNet-5 as the federated-learning literature uses it: ReLU, max pooling, no padding by default."""
+"""LeNet-5 as the federated-learning literature uses it: with ReLU and max pooling, and by default without padding."""
 
 from collections import OrderedDict
 
@@ -12,21 +12,25 @@ __all__ = ["LeNet5"]
 class LeNet5(SplitNetwork):
     """conv 6 k5 - pool - conv 16 k5 - pool - fc 120 - fc 84 - fc `num_classes`.
 
-    The last fully connected layer is the decision h, all before it the embedding phi (LCFed section
-    IV-A). 62,006 parameters for 32-pixel colour images with 10 classes (61,156 of them in phi); 44,426
-    for 28-pixel grey images (43,576), or 61,706 (60,856) with `padding` 2 in the first convolution.
+    The last fully connected layer is the decision head h, and all layers before it are the embedding phi (LCFed section
+    IV-A). The network has 62,006 parameters (61,156 in phi) for colour images of 32 pixels with 10 classes. For grey
+    images of 28 pixels it has 44,426 (43,576 in phi), or 61,706 (60,856 in phi) with `padding` 2 in the first
+    convolution.
 
     Args:
-        in_channels: channels of an image.
-        image_size: height and width of an image, in pixels; at least 16.
+        in_channels: number of channels of an image.
+        image_size: height and width of an image, in pixels; at least 16 together with both paddings.
         num_classes: number of classes.
-        padding: of the first convolution, in pixels.
+        padding: padding of the first convolution, in pixels.
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10, padding: int = 0) -> None:
         side = ((image_size + 2 * padding - 4) // 2 - 4) // 2
         if side < 1:
-            raise ValueError(f"LeNet5: image_size {image_size} with padding {padding} leaves no pixel; at least 16.")
+            raise ValueError(
+                f"LeNet5: image_size {image_size} with padding {padding} leaves no pixel; use at least "
+                f"{16 - 2 * padding}."
+            )
         embedding = nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(in_channels, 6, kernel_size=5, padding=padding),

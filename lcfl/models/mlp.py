@@ -12,10 +12,10 @@ __all__ = ["MLP"]
 
 
 class MLP(SplitNetwork):
-    """Fully connected layers with ReLU; inputs are flattened, the last layer is the decision.
+    """Fully connected layers with ReLU. Inputs are flattened, and the last layer is the decision head.
 
     Args:
-        in_features: numbers per input, e.g. 64 for an 8 x 8 image.
+        in_features: how many numbers an input has, e.g. 64 for an 8 x 8 image.
         hidden: widths of the hidden layers; an empty list gives logistic regression without an embedding.
         num_classes: number of classes.
     """

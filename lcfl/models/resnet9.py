@@ -12,22 +12,22 @@ NUM_GROUPS = 32
 
 
 class ResNet9(SplitNetwork):
-    """Eight convolutions, two shortcuts and one fully connected layer, which is the decision h.
+    """Eight convolutions, two shortcuts and one fully connected layer, which is the decision head h.
 
     conv 64 - conv 128, pool - residual 2 x 128 - conv 256, pool - conv 512, pool - residual 2 x 512 - max pool
-    over what is left - fc. Every convolution is 3 x 3 with bias, followed by GroupNorm of 32 groups and ReLU, as
-    in PACFL's code, so FedClust's for CIFAR-100. 6,621,540 parameters with 100 classes (6,570,240 of them in
-    phi), 6,575,370 with 10.
+    over the remaining pixels - fc. Every convolution is 3 x 3 with bias and is followed by GroupNorm of 32 groups and
+    ReLU, as in PACFL's code, and so in FedClust's for CIFAR-100. The network has 6,621,540 parameters with 100 classes
+    (6,570,240 in phi) and 6,575,370 with 10.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image, in pixels; at least 8.
         num_classes: number of classes.
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10) -> None:
         if image_size < 8:
-            raise ValueError(f"ResNet9: image_size {image_size} is too small for three poolings; at least 8.")
+            raise ValueError(f"ResNet9: image_size {image_size} is too small for three pooling layers; use at least 8.")
         embedding = nn.Sequential(
             OrderedDict(
                 conv1=_block(in_channels, 64),
@@ -44,7 +44,7 @@ class ResNet9(SplitNetwork):
 
 
 class _Residual(nn.Module):
-    """x + block(block(x))."""
+    """A residual connection, x + block(block(x))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The split w = (phi, h) of a network into embedding and decision."""
+"""The split w = (phi, h) of a network into embedding and decision head."""
 
 from typing import Protocol
 
@@ -8,15 +8,15 @@ __all__ = ["NetworkFactory", "SplitNetwork", "split"]
 
 
 class NetworkFactory(Protocol):
-    """Anything that makes a new network when called: a class, a function, a ``functools.partial``."""
+    """Anything that makes a new network when called: a class, a function, or a ``functools.partial``."""
 
     def __call__(self) -> nn.Module:
-        """A newly initialised network."""
+        """Returns a newly initialised network."""
         ...
 
 
 class SplitNetwork(nn.Module):
-    """A pair of modules, applied one after the other: ``decision(embedding(x))``."""
+    """A pair of modules that are applied one after the other: ``decision(embedding(x))``."""
 
     def __init__(self, embedding: nn.Module, decision: nn.Module) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class SplitNetwork(nn.Module):
         self.decision = decision
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores of a batch."""
+        """Returns the class scores of a batch."""
         scores: Tensor = self.decision(self.embedding(inputs))
         return scores
 
 
 def split(embedding: NetworkFactory, decision: NetworkFactory) -> SplitNetwork:
-    """Makes a `SplitNetwork` out of two factories: the form to name in a YAML file.
+    """Makes a `SplitNetwork` from two factories. This is the function to name in a YAML file.
 
-    There each of the two is a class with its ``init_args``, and each call gives new modules.
+    In the file, each factory is a class with its ``init_args``, and each call of it makes a new module.
     """
     return SplitNetwork(embedding(), decision())

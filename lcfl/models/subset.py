@@ -1,6 +1,6 @@
-"""Some layers' places in a network's flat vector.
+"""The positions of some layers in a network's flat vector.
 
-Legend: P parameters and Q buffer entries in a model's flat vector, S of them in a part.
+Legend: P parameters and Q buffer entries in a model's flat vector, S numbers in a subset.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,27 +16,27 @@ __all__ = ["ParameterSubset", "embedding_subset", "layer_names", "layer_subset"]
 
 @dataclass(frozen=True)
 class ParameterSubset:
-    """Places in a flat vector ``[P + Q]``, ascending and apart."""
+    """Slices of a flat vector ``[P + Q]``, in ascending order and without overlap."""
 
     slices: tuple[slice, ...]
 
     @property
     def size(self) -> int:
-        """S: how many numbers it holds."""
+        """S, the number of entries that it covers."""
         return sum(place.stop - place.start for place in self.slices)
 
     def take(self, vector: Tensor) -> Tensor:
-        """A copy of the part ``[S]`` of a vector ``[P + Q]``."""
+        """Returns a copy of the subset ``[S]`` of a vector ``[P + Q]``."""
         return torch.cat([vector[place] for place in self.slices]) if self.slices else vector.new_empty(0)
 
     def put(self, values: Tensor, vector: Tensor) -> Tensor:
-        """A copy of `vector` ``[P + Q]`` with `values` ``[S]`` in this part.
+        """Returns a copy of `vector` ``[P + Q]`` with `values` ``[S]`` in this subset.
 
         Raises:
-            ValueError: if there are more or fewer values than places.
+            ValueError: if there are more or fewer values than the subset has entries.
         """
         if len(values) != self.size:
-            raise ValueError(f"a part of {self.size} numbers was given {len(values)}.")
+            raise ValueError(f"got {len(values)} values for a subset of {self.size} entries.")
         result, offset = vector.clone(), 0
         for place in self.slices:
             result[place] = values[offset : offset + place.stop - place.start]
@@ -45,12 +45,12 @@ class ParameterSubset:
 
 
 def layer_names(layout: Layout) -> list[str]:
-    """The layers that have parameters of their own, in the network's order."""
+    """Returns the names of the layers that hold parameters directly, in the network's order."""
     return list(dict.fromkeys(_layer(name) for name, _ in layout.parameters))
 
 
 def embedding_subset(layout: Layout) -> ParameterSubset:
-    """The embedding phi: its parameters, and the buffers of layers that have parameters in it."""
+    """Returns the embedding phi: its parameters, and the buffers of layers that have parameters in it."""
     names, offset = set(), 0
     for name, shape in layout.parameters:
         if offset < layout.num_embedding:
@@ -61,17 +61,17 @@ def embedding_subset(layout: Layout) -> ParameterSubset:
 
 
 def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool = True) -> ParameterSubset:
-    """So many of the last layers with parameters, or the named ones, each with all that is inside it.
+    """Returns the last layers with parameters, or the named layers, each with everything inside it.
 
-    A layer without parameters goes with a name that covers it, or where all layers are asked for.
+    A layer without parameters is included if a name covers it or if all layers are requested.
 
     Args:
-        layout: of the network.
-        layers: how many, or names.
-        with_buffers: take the layers' buffers, too.
+        layout: the layout of the network.
+        layers: the number of last layers, or the names of layers.
+        with_buffers: whether to include the layers' buffers.
 
     Raises:
-        ValueError: for a name that no layer has, or more layers than there are.
+        ValueError: for a name that no layer has, or for more layers than the network has.
     """
     if not with_buffers:
         layout = layout.split_buffers()[0]

@@ -17,17 +17,17 @@ class VGG16(SplitNetwork):
     """Thirteen 3 x 3 convolutions in five blocks with pooling, and three fully connected layers.
 
     Layers are numbered as in FedClust's Fig. 1: ``embedding.conv1`` to ``conv13``, ``embedding.fc14``,
-    ``embedding.fc15``, and the sixteenth, the decision. With two hidden layers of 512, usual for images of 32
-    pixels (the paper gives no widths), 15,245,130 parameters with 10 classes, 15,240,000 of them in phi.
-    torchvision's own, of which 119 of 134 million parameters lie in fully connected layers, can be named
-    instead: ``torchvision.models.vgg16``, with `model.cut` ``classifier.6`` (its last layer) or ``classifier``.
+    ``embedding.fc15``, and the sixteenth layer, the decision head. Two hidden layers of width 512 are usual for images
+    of 32 pixels (the paper gives no widths). With them and 10 classes, the network has 15,245,130 parameters,
+    15,240,000 in phi. In torchvision's VGG-16, 119 of 134 million parameters lie in fully connected layers. To use it
+    instead, name ``torchvision.models.vgg16`` with `model.cut` ``classifier.6`` (its last layer) or ``classifier``.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image, in pixels; at least 32.
         num_classes: number of classes.
-        hidden: widths of the fully connected layers before the decision.
-        dropout: probability with which each of their outputs is set to zero in training.
+        hidden: widths of the fully connected layers before the decision head.
+        dropout: probability with which each output of these layers is set to zero in training.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class VGG16(SplitNetwork):
     ) -> None:
         side = image_size // 2 ** len(BLOCKS)
         if side < 1:
-            raise ValueError(f"VGG16: image_size {image_size} is too small for five poolings; at least 32.")
+            raise ValueError(f"VGG16: image_size {image_size} is too small for five pooling layers; use at least 32.")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         number, channels = 0, in_channels
         for block, widths in enumerate(BLOCKS, start=1):
@@ -60,7 +60,7 @@ class VGG16(SplitNetwork):
 
 
 def _he(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    """Drawn as He et al. do for ReLU: by torch's default, signals die away in so deep a network without norms."""
+    """Draws weights as He et al. do for ReLU. With torch's default, signals fade in so deep a network without norms."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -1,1 +1,1 @@
-"""A run on disk: its directory, metrics, checkpoints and results."""
+"""The files of a run: its directory, metrics, checkpoints and results."""

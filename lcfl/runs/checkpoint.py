@@ -1,8 +1,9 @@
-"""Checkpoints: directories that are written whole, checked when read, and share unchanged clients.
+"""Writes and reads checkpoints. A checkpoint is a directory that is complete or absent and is checked when it is read.
 
-``round-000010.ckpt/`` holds the state after 10 rounds: ``state.pt``, the clients' states in shards
-whose names carry their hash, and ``manifest.json`` with the SHA-256 of every part. A checkpoint is
-written under another name, synced and renamed, so it is whole or absent (`lcfl.core.files.temporary_directory`).
+The directory ``round-000010.ckpt/`` holds the state after 10 rounds. It contains ``state.pt``, the clients' states in
+shards whose names include their hash, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share the
+shards of clients that have not changed. A checkpoint is written under a temporary name, synced and then renamed, so it
+is complete or absent (`lcfl.core.files.temporary_directory`).
 """
 
 import hashlib
@@ -36,17 +37,23 @@ __all__ = [
 ]
 
 SCHEMA = 3
-READABLE = (2, 3)  # 2: lcfl 0.1.0
+READABLE = (2, 3)  # lcfl 0.1.0 wrote schema 2
 NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged, of another schema or of another configuration."""
+    """Raised if a checkpoint is missing or damaged, or if its schema or its configuration is a different one."""
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was read: the state, and the manifest's identity of its configuration."""
+    """The content of a checkpoint.
+
+    Attributes:
+        path: the directory of the checkpoint.
+        state: the state of the federation.
+        identity: the identity of its configuration, from the manifest.
+    """
 
     path: Path
     state: FederationState
@@ -54,15 +61,18 @@ class LoadedCheckpoint:
 
 
 def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Path:
-    """Writes ``folder/round-<n>.ckpt`` and returns its path; killed at any moment, it is whole or absent.
+    """Writes ``folder/round-<n>.ckpt`` and returns its path.
+
+    The checkpoint is complete or absent, even if the process is killed while it writes.
 
     Args:
-        folder: of the run's checkpoints.
-        state: after n complete rounds; negative while warm-up rounds are due.
-        identity: plain values by name: what must be equal when the checkpoint is resumed.
+        folder: the folder of the run's checkpoints.
+        state: the state after n complete rounds; n is negative as long as warm-up rounds are due.
+        identity: plain values by name, which must be equal when the checkpoint is resumed.
 
     Raises:
-        ValueError: if the state, or that of a callback, holds what could not be read back; nothing is written then.
+        ValueError: if the state of the federation or of a callback holds a value that could not be read back. Nothing
+            is written then.
     """
     server = _server(state)
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,18 +96,19 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
 
 
 def path_of(folder: Path, number: int) -> Path:
-    """Where the checkpoint after `number` rounds lies."""
+    """Returns the path of the checkpoint after `number` rounds."""
     return folder / f"round-{number:06d}.ckpt"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own digest.
+    """Returns the manifest of a checkpoint after it has checked it against the digest inside.
 
     Raises:
-        CheckpointError: if there is none, it is damaged, or its schema is not this version's.
+        CheckpointError: if there is no checkpoint, if the manifest is damaged, or if this version cannot read its
+            schema.
     """
-    is_one = NAME.fullmatch(path.name) or (path / "manifest.json").is_file()
-    if not path.is_dir() or not is_one:
+    is_checkpoint = NAME.fullmatch(path.name) or (path / "manifest.json").is_file()
+    if not path.is_dir() or not is_checkpoint:
         raise CheckpointError(
             f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
         )
@@ -110,21 +121,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged: manifest.json does not match its digest.")
     if manifest["schema"] not in READABLE:
         raise CheckpointError(
-            f"{path}: has schema {manifest['schema']} (lcfl {manifest['lcfl']}); this is lcfl {lcfl.__version__}, "
+            f"{path} has schema {manifest['schema']} (lcfl {manifest['lcfl']}); this is lcfl {lcfl.__version__}, "
             f"which reads schemas {' and '.join(map(str, READABLE))}."
         )
     return manifest
 
 
 def read(path: Path, store_folder: Path | None = None) -> LoadedCheckpoint:
-    """Reads and checks a checkpoint. Only tensors and plain values are ever unpickled.
+    """Reads and checks a checkpoint. Unpickles nothing but tensors and plain values.
 
     Args:
-        path: of the checkpoint.
-        store_folder: where the clients' vectors are to live in memory-mapped files; None: in memory.
+        path: the directory of the checkpoint.
+        store_folder: the folder of the memory-mapped files that hold the clients' vectors; None keeps the vectors in
+            memory.
 
     Raises:
-        CheckpointError: if it is missing, damaged or of another schema.
+        CheckpointError: if the checkpoint is missing or damaged, or if its schema is a different one.
     """
     manifest = read_manifest(path)
     parts = checked_parts(path, manifest)
@@ -147,14 +159,22 @@ def read(path: Path, store_folder: Path | None = None) -> LoadedCheckpoint:
 
 
 def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Name and content of each part, ``state.pt`` first; one at a time, since all may not fit into memory."""
+    """Yields the name and the content of each part, ``state.pt`` first.
+
+    Reads one part at a time, because all parts together may not fit into memory.
+
+    Raises:
+        CheckpointError: if a part is missing or damaged, or if it holds more than tensors and plain values.
+    """
     for name, digest in manifest["sha256"].items():
         try:
             content = (path / name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
         if hashlib.sha256(content).hexdigest() != digest:
-            raise CheckpointError(f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier one.")
+            raise CheckpointError(
+                f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier checkpoint."
+            )
         try:
             part = deserialized(content)
         except Exception as error:
@@ -166,11 +186,11 @@ def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, A
 
 
 def _server(state: FederationState) -> dict[str, Any]:
-    """The content of ``state.pt`` that does not depend on the shards: everything but the clients' states."""
+    """Returns the content of ``state.pt`` that does not depend on the shards, which is all but the clients' states."""
     names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks")]
     store = state.clients
     return {name: plain_copy(getattr(state, name), f"state.{name}") for name in names} | {
-        "callbacks": {key: plain_copy(kept, f"{key}.state_dict()") for key, kept in state.callbacks.items()},
+        "callbacks": {key: plain_copy(value, f"{key}.state_dict()") for key, value in state.callbacks.items()},
         "keeps_model": store.blank.model is not None,
         "buffers": store.blank.buffers,
         "sums": None if store.sums is None else vars(store.sums),

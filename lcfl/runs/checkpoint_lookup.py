@@ -1,4 +1,4 @@
-"""Which checkpoint is meant by ``last``, ``best``, a name or a path; and removing those that are not needed."""
+"""Finds the checkpoint that ``last``, ``best``, a name or a path stands for, and removes checkpoints."""
 
 import json
 import shutil
@@ -13,36 +13,44 @@ __all__ = ["drop_after", "find", "newest", "of_run", "remove"]
 
 
 def find(ckpt_path: str, root: Path, name: str) -> Path:
-    """The checkpoint that ``--ckpt_path`` means.
+    """Returns the path of the checkpoint that ``--ckpt_path`` stands for.
+
+    Of a checkpoint that is given by its path, only the manifest is read.
 
     Args:
-        ckpt_path: a checkpoint's directory; a run's, for its newest; ``last``, the newest whole one among
-            the versions of that name; or ``best``, the one that the newest run's monitor chose.
-        root: ``trainer.default_root_dir``.
-        name: ``trainer.name``.
+        ckpt_path: the directory of a checkpoint; a run directory, which stands for its newest checkpoint; ``last``, the
+            newest complete checkpoint among all versions of that name; or ``best``, the checkpoint that the monitor of
+            the newest run chose.
+        root: the option ``trainer.default_root_dir``.
+        name: the option ``trainer.name``.
 
     Raises:
-        CheckpointError: if there is none; says where it looked. Of a path only the manifest is read.
+        CheckpointError: if there is no such checkpoint. The message lists the places that were searched.
     """
     if ckpt_path not in ("last", "best"):
         path = Path(ckpt_path)
-        found = newest([path]) if (path / "checkpoints").is_dir() else path
+        checkpoint = newest([path]) if (path / "checkpoints").is_dir() else path
     else:
         runs = run_versions(root, name)
         if not runs:
             raise CheckpointError(
-                f"--ckpt_path {ckpt_path}: there is no run of that name: no {root / name}/version_<n>."
+                f"--ckpt_path {ckpt_path}: there is no run of that name, as no {root / name}/version_<n> exists."
             )
-        found = newest(runs) if ckpt_path == "last" else _best(runs)
-    read_manifest(found)
-    return found
+        checkpoint = newest(runs) if ckpt_path == "last" else _best(runs)
+    read_manifest(checkpoint)
+    return checkpoint
 
 
 def of_run(run: Path, ckpt_path: str | Path) -> Path:
-    """The checkpoint of a run directory that is meant: ``last``, the newest; ``best``; its name; or its path.
+    """Returns the path of a checkpoint of a run.
+
+    Args:
+        run: the run directory.
+        ckpt_path: ``last``, the newest checkpoint; ``best``, the one that the run's monitor chose; the name of a
+            checkpoint; or its path.
 
     Raises:
-        CheckpointError: if there is none, or it is another run's.
+        CheckpointError: if there is no such checkpoint, or if it belongs to another run.
     """
     if ckpt_path == "last":
         return newest([run])
@@ -52,12 +60,14 @@ def of_run(run: Path, ckpt_path: str | Path) -> Path:
     if path.name == str(path):
         path = folder / path
     if path.resolve().parent != folder.resolve():
-        raise CheckpointError(f"{path} is no checkpoint of {run}: give the name of one in {folder}, last or best.")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of {run}. Give the name of a checkpoint in {folder}, last or best."
+        )
     return path
 
 
 def newest(runs: Sequence[Path]) -> Path:
-    """The checkpoint of these run directories that was written last and is whole.
+    """Returns the newest complete checkpoint of these run directories.
 
     Raises:
         CheckpointError: if there is none.
@@ -67,16 +77,16 @@ def newest(runs: Sequence[Path]) -> Path:
         try:
             candidates.append((read_manifest(path)["created"], path))
         except CheckpointError as error:
-            warnings.warn(f"passed over: {error}", stacklevel=2)
+            warnings.warn(f"skipped: {error}", stacklevel=2)
     for _, path in sorted(candidates, reverse=True):
         if _is_whole(path):
             return path
-    looked = ", ".join(str(run / "checkpoints") for run in runs)
-    raise CheckpointError(f"there is no whole checkpoint; looked in {looked}.")
+    folders = ", ".join(str(run / "checkpoints") for run in runs)
+    raise CheckpointError(f"there is no complete checkpoint in {folders}.")
 
 
 def drop_after(folder: Path, number: int) -> None:
-    """Removes the checkpoints of rounds after `number`: a run that goes on from there has abandoned them."""
+    """Removes the checkpoints of rounds after `number`, which a run that resumes from there has abandoned."""
     if not folder.is_dir():
         return
     for path in list(folder.iterdir()):
@@ -89,7 +99,10 @@ def drop_after(folder: Path, number: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint; killed at any moment, there is none left under its name or a whole one."""
+    """Removes a checkpoint.
+
+    Its name refers to a complete checkpoint or to nothing, even if the process is killed at any moment.
+    """
     doomed = path.rename(path.with_name(f".{path.name}.old"))
     shutil.rmtree(doomed)
 
@@ -99,9 +112,9 @@ def _best(runs: Sequence[Path]) -> Path:
         choice = run / "checkpoints" / "best.json"
         if choice.is_file():
             return choice.parent / str(json.loads(choice.read_text())["checkpoint"])
-    looked = ", ".join(str(run) for run in runs)
+    folders = ", ".join(str(run) for run in runs)
     raise CheckpointError(
-        f"there is no best checkpoint: no Checkpoint callback with a monitor has chosen one in {looked}."
+        f"there is no best checkpoint, as no Checkpoint callback with a monitor has chosen one in {folders}."
     )
 
 
@@ -110,6 +123,6 @@ def _is_whole(path: Path) -> bool:
         for _ in checked_parts(path, read_manifest(path)):
             pass
     except CheckpointError as error:
-        warnings.warn(f"passed over: {error}", stacklevel=2)
+        warnings.warn(f"skipped: {error}", stacklevel=2)
         return False
     return True

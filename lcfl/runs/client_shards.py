@@ -1,9 +1,9 @@
-"""The clients' states in a checkpoint: written in shards, which checkpoints share by hard links.
+"""Writes and reads the clients' states of a checkpoint, in shards that checkpoints share by hard links.
 
-A checkpoint writes the states of the clients that have changed since the one before it into new shards and links the
-old ones. States in a shard that are out of date are passed over, and a shard of which less than half is still current
-is written anew. So a checkpoint costs what has changed, at most twice that on average, and takes at most twice the
-room.
+A checkpoint writes the states that have changed since the previous checkpoint into new shards and links the old shards.
+Outdated states in a shard are ignored. If less than half of a shard is still current, its current states are written
+again. The bytes written for a checkpoint are therefore on average at most twice the changed bytes, and its size on disk
+is at most twice the size of all states.
 """
 
 import functools
@@ -27,9 +27,9 @@ SHARD_BYTES = 8 * 2**20
 
 
 def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> list[CheckpointShard]:
-    """Links the shards that are still of use from `earlier` checkpoints, and writes new ones of all other states."""
+    """Links the shards of `earlier` checkpoints that are still useful and writes all other states into new shards."""
     for shard in store.shards:
-        # It is not read again; one that somebody has touched since is written anew.
+        # The shard is not read again to compare it. If its file has been touched, its states are written again.
         untouched = functools.partial(_is_untouched, stamp=shard.stamp)
         if not (shard.is_half_current and _linked(folder / shard.name, earlier, untouched)):
             store.shards.release(shard)
@@ -37,7 +37,7 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
         content = serialized(_shard(clients, store))
         digest = hashlib.sha256(content).hexdigest()
         file = folder / f"clients-{clients[0]:06d}-{digest[:16]}.pt"
-        equal = functools.partial(_has_content, content=content)  # as of a state that another process has saved here
+        equal = functools.partial(_has_content, content=content)  # another process may have saved the same states
         if not _linked(file, earlier, equal):
             write_bytes(file, content)
         store.shards.saved(CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients)))
@@ -45,7 +45,7 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
 
 
 def _portions(store: ClientStore) -> Iterator[list[int]]:
-    """The clients whose states are to be written, ascending, cut into shards by the bytes of their vectors."""
+    """Yields the clients of each new shard, in ascending order. The bytes of their vectors limit its size."""
     clients: list[int] = []
     num_bytes = 0
     for client in sorted(store.shards.unsaved):
@@ -61,7 +61,11 @@ def _portions(store: ClientStore) -> Iterator[list[int]]:
 
 
 def _shard(clients: list[int], store: ClientStore) -> dict[str, Any]:
-    """The content of a shard: numbers and samples consumed, and of each kind of vector whose there are and which."""
+    """Returns the content of a shard.
+
+    It holds the numbers of the clients and the samples that they have consumed. For each kind of vector, it holds the
+    rows of the clients that have one, and the vectors.
+    """
     states = [store[client] for client in clients]
     shard: dict[str, Any] = {
         "clients": torch.tensor(clients),
@@ -76,7 +80,10 @@ def _shard(clients: list[int], store: ClientStore) -> dict[str, Any]:
 
 
 def shard_states(shard: dict[str, Any]) -> Iterator[tuple[int, ClientState]]:
-    """Of the clients of a shard; in memory of their own, not in that of the whole shard."""
+    """Yields the number and the state of each client in a shard.
+
+    The vectors are copied, so that they do not keep the memory of the whole shard alive.
+    """
     vectors: list[dict[str, Tensor]] = [{} for _ in shard["clients"]]
     for name in VECTORS:
         rows, values = shard.get(name, ((), ()))
@@ -87,17 +94,20 @@ def shard_states(shard: dict[str, Any]) -> Iterator[tuple[int, ClientState]]:
 
 
 def current_clients(shards: Sequence[CheckpointShard]) -> dict[str, Tensor]:
-    """What is up to date of the shards that are so in part only."""
+    """Returns the clients whose states are current, by shard name, for shards that are only partly current."""
     return {
         shard.name: torch.tensor(sorted(shard.current)) for shard in shards if len(shard.current) < shard.num_clients
     }
 
 
 def _linked(target: Path, earlier: Sequence[Path], is_equal: Callable[[Path], bool]) -> bool:
-    """Whether `target`, whose name carries its content's hash, could be linked to an earlier checkpoint's file."""
+    """Links `target` to the same file of an earlier checkpoint and returns whether that was possible.
+
+    The name of the file contains the hash of its content.
+    """
     for path in earlier:
         try:
-            if is_equal(path / target.name):  # a damaged one is not handed on
+            if is_equal(path / target.name):  # so that damage does not spread
                 os.link(path / target.name, target)
                 return True
         except OSError:
@@ -114,6 +124,9 @@ def _has_content(file: Path, content: bytes) -> bool:
 
 
 def stamp_of(file: Path) -> tuple[int, int, int]:
-    """What changes when somebody writes to a file or replaces it, and not when it gets another name."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    """Returns the inode, the size and the time of change of a file.
+
+    They change if the file is written or replaced, but not if it is renamed.
+    """
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

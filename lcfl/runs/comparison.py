@@ -1,4 +1,7 @@
-"""Finished runs side by side: read, grouped by everything but the seed, and refused where they do not compare."""
+"""Reads finished runs, groups them by all settings except the seed, and computes the rows of a comparison.
+
+Runs with different data, partitions or test protocols cannot be compared.
+"""
 
 import csv
 import json
@@ -18,8 +21,8 @@ from lcfl.core.renamed import with_current_names
 __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
 
 MAJORITY = "majority"
-OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each one in the name of a sweep's run
-TARGET_SHARE = 0.9  # of the best final accuracy, where no target is given
+OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each option in the name of a run of a sweep
+TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
 SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
 FAIR = (
     "rounds",
@@ -29,12 +32,12 @@ FAIR = (
     "batch_size",
     "drop_last",
     "precision",
-)  # may differ, but then the table says so
+)  # may differ, but then a warning names them
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One finished run, from its directory.
+    """A finished run, read from its directory.
 
     Attributes:
         path: the run directory.
@@ -46,12 +49,12 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """``trainer.name``."""
+        """The option ``trainer.name``."""
         return self.path.resolve().parent.name
 
     @property
     def seed(self) -> int:
-        """``seed_everything``."""
+        """The option ``seed_everything``."""
         return int(self.summary["identity"]["seed"])
 
     @property
@@ -61,55 +64,58 @@ class FinishedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that was set but the seed, and what the metrics are of."""
+        """All settings except the seed, the number of evaluated clients, and the test protocols."""
         identity = with_current_names(self.summary["identity"])
         identity.pop("seed")
         return {
             "rounds": self.summary["rounds"],
-            "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # older summaries do not say
+            "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # missing in older summaries
             "protocols": " ".join(self.protocols),
             **identity,
         }
 
     @property
     def ended(self) -> int:
-        """When ``summary.json`` was written, in ns."""
+        """The time at which ``summary.json`` was written, in ns."""
         return (self.path / "summary.json").stat().st_mtime_ns
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
-        """Protocol and kind of model of every test accuracy, the majority baseline left out."""
+        """The protocol and the kind of model of every test accuracy, without the majority baseline."""
         names = [name.split("/") for name in self.metrics]
         found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == ["acc"]]
         return [pair for pair in found if pair[1] != MAJORITY]
 
     @property
     def protocols(self) -> list[str]:
-        """Whose test images it was tested on."""
+        """The test protocols, sorted."""
         return sorted({protocol for protocol, _ in self.test_sets})
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
-        """The training rounds of ``metrics.csv``."""
+        """The rows of ``metrics.csv`` that belong to training rounds."""
         with (self.path / "metrics.csv").open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
         return [row for row in rows if row["round"] >= 0]
 
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
-        """Rounds completed, bytes sent and received so far, and the metric, wherever it was measured."""
+        """Returns the course of a metric: completed rounds, bytes sent and received until then, and value.
+
+        Rounds in which the metric was not measured are left out.
+        """
         return [(int(row["round"]) + 1, row["comm/total_bytes"], row[metric]) for row in self.history if metric in row]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ only in the seed.
 
     Attributes:
-        label: tells it from the others of its setting: its runs' name, without the options in it where they are not
-            needed for that.
-        runs: in order of their seeds.
-        setting: which data and clients, counted from 1.
-        options: what the label leaves out, as ``lr=0.05 cluster_weight=1``.
+        label: the name of the runs, without its options if the entry differs from the others of its setting without
+            them.
+        runs: the runs, ordered by seed.
+        setting: the number of the data setting, from 1.
+        options: the options that the label leaves out, as in ``lr=0.05 cluster_weight=1``.
     """
 
     label: str
@@ -119,33 +125,37 @@ class Entry:
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
-        """Protocol and kind of model of every test accuracy that all of its runs have."""
+        """The protocol and the kind of model of every test accuracy that all runs have."""
         first, *others = [run.test_sets for run in self.runs]
         return [pair for pair in first if all(pair in each for each in others)]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a method's kind of model under one protocol; accuracies 0 to 1, means over seeds.
+    """One row of the table: one kind of model of one method under one test protocol.
+
+    Accuracies are between 0 and 1. Numbers are means over seeds unless stated otherwise.
 
     Attributes:
-        setting: which data and clients, counted from 1.
-        protocol: whose test images.
-        label: of the entry.
-        model: kind of model.
-        seeds: how many.
-        acc: mean over seeds of the mean over clients.
-        acc_std: standard deviation over seeds (ddof 1), nan for one seed.
-        worst10: mean over the worst tenth of the clients.
-        rounds_to_target: until the target is reached; nan where a seed never does.
-        bytes_to_target: sent and received until then.
-        clusters: at the end, nan without clusters.
-        total_bytes: sent and received in all.
-        seconds: of all rounds.
-        rounds_to_peak90: until 90 % of the run's own highest accuracy during training; nan where none was measured.
-        stability: mean over rounds of ``cluster/stability``, nan without clusters.
-        rand_index: adjusted Rand index of the clusters and the true groups at the end, nan where these are not known.
-        options: in the runs' names, not in the label.
+        setting: the number of the data setting, from 1.
+        protocol: the test protocol.
+        label: the label of the entry.
+        model: the kind of model.
+        seeds: the number of seeds.
+        acc: the mean accuracy over clients.
+        acc_std: the standard deviation of `acc` over seeds (ddof 1), nan for one seed.
+        worst10: the mean accuracy over the worst tenth of the clients.
+        rounds_to_target: the rounds until the target is reached, nan if a seed never reaches it.
+        bytes_to_target: the bytes sent and received until then.
+        clusters: the number of clusters at the end, nan without clusters.
+        total_bytes: the bytes sent and received in total.
+        seconds: the duration of all rounds.
+        rounds_to_peak90: the rounds until 90 % of the highest accuracy of the same run during training, nan if none was
+            measured.
+        stability: the mean of ``cluster/stability`` over rounds, nan without clusters.
+        rand_index: the adjusted Rand index of the clusters and the true groups at the end, nan if the groups are not
+            known.
+        options: the options in the names of the runs that are not in the label.
     """
 
     setting: int
@@ -168,24 +178,26 @@ class Row:
 
 
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
-    """The finished runs at or below the paths, in order of their paths.
+    """Returns the finished runs at or below the paths, in the order of the paths.
 
-    Of several runs with the same settings and seed the one that ended last counts, by the time of its
-    ``summary.json``. The others, and runs without ``summary.json``, are named in a warning and left out.
+    If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
+    others are left out with a warning, and so are runs without ``summary.json``.
 
     Raises:
-        FileNotFoundError: for a path without any run.
+        FileNotFoundError: if there is no run at or below one of the paths.
     """
     runs: dict[str, FinishedRun] = {}
     for path in paths:
         folders = [path, *sorted(path.rglob("version_*"), key=_version)] if path.is_dir() else []
-        found = [folder for folder in folders if (folder / "metrics.csv").is_file()]
-        if not found:
-            raise FileNotFoundError(f"{path}: there is no run in it (a directory with metrics.csv).")
-        for folder in found:
+        run_folders = [folder for folder in folders if (folder / "metrics.csv").is_file()]
+        if not run_folders:
+            raise FileNotFoundError(f"{path}: there is no run in it, which is a directory with metrics.csv.")
+        for folder in run_folders:
             summary = folder / "summary.json"
             if not summary.is_file():
-                warnings.warn(f"{folder} is left out: it is not finished (lcfl fit --ckpt_path last).", stacklevel=2)
+                warnings.warn(
+                    f"{folder} is left out: it is not finished. Resume it with lcfl fit --ckpt_path last.", stacklevel=2
+                )
                 continue
             run = FinishedRun(folder, json.loads(summary.read_text()))
             key = json.dumps([run.settings, run.seed], sort_keys=True)
@@ -193,17 +205,18 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
             if known.path.resolve() != folder.resolve():
                 older, run = sorted([known, run], key=lambda each: each.ended)
                 warnings.warn(
-                    f"{older.path} is left out: {run.path} has the same settings and seed, and is newer.", stacklevel=2
+                    f"{older.path} is left out: {run.path} has the same settings and seed and is newer.", stacklevel=2
                 )
             runs[key] = run
     return list(runs.values())
 
 
 def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
-    """Groups runs that differ in the seed only; labels are the shortest names that tell them apart.
+    """Groups runs that differ only in the seed, and labels each group with the shortest distinct name.
 
-    Where neither names nor short options do, labels are numbered and a warning says which runs are meant. A warning
-    names the kinds of model that only some seeds have (``trainer.final_models``), which are left out.
+    If neither names nor short options distinguish two groups, their labels are numbered, and a warning tells which runs
+    a number stands for. Kinds of model that only some seeds have (``trainer.final_models``) are left out with a
+    warning.
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
@@ -225,15 +238,15 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
         if used[setting, label] > 1:
             label = f"{label} #{used[setting, label]}"
             warnings.warn(
-                f"{label} is {group[0].path}: what it differs in is too long for a label. Give such runs names of "
-                "their own (trainer.name).",
+                f"{label} is {group[0].path}: the settings that differ are too long for a label. Give these runs "
+                "different names (trainer.name).",
                 stacklevel=2,
             )
         entry = Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out))
         of_some = {kind for run in group for _, kind in set(run.test_sets) - set(entry.test_sets)}
         if of_some:
             warnings.warn(
-                f"{label}: {', '.join(sorted(of_some))} is left out, as not all of its seeds have it "
+                f"{label}: {', '.join(sorted(of_some))} is left out, because not all seeds have it "
                 "(trainer.final_models).",
                 stacklevel=2,
             )
@@ -242,19 +255,22 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
 
 
 def check_same_setting(entries: Sequence[Entry]) -> None:
-    """Raises a ValueError if data, partition or protocols differ; warns of what makes a comparison unfair.
+    """Checks that all entries have the same data, partition and test protocols.
 
-    The message names a run of each setting.
+    Warns of other differences that make a comparison unfair.
+
+    Raises:
+        ValueError: if data, partition or protocols differ. The message names a run of each of two settings.
     """
     settings: dict[int, FinishedRun] = {}
     for entry in entries:
         settings.setdefault(entry.setting, entry.runs[0])
     if len(settings) > 1:
         one, other = list(settings.values())[:2]
-        what = [name for name in SETTING if one.settings[name] != other.settings[name]]
+        differing = [name for name in SETTING if one.settings[name] != other.settings[name]]
         raise ValueError(
-            f"these runs do not compare: {one.path} and {other.path} differ in {' and '.join(what)}. Compare runs with "
-            "the same data configuration and data.seed, or say --mix to have a section for each."
+            f"these runs cannot be compared: {one.path} and {other.path} differ in {' and '.join(differing)}. Compare "
+            "runs with the same data configuration and data.seed, or add --mix to get a section for each setting."
         )
     for name in FAIR:
         values = {json.dumps(entry.runs[0].settings.get(name)) for entry in entries}
@@ -263,11 +279,16 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
 
 
 def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list[Row], dict[tuple[int, str], float]]:
-    """The lines of the table, a majority baseline after each protocol, and the target of each setting and protocol.
+    """Computes the rows of the table, and the target accuracy of each setting and protocol.
+
+    The rows of each protocol end with the majority baseline.
 
     Args:
-        entries: as `entries_of` gives them.
-        target: accuracy whose first round is looked for; None: nine tenths of the best final one.
+        entries: the entries from `entries_of`.
+        target: the accuracy whose first round is determined; None stands for nine tenths of the best final accuracy.
+
+    Returns:
+        The rows, and the targets by setting and protocol.
     """
     rows, targets = [], {}
     for setting in dict.fromkeys(entry.setting for entry in entries):
@@ -296,8 +317,8 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     finals = [run.metrics[name] for run in entry.runs]
     reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
     arrived = [each for each in reached if each is not None]
-    everybody = len(arrived) == len(reached)
-    last = [run.history[-1] if run.history else {} for run in entry.runs]  # of no round where rounds=0
+    is_reached = len(arrived) == len(reached)
+    last = [run.history[-1] if run.history else {} for run in entry.runs]  # with rounds=0 there is no row
     return Row(
         entry.setting,
         protocol,
@@ -307,8 +328,8 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         mean(finals),
         stdev(finals) if len(finals) > 1 else nan,
         mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
-        mean(n for n, _ in arrived) if everybody else nan,
-        mean(size for _, size in arrived) if everybody else nan,
+        mean(n for n, _ in arrived) if is_reached else nan,
+        mean(size for _, size in arrived) if is_reached else nan,
         mean(row.get("cluster/count", nan) for row in last),
         mean(run.summary["total_bytes"] for run in entry.runs),
         mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
@@ -320,24 +341,27 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
 
 
 def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TARGET_SHARE) -> float:
-    """Rounds until a curve first reaches a share of its own peak, AS-CFL's measure of speed; nan without a curve."""
+    """Returns the rounds until a curve first reaches a share of its peak, which is AS-CFL's measure of speed.
+
+    An empty curve gives nan.
+    """
     peak = max((accuracy for _, _, accuracy in curve), default=nan)
     return next((float(number) for number, _, accuracy in curve if accuracy >= share * peak), nan)
 
 
 def _setting(run: FinishedRun) -> str:
-    """What must be equal for two runs to compare."""
+    """Returns the settings that must be equal for a comparison."""
     return json.dumps([run.settings[name] for name in SETTING])
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """The name without what tells the seeds of one experiment apart (``lcfed-seed0``)."""
+    """Returns the name of the runs of one experiment without the suffix of the seed, as in ``lcfed-seed0``."""
     stems = dict.fromkeys(name.rpartition("-seed")[0] or name for name in names)
     return " / ".join(stems)
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Every plain value of a nested description by its dotted path."""
+    """Returns every plain value of a nested description by its dotted path."""
     if isinstance(value, dict):
         return {key: leaf for name, each in value.items() for key, leaf in _leaves(each, f"{path}.{name}").items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The run directory ``<root>/<name>/version_<n>/``: claimed once, locked while it is written."""
+"""Claims and locks the run directory ``<root>/<name>/version_<n>/``."""
 
 import errno
 import re
@@ -8,7 +8,7 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there, two writers are not noticed
+except ImportError:  # Windows has no flock, so two writers are not detected there
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RunDirectory", "run_versions"]
@@ -19,25 +19,29 @@ HAS_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # 
 
 
 def run_versions(root: Path, name: str) -> list[Path]:
-    """The run directories of that name, the highest version first."""
-    found = [path for path in (root / name).glob("version_*") if VERSION.fullmatch(path.name)]
-    return sorted(found, key=lambda path: -int(path.name.removeprefix("version_")))
+    """Returns the run directories of that name, the highest version first."""
+    paths = [path for path in (root / name).glob("version_*") if VERSION.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: -int(path.name.removeprefix("version_")))
 
 
 class RunDirectory:
-    """One run's files. The lock is the operating system's: it ends with the process, however that ends.
+    """The directory of one run, which is locked as long as this object is open.
 
-    On a file system without locks there is a warning and no lock.
+    The operating system holds the lock and releases it when the process ends, however it ends. On a file system without
+    locks, a warning is issued and the directory is not locked.
+
+    Args:
+        path: the directory, which must exist.
 
     Raises:
-        ValueError: if another process is writing there.
-        OSError: if the lock fails in any other way.
+        ValueError: if another process writes to it.
+        OSError: if locking fails for any other reason.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         file = path / ".lock"
-        self._lock: IO[str] | None = open(file, "w")  # noqa: SIM115 - held open for the run
+        self._lock: IO[str] | None = open(file, "w")  # noqa: SIM115 - stays open during the run
         if fcntl is None:
             return
         try:
@@ -46,23 +50,23 @@ class RunDirectory:
             self.close()
             if error.errno in IS_LOCKED:
                 raise ValueError(
-                    f"{path}: another process is writing this run. Wait for it or stop it; for a run beside it, "
-                    "start without --ckpt_path or with another --trainer.name."
+                    f"{path}: another process is writing this run. Wait for it or stop it. To start a separate run, "
+                    "leave out --ckpt_path or give another --trainer.name."
                 ) from None
             if error.errno not in HAS_NO_LOCKS:
                 raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(file)) from None
             warnings.warn(
                 f"{path}: this file system has no locks ({error.strerror}), so a second process that writes this run "
-                "is not noticed: resume it in one process at a time.",
+                "is not detected. Resume the run in one process at a time.",
                 stacklevel=2,
             )
 
     @classmethod
     def claim(cls, root: Path, name: str) -> "RunDirectory":
-        """The next free version of that name; two processes never get the same one."""
+        """Creates and locks the next free version of that name. Two processes never get the same version."""
         (root / name).mkdir(parents=True, exist_ok=True)
-        taken = run_versions(root, name)
-        number = int(taken[0].name.removeprefix("version_")) + 1 if taken else 0
+        versions = run_versions(root, name)
+        number = int(versions[0].name.removeprefix("version_")) + 1 if versions else 0
         while True:
             path = root / name / f"version_{number}"
             try:
@@ -73,11 +77,11 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of its checkpoints."""
+        """The folder of the run's checkpoints."""
         return self.path / "checkpoints"
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -1,4 +1,4 @@
-"""What must be equal for a run to be continued: a plain description of configuration and data."""
+"""Describes configuration and data as plain values, which must be equal when a run is resumed."""
 
 import dataclasses
 import inspect
@@ -17,13 +17,16 @@ from lcfl.models.module import FederatedModule
 
 __all__ = ["describe", "describe_module", "differences"]
 
-LATER = ("network_settings", "other_groups")  # what checkpoints of earlier versions do not tell is no difference
+LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
 PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
 def describe(value: Any) -> Any:
-    """Plain JSON values that tell two configurations apart: numbers, text, lists, and objects by class and fields."""
-    if isinstance(value, Enum):  # before the plain types, which an Enum or a number of numpy may be, too
+    """Returns plain JSON values that distinguish two configurations.
+
+    Numbers, text, lists and mappings describe themselves. Other objects are described by their class and their fields.
+    """
+    if isinstance(value, Enum):  # before the plain types, because an Enum may also be a number or text
         return value.name
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return describe(value.tolist())
@@ -52,17 +55,19 @@ def describe(value: Any) -> Any:
 
 
 def _path_of(value: Any) -> str:
-    """The import path of a class or function; of lcfl's own the name alone."""
+    """Returns the import path of a class or function. For those of lcfl, it is the name alone."""
     return public_name(f"{value.__module__}.{value.__qualname__}")
 
 
 def describe_module(module: FederatedModule) -> dict[str, Any]:
-    """Class, network, cut, loss, regulariser weights and optimizer settings of a module, and what a subclass adds.
+    """Describes the network, cut, loss, regulariser weights and optimizer settings of a module.
 
-    A network is its layers' text and those arguments of theirs that they keep as attributes, whoever made it.
+    A network is described by the text of its layers and by the constructor arguments that the layers keep as
+    attributes. It does not matter how the network was built.
 
-    Of the attributes that a subclass of `FederatedModule` adds, the public ones are described (buffers, layers and
-    hyper-parameters saved by Lightning among them): by their values where those are plain data, otherwise by class.
+    The description also has the class of the module and the public attributes that a subclass of `FederatedModule`
+    adds, including buffers, layers and hyper-parameters saved by Lightning. An attribute is described by its value if
+    that is plain data, and otherwise by its class.
     """
     optimizer = module.configure_optimizers()
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
@@ -83,15 +88,19 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
 
 
 def _settings(network: nn.Module) -> dict[str, Any]:
-    """Numbers and text that layers were made with and keep under that name, by place; torch's own show them."""
-    found = {}
+    """Returns the constructor arguments, numbers and text, that layers keep as attributes of the same name.
+
+    The keys are dotted paths of layer and argument. Layers of torch are left out, because their text shows these
+    arguments.
+    """
+    settings = {}
     for place, layer in network.named_modules():
         if type(layer).__module__.startswith("torch.nn.") and not any(layer.children()):
             continue
         for key in inspect.signature(type(layer).__init__).parameters:
             if _is_setting(vars(layer).get(key)):
-                found[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
-    return found
+                settings[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
+    return settings
 
 
 def _is_setting(value: Any) -> bool:
@@ -101,8 +110,8 @@ def _is_setting(value: Any) -> bool:
 
 
 def _added(module: FederatedModule) -> dict[str, Any]:
-    """The public attributes that a module has and a plain `FederatedModule` has not."""
-    plain = _public(FederatedModule(nn.Identity, cut=None))  # a network that draws nothing
+    """Returns the public attributes of a module that a plain `FederatedModule` does not have."""
+    plain = _public(FederatedModule(nn.Identity, cut=None))  # a network that draws no random numbers
     added = {key: value for key, value in _public(module).items() if key not in plain}
     return added | ({"hparams": dict(module.hparams)} if module.hparams else {})
 
@@ -113,7 +122,10 @@ def _public(module: nn.Module) -> dict[str, Any]:
 
 
 def _describe_plain(value: Any) -> Any:
-    """Like `describe`, but other objects by their class alone: they may hold paths, caches and counters."""
+    """Describes plain values as `describe` does, and other objects by their class alone.
+
+    Other objects may hold paths, caches and counters.
+    """
     if isinstance(value, Mapping):
         return {str(key): _describe_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -126,13 +138,16 @@ def _describe_plain(value: Any) -> Any:
 
 
 def _describe_loss(loss: nn.Module) -> dict[str, Any]:
-    """A loss's text, settings and tensors: torch's text of a loss leaves out e.g. its label smoothing."""
+    """Describes a loss by its text, settings and tensors.
+
+    The text alone is not enough: torch leaves out, for example, the label smoothing.
+    """
     settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
     return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
 
 
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:
-    """The places where two descriptions differ, as ``path: was, is now``."""
+    """Returns one line for each place where two descriptions differ, with its path and both values."""
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = [*saved, *(key for key in now if key not in saved and key not in LATER)]
         return [

@@ -1,4 +1,4 @@
-"""``metrics.csv``: one row per round, whole after every round, cut back when a run is resumed."""
+"""Writes ``metrics.csv``, the table with one row per round."""
 
 import csv
 import os
@@ -9,12 +9,13 @@ __all__ = ["MetricsTable"]
 
 
 class MetricsTable:
-    """A growing CSV file with the column ``round`` first; a metric that appears later gets a column then.
+    """A CSV file that gets one row per round. Its first column is ``round``.
 
-    Values are written so that reading them back gives the same numbers.
+    The file is complete after every round. If a metric appears in a later round, the table gets a new column. Values
+    are written with enough digits to give the same numbers when they are read back.
 
     Args:
-        path: of the file; made with its first row.
+        path: the file; it is created with its first row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,12 +24,12 @@ class MetricsTable:
         self.columns: list[str] = ["round"]
         if path.is_file():
             with open(path, newline="") as file:
-                reader = csv.DictReader(line for line in file if line.endswith("\n"))  # the last may be torn
+                reader = csv.DictReader(line for line in file if line.endswith("\n"))  # the last one may be incomplete
                 self.columns = list(reader.fieldnames or self.columns)
                 self.rows = list(reader)
 
     def cut(self, before: int) -> None:
-        """Drops the rows of round `before` and later: what was written after the checkpoint resumed from."""
+        """Drops the rows of round `before` and later, which are newer than the checkpoint that the run resumes from."""
         self.rows = [row for row in self.rows if int(row["round"]) < before]
         used = {name for row in self.rows for name, value in row.items() if value != ""}
         self.columns = [name for name in self.columns if name == "round" or name in used]

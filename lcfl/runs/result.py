@@ -1,4 +1,4 @@
-"""What a federation leaves behind: metrics, a run directory, and models that predict."""
+"""The result of a federation: metrics, a run directory, and models for prediction."""
 
 import json
 from functools import cached_property
@@ -18,16 +18,16 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A finished or stopped run. Its state is read from a checkpoint when it is first asked for.
+    """A finished or stopped run. Its state is read from a checkpoint when it is first needed.
 
     Args:
         path: the run directory.
-        module: as it was trained; gives the network.
-        method: says what a client's personal model is.
-        signal: the number of the signal that stopped it, 0 for none.
+        module: the module that was trained, which builds the network.
+        method: the method, which defines the personal model of a client.
+        signal: the number of the signal that stopped the run; 0 if none did.
         client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
-        ckpt_path: which checkpoint: ``last``, the newest; ``best``, the one that the run's monitor chose; its name; or
-            its path.
+        ckpt_path: the checkpoint to read: ``last``, the newest; ``best``, the one that the run's monitor chose; the
+            name of a checkpoint; or its path.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The final metrics by name; empty if the run was stopped before its end."""
+        """The final metrics by name. They are empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
         if not summary.is_file():
             return {}
@@ -60,37 +60,37 @@ class Run:
 
     @cached_property
     def state(self) -> FederationState:
-        """The state of its checkpoint.
+        """The state in the checkpoint of the run.
 
         Raises:
-            CheckpointError: if the run has none, or it is damaged.
+            CheckpointError: if there is no checkpoint, or if it is damaged.
         """
         folder = self.path if self._client_store == "mapped" else None
         return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), folder).state
 
     def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
-        """A plain network that predicts, in evaluation mode.
+        """Returns a trained model as a plain network, in evaluation mode.
 
         Args:
-            kind: ``global``; ``cluster``, of the cluster number `cluster` or of the one that `client` is
-                in; ``personal``, of `client`.
-            client: its number. Where ``model.buffer_policy`` is ``local``, a model of any kind gets this client's
-                buffers; those of the initial model if no client is given.
-            cluster: a cluster's number.
+            kind: ``global``; ``cluster``, the model of the cluster `cluster` or of the cluster that `client` is in; or
+                ``personal``, the model of `client`.
+            client: the number of the client. If ``model.buffer_policy`` is ``local``, a model of any kind gets the
+                buffers of this client, or those of the initial model if no client is given.
+            cluster: the number of the cluster.
 
         Raises:
-            ValueError: if the method has no such model, or the numbers do not fit.
+            ValueError: if the method has no such model, or if there is no such client or cluster.
         """
         exchange, local_update = self._method.exchange, self._method.local_update
-        # The server has the model of every cluster, also where clients choose theirs; other models that a client makes
-        # take its data.
+        # The server has the model of every cluster, even if clients choose their cluster themselves. Any other model
+        # that a client computes would need the client's data.
         allowed = [
             name
             for name in exchange.models
             if name == "cluster" or exchange.evaluation_update(name, local_update) is None
         ]
         if kind not in allowed:
-            raise ValueError(f"model: got kind={kind!r}; this run's method has {', '.join(allowed)}.")
+            raise ValueError(f"model: got kind={kind!r}; the method of this run has {', '.join(allowed)}.")
         for name, number, end in (
             ("client", client, self.state.num_clients),
             ("cluster", cluster, self.state.num_clusters),
@@ -99,8 +99,8 @@ class Run:
                 raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
         if client is not None and not self.state.active[client]:
             raise ValueError(
-                f"model: client {client} is not in the federation: it is a newcomer, which lcfl onboard brings in, or "
-                "it has left."
+                f"model: client {client} is not in the federation. It is a newcomer, which lcfl onboard adds, or it "
+                "has left."
             )
         if kind == "global":
             vector = self.state.global_model
@@ -119,5 +119,5 @@ class Run:
         return self._module.fill(self._module.make_network(), vector, buffers).eval()
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``."""
+        """Returns the content of ``summary.json``."""
         return dict(json.loads((self.path / "summary.json").read_text()))

@@ -1,4 +1,4 @@
-"""Bytes of tensors and plain values: what a checkpoint may hold, written and read without running any code."""
+"""Converts tensors and plain values, the content of a checkpoint, to bytes and back without running any code."""
 
 import io
 from typing import Any
@@ -13,12 +13,17 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 def plain_copy(value: Any, owner: str) -> Any:
-    """A copy that can be read back: numpy's scalars are Python's, tensors have memory of their own.
+    """Returns a copy that can be read back.
 
-    A view would be saved with the whole memory it looks into.
+    Scalars of numpy become numbers of Python. Tensors are copied, because a view would be saved together with the whole
+    memory that it refers to.
+
+    Args:
+        value: tensors and plain values, also in dicts, lists, tuples and sets.
+        owner: the name of the value in the error message.
 
     Raises:
-        ValueError: naming `owner`, for anything but tensors and plain values.
+        ValueError: if `value` holds anything else.
     """
     if type(value) in (Tensor, torch.nn.Parameter):
         return value.clone()
@@ -32,7 +37,7 @@ def plain_copy(value: Any, owner: str) -> Any:
     if type(plain) not in PLAIN and not _is_readable(plain):
         raise ValueError(
             f"{owner} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be read back from a "
-            "checkpoint. Keep tensors, numbers, text and None there, or dicts, lists, tuples and sets of them."
+            "checkpoint. It may hold tensors, numbers, text and None, and dicts, lists, tuples and sets of these."
         )
     return plain
 
@@ -40,18 +45,18 @@ def plain_copy(value: Any, owner: str) -> Any:
 def _is_readable(value: Any) -> bool:
     try:
         deserialized(serialized(value))
-    except Exception:  # whatever its pickling does
+    except Exception:  # pickling an unknown class may raise anything
         return False
     return True
 
 
 def serialized(content: Any) -> bytes:
-    """The bytes of tensors and plain values."""
+    """Returns the bytes of tensors and plain values."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
 
 
 def deserialized(content: bytes) -> Any:
-    """Only tensors and plain values; no code is run."""
+    """Returns the tensors and plain values that the bytes hold. No code is run."""
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -1,1 +1,1 @@
-"""The round loop: who takes part, what is sent, clustered, aggregated, evaluated and logged."""
+"""Round loop: sampling, exchange, clustering, aggregation, evaluation and logging."""

@@ -1,4 +1,4 @@
-"""The server's side of an evaluation: which model is measured on which client's data.
+"""Server side of an evaluation: which model is measured on which client's data.
 
 Legend: P + Q length of a model's flat vector.
 """
@@ -18,7 +18,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
-from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import ClientError, EvaluationTask, Failure, TrainingResult, TrainingTask, measure
 from lcfl.methods.exchange import Exchange, ModelKind
 from lcfl.methods.local.training import LocalUpdate
@@ -29,27 +29,28 @@ from lcfl.server.metrics import Evaluation
 
 __all__ = ["Evaluator", "final_kinds", "raise_failures", "reported_metrics", "local_sets"]
 
-TASKS_AT_A_TIME = 256  # bounds the models on their way between ranks
+TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
 
-OwnModel = tuple[int, Tensor, Tensor | None]  # a client, a model and its buffers if they are not part of it
+OwnModel = tuple[int, Tensor, Tensor | None]  # a client, a model, and its buffers if they are not part of the model
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """Measures kinds of models on the clients' local data sets, on all ranks.
 
-    Clients that share a model share its forward pass, and an image is scored once per model and view of it.
+    Clients that share a model share its forward pass. Each sample is scored once per model and view of the sample.
 
     Args:
-        ranks: carry out the forward passes.
-        method: says which model of a client is meant.
-        population: whose data there are.
-        protocols: the local test sets to use.
-        layout: of the models.
-        chosen: who of the clients that belong to the federation ``[N]`` is measured, ascending; None for all.
+        transport: hands the forward passes to the ranks.
+        method: the method, which determines the model of each kind for a client.
+        population: the population whose data are used.
+        protocols: the test protocols, i.e. the local test sets to use.
+        layout: the layout of the models.
+        chosen: returns the clients to measure, in ascending order, from the mask ``[N]`` of the clients that belong to
+            the federation; None to measure all of these clients.
     """
 
-    ranks: Ranks
+    transport: Transport
     method: Method
     population: Population
     protocols: Sequence[str]
@@ -59,26 +60,26 @@ class Evaluator:
     def __call__(
         self, state: FederationState, kinds: Iterable[ModelKind], stages: Iterable[str] = ("val", "test")
     ) -> Evaluation:
-        """Every metric of every kind of model on every stage and protocol, per client.
+        """Returns every metric of every kind of model on every stage and protocol, per client.
 
-        Newcomers and clients that have left are not measured. A client without samples in a set has no value there;
-        a set that nobody has is left out.
+        Newcomers and clients that have left are not measured. A client without samples in a set has no value for it. A
+        set in which no client has samples is left out.
         """
         sets = local_sets(self.population, self.protocols, stages)
         evaluation = Evaluation()
         chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
         clients = [i for i in chosen if any(len(client_sets[i]) for client_sets in sets.values())]
         for kind in kinds:
-            found = self._measured(self._models(state, kind, clients), sets)
+            metrics = self._measured(self._models(state, kind, clients), sets)
             for name in sets:
-                measured = [i for i in clients if (i, name) in found]
+                measured = [i for i in clients if (i, name) in metrics]
                 num_samples = [len(sets[name][i]) for i in measured]
-                evaluation.add(f"{name}/{kind}", measured, [found[i, name] for i in measured], num_samples)
+                evaluation.add(f"{name}/{kind}", measured, [metrics[i, name] for i in measured], num_samples)
         _warn_of_broken_models(evaluation)
         return evaluation
 
     def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
-        """Each client, its model of that kind, and the buffers that go with it where they are not part of it."""
+        """Yields each client, its model of this kind, and the buffers if they are not part of the model."""
         exchange = self.method.exchange
         local_update = exchange.evaluation_update(kind, self.method.local_update)
         if local_update is None:
@@ -88,12 +89,12 @@ class Evaluator:
         centres = list(state.centres)
         for client, result in self._local_runs(state, clients, local_update):
             model, own = result.output.model, result.state.buffers
-            if kind == "cluster":  # clients that chose one cluster share its memory, so it is measured once for them
+            if kind == "cluster":  # clients of one cluster then share its memory, so it is measured only once
                 model = centres[int(result.output.extras["cluster"])]
             yield client, model, state.clients[client].buffers if own is None else own
 
     def _known_model(self, state: FederationState, kind: ModelKind, client: int) -> Tensor:
-        """The model of that kind as the server knows it."""
+        """Returns the model of this kind as the server knows it."""
         if kind == "global":
             return state.global_model
         if kind == "cluster":
@@ -103,7 +104,7 @@ class Evaluator:
     def _local_runs(
         self, state: FederationState, clients: list[int], local_update: LocalUpdate
     ) -> Iterator[tuple[int, TrainingResult]]:
-        """Runs of copies of the clients, from what the server would send them now."""
+        """Yields the results of local runs on copies of the clients, from what the server would send them now."""
         exchange = self.method.exchange
         for start in range(0, len(clients), TASKS_AT_A_TIME):
             part = clients[start : start + TASKS_AT_A_TIME]
@@ -111,32 +112,32 @@ class Evaluator:
                 TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, self.layout), local_update)
                 for i in part
             ]
-            results: list[TrainingResult] = self.ranks.map(tasks, [len(self.population.train[i]) for i in part])
+            results: list[TrainingResult] = self.transport.map(tasks, [len(self.population.train[i]) for i in part])
             raise_failures(results)
             yield from zip(part, results, strict=True)
 
     def _measured(
         self, models: Iterator[OwnModel], sets: dict[str, list[NDArray[np.int64]]]
     ) -> dict[tuple[int, str], dict[str, float]]:
-        """Metrics by client and set. Models, and buffers, that are the same memory are the same.
+        """Returns metrics by client and set. Models, and buffers, that share memory count as the same.
 
-        No more than `TASKS_AT_A_TIME` different ones are held at once: clients that share one beyond that many
-        others have it measured again.
+        At most `TASKS_AT_A_TIME` different models are held at once. A shared model is measured again if more than that
+        many other models come between its clients.
         """
-        found: dict[tuple[int, str], dict[str, float]] = {}
+        metrics: dict[tuple[int, str], dict[str, float]] = {}
         sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
         for client, model, buffers in models:
-            place = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
-            if place not in sharing and len(sharing) == TASKS_AT_A_TIME:
-                found |= self._measure(list(sharing.values()), sets)
+            memory = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
+            if memory not in sharing and len(sharing) == TASKS_AT_A_TIME:
+                metrics |= self._measure(list(sharing.values()), sets)
                 sharing = {}
-            sharing.setdefault(place, (model, buffers, []))[2].append(client)
-        return found | self._measure(list(sharing.values()), sets)
+            sharing.setdefault(memory, (model, buffers, []))[2].append(client)
+        return metrics | self._measure(list(sharing.values()), sets)
 
     def _measure(
         self, groups: Sequence[tuple[Tensor, Tensor | None, list[int]]], sets: dict[str, list[NDArray[np.int64]]]
     ) -> dict[tuple[int, str], dict[str, float]]:
-        """The same of these models, each with its buffers and its clients."""
+        """Returns the same metrics for these models, each with its buffers and its clients."""
         owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in groups]
         tasks = [
             EvaluationTask(
@@ -148,7 +149,7 @@ class Evaluator:
             )
             for (model, buffers, members), owned in zip(groups, owners, strict=True)
         ]
-        results = self.ranks.map(tasks, [sum(map(len, task.sets)) for task in tasks])
+        results = self.transport.map(tasks, [sum(map(len, task.sets)) for task in tasks])
         raise_failures(results)
         return {
             key: value
@@ -158,14 +159,20 @@ class Evaluator:
 
 
 def final_kinds(exchange: Exchange, wanted: Sequence[ModelKind] | None) -> list[ModelKind]:
-    """The kinds of model that an evaluation after training measures: all, or the paper's and those `wanted`."""
+    """Returns the kinds of model that an evaluation after training measures.
+
+    These are all kinds that the exchange has if `wanted` is None, otherwise the paper's kinds and those in `wanted`.
+    """
     return [kind for kind in exchange.models if wanted is None or kind in wanted or kind in exchange.reported]
 
 
 def local_sets(
     population: Population, protocols: Sequence[str], stages: Iterable[str]
 ) -> dict[str, list[NDArray[np.int64]]]:
-    """Indices per client by ``<stage>/<protocol>``; validation data are always part of the client's own."""
+    """Returns the indices per client by ``<stage>/<protocol>``.
+
+    Validation data are always part of the client's own data.
+    """
     sets: dict[str, list[NDArray[np.int64]]] = {}
     for stage in stages:
         if stage == "val":
@@ -176,7 +183,7 @@ def local_sets(
 
 
 def reported_metrics(module: FederatedModule, data: FederatedDataModule, method: Method) -> list[str]:
-    """The names that every evaluation during a run logs, sorted."""
+    """Returns the sorted names of the metrics that every evaluation during a run logs."""
     scores, targets = torch.zeros(1, data.dataset.num_classes), torch.zeros(1, dtype=torch.int64)
     metrics = measure(copy.deepcopy(module), scores, targets)
     evaluation = Evaluation()
@@ -187,7 +194,10 @@ def reported_metrics(module: FederatedModule, data: FederatedDataModule, method:
 
 
 def _warn_of_broken_models(evaluation: Evaluation) -> None:
-    """Names the clients whose loss is NaN or infinite: their models have diverged, and so has every mean over them."""
+    """Warns about clients whose loss is NaN or infinite.
+
+    Their models have diverged, and so has every mean over these models.
+    """
     for name, metric in evaluation.by_name.items():
         broken = metric.clients[~np.isfinite(metric.values)]
         if name.endswith("/loss") and len(broken):
@@ -199,7 +209,7 @@ def _warn_of_broken_models(evaluation: Evaluation) -> None:
 
 
 def raise_failures(results: Sequence[object]) -> None:
-    """Raises the first failure among the results, with what happened on its rank as a note."""
+    """Raises the first failure among the results, with the details from its rank as a note."""
     for result in results:
         if isinstance(result, Failure):
             error = ClientError(result.message)

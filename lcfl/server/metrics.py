@@ -1,7 +1,6 @@
-"""Per-client metrics, their summaries over clients, and the names they are logged under.
+"""Per-client metrics, their summaries over clients, and the names under which they are logged.
 
-A name says what was measured: ``<stage>/<protocol>/<model>/<metric>``, for example
-``test/own_split/personal/acc``.
+A name has the form ``<stage>/<protocol>/<model>/<metric>``, for example ``test/own_split/personal/acc``.
 """
 
 from collections.abc import Mapping
@@ -18,12 +17,12 @@ WORST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class ClientMetrics:
-    """One metric of one kind of model under one protocol, for every client that has such data.
+    """One metric of one kind of model under one protocol, for every client that has data for it.
 
     Attributes:
-        clients: their numbers ``[n]``.
-        values: the metric of each ``[n]``.
-        num_samples: how many samples each was measured on ``[n]``.
+        clients: the numbers of the clients ``[n]``.
+        values: the metric of each client ``[n]``.
+        num_samples: the number of samples that each client was measured on ``[n]``.
     """
 
     clients: NDArray[np.int64]
@@ -32,7 +31,7 @@ class ClientMetrics:
 
 
 def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
-    """Summaries over clients: mean, ``_weighted`` by samples, ``_std`` (ddof 0), ``_worst10``.
+    """Returns summaries over clients: the mean, ``_weighted`` by samples, ``_std`` (ddof 0) and ``_worst10``.
 
     ``_worst10`` is the mean over the ceil(10 %) clients with the lowest values.
     """
@@ -47,12 +46,12 @@ def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
 
 @dataclass
 class Evaluation:
-    """What one evaluation found: per-client metrics by full name, e.g. ``val/own_split/personal/acc``."""
+    """Results of one evaluation: per-client metrics by full name, e.g. ``val/own_split/personal/acc``."""
 
     by_name: dict[str, ClientMetrics] = field(default_factory=dict)
 
     def add(self, prefix: str, clients: list[int], results: list[Mapping[str, float]], num_samples: list[int]) -> None:
-        """Adds the metrics of `clients`, measured on `num_samples` samples each, under `prefix`."""
+        """Adds the metrics of `clients` under `prefix`; `num_samples` is the number of samples of each client."""
         for metric in results[0] if results else ():
             self.by_name[f"{prefix}/{metric}"] = ClientMetrics(
                 np.asarray(clients, dtype=np.int64),
@@ -61,11 +60,11 @@ class Evaluation:
             )
 
     def __or__(self, other: "Evaluation") -> "Evaluation":
-        """Both together."""
+        """Returns both evaluations combined."""
         return Evaluation(self.by_name | other.by_name)
 
     def summary(self) -> dict[str, float]:
-        """All summaries by name, a row for the logs; of the loss only its mean."""
+        """Returns all summaries by name as a row for the logs. A loss has only its mean."""
         row: dict[str, float] = {}
         for name, metric in self.by_name.items():
             row |= {name: float(metric.values.mean())} if name.endswith("/loss") else summarize(name, metric)
@@ -73,13 +72,14 @@ class Evaluation:
 
 
 def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:
-    """|pairs of both| / |pairs of either| of the pairs of clients that share a cluster (AS-CFL section 4.4.2).
+    """Returns |pairs in both| / |pairs in either|, over pairs of clients that share a cluster (AS-CFL section 4.4.2).
 
-    The paper's "Jaccard similarity of cluster memberships between consecutive rounds": 1 where the groups are the
-    same, whatever their numbers; 1 where nobody shares a cluster before or after.
+    This is the paper's "Jaccard similarity of cluster memberships between consecutive rounds". It is 1 if the groups
+    are the same, whatever their numbers. It is also 1 if no clients share a cluster before or after.
 
     Args:
-        before: the cluster of each client ``[N]``; one below 0 is none, whose client is with nobody.
+        before: the cluster of each client ``[N]``. A number below 0 means that the client has no cluster and shares
+            none.
         after: the same, one round later.
     """
     alone = -1 - np.arange(len(before))
@@ -91,6 +91,6 @@ def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -
 
 
 def _pairs(labels: NDArray[np.int64]) -> int:
-    """How many pairs have the same label."""
+    """Returns how many pairs have the same label."""
     counts = np.unique(labels, return_counts=True)[1]
     return int((counts * (counts - 1)).sum()) // 2

@@ -1,4 +1,4 @@
-"""How long a federation runs, how often what happens, and who takes part in a round.
+"""How long a federation runs, how often it evaluates, and which clients take part in a round.
 
 Legend: N clients.
 """
@@ -18,16 +18,16 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long, how often, and who: a pure function of seed and round.
+    """Length, intervals and participants of a run, as a pure function of seed and round.
 
     Attributes:
-        rounds: in all, not in addition to those of a checkpoint.
+        rounds: total number of training rounds, which includes the rounds of a checkpoint.
         clients_per_round: |S_t|.
-        evaluate_every: rounds between evaluations; 0 for the one at the end only.
-        most_clients: cuts warm-up rounds and evaluations (``trainer.fast_dev_run``).
-        client_dropout: the chance that a sampled client does not report.
-        final_models: the kinds of model that the last evaluation measures beside the paper's; None for all.
-        num_evaluated: how many clients an evaluation measures; None for all.
+        evaluate_every: rounds between evaluations; 0 evaluates only at the end.
+        most_clients: maximum number of clients in warm-up rounds and evaluations (``trainer.fast_dev_run``).
+        client_dropout: probability that a sampled client does not report.
+        final_models: kinds of model that the last evaluation measures in addition to the paper's; None for all.
+        num_evaluated: number of clients that an evaluation measures; None for all.
     """
 
     rounds: int
@@ -39,17 +39,17 @@ class Schedule:
     num_evaluated: int | None = None
 
     def sample(self, seed: int, number: int, active_N: Tensor, full_participation: bool = False) -> list[int]:
-        """S_t of round `number`, ascending: drawn uniformly without replacement, the same for every method.
+        """Draws S_t of round `number`, ascending, uniformly without replacement and identically for every method.
 
-        Drawn from all N. Clients outside of the federation, newcomers and those that have left, are then put back,
-        and as many others, as far as there are any, are drawn in their place from the rest of the stream: whoever
-        else was drawn stays drawn.
+        The draw is from all N clients. Clients outside the federation, i.e. newcomers and clients that have left, are
+        then put back. The rest of the stream draws as many other clients in their place, as far as there are any. The
+        other clients of the first draw stay drawn.
 
         Args:
-            seed: of the run.
+            seed: seed of the run.
             number: t.
-            active_N: who belongs to the federation, bool.
-            full_participation: the method has all clients take part in every round.
+            active_N: mask of the clients that belong to the federation, bool.
+            full_participation: whether the method has all clients take part in every round.
         """
         if full_participation:
             clients: list[int] = torch.nonzero(active_N).flatten().tolist()
@@ -65,11 +65,13 @@ class Schedule:
         return sorted(sampled)
 
     def evaluated(self, seed: int, active_N: Tensor) -> list[int]:
-        """The clients that an evaluation measures, ascending: the same ones in every round; who leaves is replaced.
+        """Returns the clients that an evaluation measures, ascending.
+
+        They are the same in every round, except that a client that leaves is replaced.
 
         Args:
-            seed: of the run.
-            active_N: who belongs to the federation, bool.
+            seed: seed of the run.
+            active_N: mask of the clients that belong to the federation, bool.
         """
         active: list[int] = torch.nonzero(active_N).flatten().tolist()
         if self.num_evaluated is not None and self.num_evaluated < len(active):
@@ -78,18 +80,22 @@ class Schedule:
         return active[: self.most_clients]
 
     def dropped(self, seed: int, number: int, sampled: Sequence[int]) -> set[int]:
-        """Those of S_t that get the server's message and never answer; each by a stream of its own."""
+        """Draws the clients of S_t that receive the server's message and never answer.
+
+        Each client has a separate random stream.
+        """
         if not self.client_dropout:
             return set()
         chances = {i: rng.generator(seed, "client dropout", number, i).random() for i in sampled}
         return {i for i, chance in chances.items() if chance < self.client_dropout}
 
     def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
-        """How often clients upload in so many training rounds, in all of them if None.
+        """Returns how often clients upload in `rounds` training rounds, or in all training rounds if None.
 
         Args:
-            num_clients: who may be drawn; the fewest of any round, which never understates a client's chance.
-            rounds: training rounds.
+            num_clients: number of clients that may be drawn. It is the smallest number of any round, so that it never
+                understates the probability that a client is drawn.
+            rounds: number of training rounds.
         """
         sampled = min(self.clients_per_round, num_clients)
         return Releases(self.rounds if rounds is None else rounds, sampled, num_clients)

@@ -1,4 +1,4 @@
-"""The server's side of a federation: Algorithm 1 of the papers, round after round.
+"""Server side of a federation: Algorithm 1 of the papers, round after round.
 
 Legend: N clients, K clusters, P + Q length of a model's flat vector.
 """
@@ -22,7 +22,7 @@ from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
 from lcfl.methods.clustering.base import ExtraRound
 from lcfl.methods.exchange.transforms import Guarantee
@@ -40,27 +40,27 @@ __all__ = ["Server"]
 
 
 class Server:
-    """Rank 0 of a federation: what callbacks see as `server`.
+    """Rank 0 of a federation, which callbacks see as `server`.
 
     Args:
-        fabric: launched; its callbacks are called, its loggers written to.
-        ranks: carry out local work and evaluation.
+        fabric: launched Fabric whose callbacks are called and whose loggers are written to.
+        transport: hands local work and evaluation to the ranks.
         module: network and loss.
-        data: set up.
+        data: the data module after its setup.
         method: the four parts.
-        schedule: rounds and what happens how often.
-        state: of the beginning, or of a checkpoint.
-        seed: of the run.
-        identity: what a checkpoint must agree in to be resumed.
-        run_dir: where files go.
-        callbacks: those of `fabric`: the clusterings, then the others, in the order in which hooks reach them.
-        loggers: every training round's row goes to each of them.
+        schedule: the number of rounds, and how often something happens.
+        state: the initial state, or the state of a checkpoint.
+        seed: seed of the run.
+        identity: the settings that must be equal when a checkpoint is resumed.
+        run_dir: directory for the files of the run.
+        callbacks: the callbacks of `fabric`: the clusterings, then the others, in the order in which hooks reach them.
+        loggers: the loggers that receive the row of every training round.
     """
 
     def __init__(
         self,
         fabric: Fabric,
-        ranks: Ranks,
+        transport: Transport,
         module: FederatedModule,
         data: FederatedDataModule,
         method: Method,
@@ -72,50 +72,53 @@ class Server:
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
     ) -> None:
-        self.fabric, self.ranks, self.module, self.data, self.method = fabric, ranks, module, data, method
+        self.fabric, self.transport, self.module, self.data, self.method = fabric, transport, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
         chosen = functools.partial(schedule.evaluated, seed)
-        self.evaluate = Evaluator(ranks, method, data.population, data.protocols, module.layout, chosen)
+        self.evaluate = Evaluator(transport, method, data.population, data.protocols, module.layout, chosen)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
-        self._evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and the rounds before it
+        self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
     @property
     def layout(self) -> Layout:
-        """How models lie in flat vectors."""
+        """How models are laid out in flat vectors."""
         return self.module.layout
 
     @property
     def stop_signal(self) -> int:
-        """The number of the signal that asked for a stop; 0 for none."""
-        return self.ranks.stop_signal
+        """The number of the signal that requested a stop; 0 if there was none."""
+        return self.transport.stop_signal
 
     @property
     def is_done(self) -> bool:
-        """Whether the last round that is wanted is complete."""
+        """Whether the last round of the run is complete."""
         return self.state.round >= self.schedule.rounds or self.state.should_stop
 
     def initial_model(self, number: int) -> torch.Tensor:
-        """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
+        """Returns the initial model ``[P + Q]`` with this number, drawn from a separate random stream.
+
+        Number 0 is the initial model of all clients.
+        """
         return self.module.initial_model(self.seed, number)[: len(self.state.initial)]
 
     def log(self, name: str, value: float) -> None:
-        """Adds a metric to the row of the round that is running, at the last evaluation to the final metrics.
+        """Adds a metric to the row of the current round, or to the final metrics during the last evaluation.
 
         Raises:
-            RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has been written.
+            RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has already been written.
         """
         if self._is_written:
             raise RuntimeError(
-                f"server.log({name!r}): too late, the round's row is written when on_round_logged and on_fit_end are "
-                "called; log in on_aggregated, or in on_evaluated."
+                f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "
+                "on_fit_end are called. Log in on_aggregated or on_evaluated instead."
             )
         self._row[name] = float(value)
 
     def add(self, name: str, value: float) -> None:
-        """Adds to a metric of the row, which training and extra rounds share."""
+        """Adds `value` to a metric of the row, which training and extra rounds share."""
         self.log(name, self._row.get(name, 0.0) + value)
 
     def call(self, hook: str, **arguments: Any) -> None:
@@ -123,7 +126,7 @@ class Server:
         self.fabric.call(hook, server=self, state=self.state, **arguments)
 
     def fit(self) -> dict[str, float]:
-        """Runs what is left of the federation; the final metrics, or none if a signal stopped it."""
+        """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
         self.call("on_fit_start")
         warmup_rounds = self.method.warmup_rounds(self.data.num_participants)
         while self.state.round < 0 and not self.stop_signal:
@@ -136,7 +139,7 @@ class Server:
         return metrics
 
     def warmup_round(self, extra: ExtraRound) -> None:
-        """A round before training, with a number and a row of its own."""
+        """Runs a round before training, which has its own number and row."""
         begin = time.perf_counter()
         active = torch.nonzero(self.state.active).flatten().tolist()
         self.run_extra_round(replace(extra, clients=[active[place] for place in extra.clients]))
@@ -144,7 +147,10 @@ class Server:
         self.finish_row(self.state.round - 1, begin)
 
     def run_extra_round(self, extra: ExtraRound) -> None:
-        """Runs a warm-up or extra round with the clients that it names; what they learn stays with the server."""
+        """Runs a warm-up or extra round with the clients that it names.
+
+        The clients keep nothing of what they learn.
+        """
         state = self.state
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
@@ -163,10 +169,10 @@ class Server:
         self.call("on_extra_round_end", uploads=uploads)
 
     def round(self) -> None:
-        """One round: sample, downlink, local work, uplink, cluster, aggregate, evaluate, log."""
+        """Runs one round: sample, send, train, receive, cluster, aggregate, evaluate, log."""
         state, begin = self.state, time.perf_counter()
-        gone = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
-        state.leave(gone)
+        leaving = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
+        state.leave(leaving)
         before = state.assignment.clone()
         self.call("on_round_start")
         exchange = self.method.exchange
@@ -201,15 +207,15 @@ class Server:
         self.finish_row(state.round - 1, begin)
 
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> dict[int, TrainingResult]:
-        """Local work of several clients; results by client, without those that came out NaN or infinite.
+        """Runs the local work of several clients; returns the results by client without those that are NaN or infinite.
 
-        What the server sent to the clients `dropped` is counted, too; they do nothing and stay as they were.
+        Bytes sent to the clients in `dropped` are counted too, but these clients do nothing and stay as they were.
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]
-        work = [self.cost_of(task) for task in tasks]
+        costs = [self.cost_of(task) for task in tasks]
         with self.timed("local"):
-            results: list[TrainingResult] = self.ranks.map(tasks, work)
+            results: list[TrainingResult] = self.transport.map(tasks, costs)
         raise_failures(results)
         finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
         if len(finite) < len(tasks):
@@ -230,7 +236,7 @@ class Server:
         return {task.client: self.read(task, finite[task.client]) for task in tasks if task.client in finite}
 
     def read(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
-        """A result with the upload as the server reads it, and what it answers."""
+        """Returns a result with the upload as the server reads it, and with the downlink that it answers."""
         exchange = task.exchange or self.method.exchange
         payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
         state = result.state
@@ -242,35 +248,38 @@ class Server:
     def log_training(self, trained: Sequence[LocalOutput]) -> None:
         """Logs the mean loss of the clients, and the means of what their training steps logged."""
         values: dict[str, list[float]] = {}
-        for each in trained:
-            losses = {} if each.loss is None else {"train/loss": each.loss}
-            for name, value in (losses | dict(each.logged)).items():
+        for output in trained:
+            losses = {} if output.loss is None else {"train/loss": output.loss}
+            for name, value in (losses | dict(output.logged)).items():
                 values.setdefault(name, []).append(value)
         for name, of_clients in values.items():
             self.log(name, float(np.mean(of_clients)))
 
     def collect_callback_states(self) -> None:
-        """Puts what the clusterings and callbacks keep into the state."""
+        """Stores the states of the clusterings and callbacks in the state of the federation."""
         self.state.callbacks = {key: callback.state_dict() for key, callback in self.callbacks_with_keys()}
 
     def restore_callback_states(self) -> None:
-        """Hands the state of a checkpoint back to the clusterings and callbacks that are still there."""
+        """Restores the states from a checkpoint in the clusterings and callbacks that are still there."""
         for key, callback in self.callbacks_with_keys():
             if key in self.state.callbacks:
                 callback.load_state_dict(self.state.callbacks[key])
 
     def callbacks_with_keys(self) -> list[tuple[str, Callback]]:
-        """Clusterings, then callbacks, with the keys of their states."""
+        """Returns the clusterings, then the callbacks, with the keys of their states."""
         return with_state_keys(self.callbacks)
 
     def cost_of(self, task: TrainingTask) -> int:
-        """How many samples a task computes."""
+        """Returns how many samples a task processes."""
         local_update = task.local_update or self.method.local_update
         num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
         return local_update.cost(pass_length(num_samples, batch_size, self.data.drop_last), batch_size)
 
     def log_clusters(self, before: torch.Tensor, trained: Sequence[int]) -> None:
-        """Logs how many clusters have members, how many clients moved, and agreement with the truth if it is known."""
+        """Logs how many clusters have members and how many clients moved.
+
+        Also logs the agreement with the true groups if they are known.
+        """
         if not self.method.is_clustered:
             return
         state, groups = self.state, self.data.population.groups
@@ -280,11 +289,11 @@ class Server:
         moved = (before != state.assignment) & state.active
         self.log("cluster/moved", int(moved.sum()))
         self.log("cluster/moved_untrained", int(moved.sum() - moved[list(trained)].sum()))
-        if state.round > 0:  # what stood before the first round is no round's outcome
+        if state.round > 0:  # the clusters before the first round are not the result of a round
             both = [each[state.active].numpy() for each in (before, state.assignment)]
             self.log("cluster/stability", co_membership_jaccard(*both))
         if groups is not None:
-            from sklearn.metrics import adjusted_rand_score  # not at every start: only clustered runs need it
+            from sklearn.metrics import adjusted_rand_score  # imported here because only clustered runs need it
 
             self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
 
@@ -297,7 +306,7 @@ class Server:
         self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
-        """The whole grid, stages x protocols x kinds of model that are wanted, with the trivial baseline beside it."""
+        """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
         missing, known = final_kinds(self.method.exchange, self.schedule.final_models), Evaluation()
         if self._evaluated is not None and self._evaluated[0] == self.state.round:
             known = self._evaluated[1]
@@ -306,24 +315,26 @@ class Server:
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
-        logged, self._row = self._row, {}  # by on_evaluated
+        logged, self._row = self._row, {}  # includes what callbacks logged in on_evaluated
         return evaluation.summary() | self.majority_baseline() | mean_stability | logged
 
     def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
-        """The accuracy of models ``[P + Q]`` on the proxy set D_test, whose images are seen as they are.
+        """Returns the accuracy of models ``[P + Q]`` on the proxy set D_test.
+
+        No client transform changes its samples.
 
         Raises:
-            ValueError: if there is no proxy set, or the module measures no ``acc``.
+            ValueError: if there is no proxy set, or if the module does not measure ``acc``.
         """
         proxy = self.data.population.proxy
         if not len(proxy) or "acc" not in self.module.metrics:
             raise ValueError(
-                f"a proxy set of {len(proxy)} images, and the metrics {', '.join(map(str, self.module.metrics))}: set "
-                "data.proxy to a number of images, and let the module's metrics have acc."
+                f"a proxy set of {len(proxy)} samples and the metrics {', '.join(map(str, self.module.metrics))}: set "
+                "data.proxy to a number of samples, and include acc in the module's metrics."
             )
-        buffers = self.state.clients.blank.buffers  # of nobody, where every client has its own
+        buffers = self.state.clients.blank.buffers  # of no client, in case each client has its own
         tasks = [EvaluationTask(model, (proxy,), (), buffers=buffers) for model in models]
-        results = self.ranks.map(tasks, [len(proxy)] * len(tasks))
+        results = self.transport.map(tasks, [len(proxy)] * len(tasks))
         raise_failures(results)
         return [float(measured["acc"]) for (measured,) in results]
 
@@ -333,7 +344,10 @@ class Server:
         return len(self.data.population.proxy) > 0
 
     def majority_baseline(self) -> dict[str, float]:
-        """``test/<protocol>/majority/acc``: of clients that always predict their most frequent training label."""
+        """Returns ``test/<protocol>/majority/acc``.
+
+        This is the accuracy of clients that always predict their most frequent training label.
+        """
         clients, baseline = self.schedule.evaluated(self.seed, self.state.active), {}
         for protocol in self.data.protocols:
             accuracy = self.data.population.majority_accuracy(protocol, self.data.samples.targets, clients)
@@ -341,16 +355,25 @@ class Server:
         return baseline
 
     def guarantee(self) -> Guarantee | None:
-        """What the rounds so far give away of one client's data at most; None where nothing bounds that."""
+        """Returns how much the rounds so far reveal about one client's data at most.
+
+        Returns None if nothing bounds it.
+        """
         number = self.state.round
         return self.method.guarantee(self.schedule.releases(self.data.num_staying(number), number))
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
-        """Whether a round's row is as full as any: it was evaluated, or no training round is."""
+        """Returns whether a round's row is as complete as any row.
+
+        It is if the round was evaluated, or if no training round is evaluated.
+        """
         return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
 
     def finish_row(self, number: int, begin: float) -> None:
-        """Writes the row of round `number` and tells the callbacks; warm-up rounds go to the table only."""
+        """Writes the row of round `number` and notifies the callbacks.
+
+        Rows of warm-up rounds go only to the table.
+        """
         self.log("time/round_s", time.perf_counter() - begin)
         row, self._row = self._row, {}
         self.table.append(number, row)
@@ -362,7 +385,7 @@ class Server:
 
     @contextmanager
     def row_written(self) -> Iterator[None]:
-        """Inside, a metric that is logged comes too late for its row."""
+        """Marks the row as written; a metric that is logged inside comes too late for it."""
         self._is_written = True
         yield
         self._is_written = False

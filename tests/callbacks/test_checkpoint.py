@@ -1,4 +1,4 @@
-"""When a checkpoint is written, which ones stay, and which one is called the best."""
+"""When a checkpoint is written, which checkpoints are kept, and which one is called the best."""
 
 import json
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ MONITOR = "val/own_split/personal/acc"
 
 
 class Training:
-    """As much of a server as the callback sees; `train` is one round after the other."""
+    """As much of a server as the callback uses; `train` runs one round after another."""
 
     def __init__(self, run_dir, callback, rounds=12):
         self.run_dir, self.callback, self.rounds, self.stop_signal = run_dir, callback, rounds, 0
@@ -38,14 +38,14 @@ class Training:
         self.told.append((hook, path.name))
 
     def train(self, *scores, metric=MONITOR):
-        """A round for each score; None is a round without an evaluation."""
+        """Runs a round for each score; None is a round without an evaluation."""
         for score in scores:
             self.state.round += 1
             self.callback.on_round_logged(self, self.state, {} if score is None else {metric: score})
         return self
 
     def resume(self, callback, number=None):
-        """Goes on with another callback from the checkpoint of round `number`; None: the newest."""
+        """Continues with another callback from the checkpoint of round `number`, or from the newest if None."""
         folder = self.run_dir / "checkpoints"
         self.state = read(path_of(folder, self.saved[-1] if number is None else number)).state
         drop_after(folder, self.state.round)
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def choice(self):
-        """What ``best.json`` says; None where there is none."""
+        """The content of ``best.json``; None if it does not exist."""
         file = self.run_dir / "checkpoints" / "best.json"
         return json.loads(file.read_text()) if file.exists() else None
 
@@ -72,11 +72,11 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path):
-    """``training(**options)``: with a `Checkpoint` of these options."""
+    """``training(**options)``: a `Training` with a `Checkpoint` of these options."""
     return lambda rounds=12, **options: Training(tmp_path, Checkpoint(**options), rounds)
 
 
-# when
+# when a checkpoint is written
 
 
 def test_every_n_rounds_and_at_the_end(training):
@@ -95,7 +95,7 @@ def test_a_run_that_needs_no_round_has_a_checkpoint_too(training):
     assert training(rounds=0).end().saved == [0]
 
 
-def test_what_it_remembers_is_in_the_checkpoint(training):
+def test_state_of_the_callback_is_in_the_checkpoint(training):
     run = training(every_n_rounds=1, monitor=MONITOR).train(0.5)
     saved = read(run.run_dir / "checkpoints" / "round-000001.ckpt")
     assert saved.identity == IDENTITY
@@ -103,17 +103,17 @@ def test_what_it_remembers_is_in_the_checkpoint(training):
     assert saved.state.callbacks["Checkpoint"] == {"best": best}
 
 
-# which ones stay
+# which checkpoints are kept
 
 
 @pytest.mark.parametrize(("keep_last", "expected"), [(1, [12]), (2, [10, 12]), (9, [2, 4, 6, 8, 10, 12])])
-def test_the_newest_stay(training, keep_last, expected):
+def test_newest_checkpoints_are_kept(training, keep_last, expected):
     assert training(every_n_rounds=2, keep_last=keep_last).train(*[None] * 12).saved == expected
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 3), ("min", 2)])
-def test_the_best_stays_too_and_is_found_by_name(training, mode, best):
-    scores = [0.5, 0.1, 0.9, 0.2, None, 0.9, 0.1, None, None, None, None, None]  # as good later is not better
+def test_best_checkpoint_is_kept_and_named(training, mode, best):
+    scores = [0.5, 0.1, 0.9, 0.2, None, 0.9, 0.1, None, None, None, None, None]  # an equal score later is not better
     run = training(every_n_rounds=5, monitor=MONITOR, mode=mode).train(*scores)
     assert run.saved == [best, 10, 12]
     assert run.choice == {
@@ -131,7 +131,7 @@ def test_without_a_monitor_nothing_is_best(training):
     assert run.choice is None
 
 
-# a second run
+# resumed and repeated runs
 
 
 def test_a_resumed_run_knows_the_best_of_the_first(training, tmp_path):
@@ -152,7 +152,7 @@ def test_a_resumed_run_knows_the_best_of_the_first(training, tmp_path):
 def test_the_best_by_another_monitor_or_mode_is_forgotten(training, options, metric, scores):
     run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
     run.resume(Checkpoint(every_n_rounds=1, keep_last=1, **options))
-    assert run.choice is None  # what it named is not kept any longer
+    assert run.choice is None  # the checkpoint that it named is no longer kept
     run.train(*scores, metric=metric)
     assert run.saved == [4, 5]
     assert (run.choice["checkpoint"], run.choice["score"]) == ("round-000004.ckpt", scores[0])
@@ -164,7 +164,7 @@ def test_without_a_monitor_the_best_of_the_first_run_stays(training):
     assert run.saved == [2, 4] and run.choice["round"] == 2
 
 
-def test_a_best_that_was_saved_without_its_mode_is_the_best(training):
+def test_best_saved_without_a_mode_stays_the_best(training):
     run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
     callback = Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)
     callback.load_state_dict({"best": {"round": 2, "monitor": MONITOR, "score": 0.9}})
@@ -172,7 +172,7 @@ def test_a_best_that_was_saved_without_its_mode_is_the_best(training):
     assert run.train(0.6).saved == [2, 4] and run.choice["round"] == 2
 
 
-def test_the_choice_of_a_run_that_was_killed_before_it_was_written_is_made_up_for(training, monkeypatch):
+def test_best_of_a_run_killed_before_writing_it_is_named_on_resume(training, monkeypatch):
     run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.4)
 
     def killed(*_):
@@ -187,13 +187,13 @@ def test_the_choice_of_a_run_that_was_killed_before_it_was_written_is_made_up_fo
     assert (run.choice["checkpoint"], run.choice["score"]) == ("round-000003.ckpt", 0.9)
 
 
-def test_from_an_older_checkpoint_the_best_is_that_of_its_rounds(training):
+def test_best_after_resuming_from_an_older_checkpoint_is_of_its_rounds(training):
     run = training(every_n_rounds=1, keep_last=None, monitor=MONITOR).train(0.5, 0.4, 0.9)
     run.resume(Checkpoint(every_n_rounds=1, monitor=MONITOR), 2)
     assert (run.saved, run.choice["round"]) == ([1, 2], 1)
 
 
-def test_a_best_whose_checkpoint_somebody_has_removed_is_not_named(training):
+def test_best_whose_checkpoint_was_removed_is_not_named(training):
     run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.9, 0.4)
     remove(path_of(run.run_dir / "checkpoints", 1))
     assert run.resume(Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)).choice is None

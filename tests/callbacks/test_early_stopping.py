@@ -1,4 +1,4 @@
-"""A run ends after so many evaluations that were not better, and not before."""
+"""A run ends after `patience` evaluations without improvement, and not before."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ SERVER = SimpleNamespace(is_evaluated=lambda row: MONITOR in row)
 
 
 def stopped_after(callback, scores, state=None):
-    """How many of these rounds were run; None is a round without an evaluation."""
+    """Returns after how many rounds the run stopped, or None; a score of None is a round without an evaluation."""
     state = state or SimpleNamespace(callbacks={}, should_stop=False)
     callback.on_fit_start(None, state)
     for number, score in enumerate(scores, start=1):
@@ -24,10 +24,10 @@ def stopped_after(callback, scores, state=None):
 @pytest.mark.parametrize(
     ("options", "scores", "expected"),
     [
-        ({"patience": 2}, [0.5, 0.6, 0.6, 0.4], 4),  # as good is not better
+        ({"patience": 2}, [0.5, 0.6, 0.6, 0.4], 4),  # an equal score is not better
         ({"patience": 2}, [0.5, 0.4, 0.6, 0.5, 0.7, 0.6], None),
         ({"patience": 1}, [0.5, None, None, 0.5], 4),  # only evaluations count
-        ({"patience": 1, "min_delta": 0.25}, [0.5, 0.75, 0.8], 2),  # "more than"
+        ({"patience": 1, "min_delta": 0.25}, [0.5, 0.75, 0.8], 2),  # an improvement must exceed min_delta
         ({"patience": 1, "min_delta": 0.25}, [0.25, 0.75, 0.9], 3),
         ({"patience": 2}, [float("nan"), float("nan"), 0.5, float("nan"), 0.4], 5),
         ({"patience": 1, "mode": "min"}, [0.5, 0.4, 0.3, 0.35], 4),
@@ -38,7 +38,7 @@ def test_patience_runs_out(options, scores, expected):
     assert stopped_after(EarlyStopping(MONITOR, **options), scores) == expected
 
 
-def test_a_resumed_run_goes_on_waiting():
+def test_resumed_run_continues_to_count():
     first, second = EarlyStopping(MONITOR, patience=3), EarlyStopping(MONITOR, patience=3)
     assert stopped_after(first, [0.9, 0.5]) is None
     second.load_state_dict(first.state_dict())
@@ -54,5 +54,5 @@ def test_a_new_run_of_the_same_object_starts_anew():
 
 @pytest.mark.parametrize("options", [{"patience": 0}, {"min_delta": -0.1}])
 def test_settings_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError, match=r"got patience=.*, min_delta=.*; needed are >= 1 and >= 0"):
+    with pytest.raises(ValueError, match=r"got patience=.*, min_delta=.*; allowed are >= 1 and >= 0"):
         EarlyStopping(MONITOR, **options)

@@ -1,4 +1,4 @@
-"""The comparison of model distances with label distributions, once at the end of a run."""
+"""Comparison of model distances with label distributions, once at the end of a run."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_divergence_is_infinite_for_a_class_that_the_other_lacks():
     assert divergence_NN[1, 0] == np.inf
 
 
-def test_correlations_are_those_of_the_pairs():
+def test_correlations_are_over_all_pairs():
     draw = np.random.default_rng(0)
     divergence_NN, measure_NN = draw.random((5, 5)), draw.random((5, 5))
     found = correlations(torch.as_tensor(divergence_NN), {"l2": torch.as_tensor(measure_NN)})["l2"]
@@ -57,16 +57,16 @@ def test_at_the_end_of_a_run_similar_labels_mean_similar_models(tmp_path, method
     assert found["low_rank_cosine"]["pearson"] < -0.7
     assert found["l2"]["pearson"] > 0.7
     assert (path.parent / "figures" / "label_similarity.png").is_file()
-    alone_of_it = fit(blobs_module(), blobs(12), method(), tmp_path / "without", rounds=4)
-    assert torch.equal(watch.state.global_model, alone_of_it.state.global_model)
+    unobserved = fit(blobs_module(), blobs(12), method(), tmp_path / "without", rounds=4)
+    assert torch.equal(watch.state.global_model, unobserved.state.global_model)
 
 
-def test_a_method_that_sends_nothing_is_compared_by_its_own_models(tmp_path):
+def test_method_that_sends_nothing_is_compared_by_the_clients_models(tmp_path):
     fit(blobs_module(), blobs(12), alone(), tmp_path, rounds=2, callbacks=[LabelSimilarity()])
     assert list(tmp_path.rglob("label_similarity.json"))
 
 
-def test_newcomers_and_leavers_are_not_trained_for_a_comparison(tmp_path):
+def test_newcomers_and_leavers_are_not_compared(tmp_path):
     class Compared(LabelSimilarity):
         def _fine_tuned(self, server, state, clients):
             self.clients = clients
@@ -79,8 +79,8 @@ def test_newcomers_and_leavers_are_not_trained_for_a_comparison(tmp_path):
     assert compared.clients == sorted(set(range(12)) - {leaver, *data.newcomer_clients})
 
 
-def test_a_single_client_has_nothing_to_be_compared_with(tmp_path):
-    with pytest.warns(UserWarning, match="LabelSimilarity: nothing to compare among 1 clients"):
+def test_single_client_is_not_compared(tmp_path):
+    with pytest.warns(UserWarning, match="LabelSimilarity: got 1 clients; it compares at least two"):
         watch = fit(blobs_module(), blobs(1), fedavg(), tmp_path, callbacks=[LabelSimilarity()])
     assert "test/own_split/global/acc" in watch.metrics and not list(tmp_path.rglob("label_similarity.json"))
 

@@ -1,4 +1,4 @@
-"""What loggers are told of a run: what it is, its rounds, and how it ended."""
+"""What loggers receive of a run: its configuration, its rounds, and how it ended."""
 
 import csv
 import os
@@ -12,8 +12,8 @@ from lcfl import Callback, Federation
 from tests.helpers.builders import blobs, blobs_module, fedavg
 
 
-class Told(Logger):
-    """Remembers what it is told."""
+class Recorder(Logger):
+    """Records what it receives."""
 
     name, version = "told", 0
 
@@ -57,47 +57,47 @@ def fit(root, loggers, *callbacks, **arguments):
     return federation.fit(blobs_module(lr=0.05), blobs(), fedavg(), **arguments)
 
 
-class Broken(Told):
-    """Cannot be ended."""
+class Broken(Recorder):
+    """Fails when it is finalized."""
 
     def finalize(self, status):
         raise OSError("connection lost")
 
 
-def test_a_logger_that_cannot_end_hides_no_error_and_no_other_logger(tmp_path):
-    told = Told()
+def test_failing_finalize_hides_no_error_and_skips_no_other_logger(tmp_path):
+    recorder = Recorder()
     with pytest.raises(ArithmeticError, match="on purpose") as raised:
-        fit(tmp_path, [Broken(), told], Fails())
-    assert told.words[-1] == "failed" and raised.value.__notes__ == ["Broken.finalize: connection lost"]
+        fit(tmp_path, [Broken(), recorder], Fails())
+    assert recorder.words[-1] == "failed" and raised.value.__notes__ == ["Broken.finalize: connection lost"]
 
 
 FIRST = ("configuration", 4, 0.05)
 
 
-def test_a_whole_run(tmp_path):
-    logger = Told()
+def test_logger_receives_a_complete_run(tmp_path):
+    logger = Recorder()
     fit(tmp_path, logger)
     assert logger.words == [FIRST, 0, 1, 2, "success"]
 
 
-def test_a_stopped_run_and_one_that_goes_on(tmp_path):
-    logger = Told()
+def test_logger_receives_a_stopped_run_and_its_resumption(tmp_path):
+    logger = Recorder()
     assert fit(tmp_path, logger, Stops()).signal == signal.SIGTERM
     assert logger.words == [FIRST, 0, 1, "failed"]
     fit(tmp_path, logger, ckpt_path="last")
     assert logger.words == [FIRST, 0, 1, "failed", 2, "success"]
 
 
-def test_a_failed_run_keeps_the_rounds_that_a_logger_holds_back(tmp_path):
-    told, held = Told(), CSVLogger(tmp_path / "curves")
+def test_failed_run_writes_the_rounds_that_a_logger_buffers(tmp_path):
+    recorder, buffered = Recorder(), CSVLogger(tmp_path / "curves")
     with pytest.raises(ArithmeticError, match="on purpose"):
-        fit(tmp_path, [told, held], Fails())
-    assert told.words == [FIRST, 0, 1, "failed"]
-    with open(os.path.join(held.log_dir, "metrics.csv")) as file:
+        fit(tmp_path, [recorder, buffered], Fails())
+    assert recorder.words == [FIRST, 0, 1, "failed"]
+    with open(os.path.join(buffered.log_dir, "metrics.csv")) as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "1"]
 
 
-def test_tensorboard_of_ones_own_has_the_configuration(tmp_path):
+def test_user_defined_tensorboard_logger_has_the_configuration(tmp_path):
     fit(tmp_path, TensorBoardLogger(tmp_path / "curves"))
     events = b"".join(path.read_bytes() for path in (tmp_path / "curves").rglob("events.*"))
     assert b"model/optimizer/lr" in events and b"hp_metric" in events

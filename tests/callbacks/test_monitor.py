@@ -1,4 +1,4 @@
-"""What `Monitor` writes is read back: tags, steps, numbers and pictures; and it changes nothing."""
+"""`Monitor`: its tags, steps, numbers and figures are read back, and it does not change the run."""
 
 import io
 import random
@@ -60,7 +60,10 @@ def fit(root, method, rounds=4, ckpt_path=None, lr=0.05, **options):
 
 
 def written(run):
-    """Steps by tag, and the accumulator; orphans of resumed runs are kept so that doubles would show."""
+    """Returns the accumulator, the steps of histograms and images by tag, and the steps of scalars by tag.
+
+    Orphans of resumed runs are kept so that duplicates would show.
+    """
     events = EventAccumulator(str(run.path), EVERYTHING, purge_orphaned_data=False).Reload()
     tags = events.Tags()
     steps = {tag: [event.step for event in events.Histograms(tag)] for tag in tags["histograms"]}
@@ -131,7 +134,7 @@ def test_an_error_while_drawing_a_map_is_not_taken_for_equal_models(tmp_path, mo
         fit(tmp_path, fesem())
 
 
-def test_of_large_models_fewer_are_shown(tmp_path, monkeypatch):
+def test_fewer_large_models_are_shown(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("lcfl.callbacks.monitor.MODEL_NUMBERS", 3 * 50)  # three models of MLP(4, [4], 6)
     monkeypatch.setattr(Monitor, "_draw_codes", lambda *arguments: seen.append(arguments[-2:]))
@@ -139,7 +142,7 @@ def test_of_large_models_fewer_are_shown(tmp_path, monkeypatch):
     assert seen[-1][0].tolist() == [0, 2, 5] and len(seen[-1][1]) == 3
 
 
-def test_a_resumed_run_draws_the_same_pictures_and_doubles_nothing(run, tmp_path):
+def test_resumed_run_draws_the_same_pictures_and_duplicates_nothing(run, tmp_path):
     half = fit(tmp_path, lcfed(), rounds=2, callbacks=Monitor(figure_every=1))
     assert half.state.callbacks["Monitor"]["rounds"].tolist() == [0, 1]
     resumed = fit(tmp_path, lcfed(), rounds=4, ckpt_path="last", callbacks=Monitor(figure_every=1))
@@ -151,7 +154,7 @@ def test_a_resumed_run_draws_the_same_pictures_and_doubles_nothing(run, tmp_path
     assert steps["figures/assignment"] == steps["cluster/members"] == [1, 3]
 
 
-def test_it_changes_no_bit(run, tmp_path):
+def test_monitor_does_not_change_the_run(run, tmp_path):
     alone = fit(tmp_path, lcfed(), logger=False)
     assert not (alone.path / "figures").exists()
     assert torch.equal(alone.state.global_model, run.state.global_model)
@@ -161,7 +164,7 @@ def test_it_changes_no_bit(run, tmp_path):
         assert torch.equal(alone.state.clients[client].model, run.state.clients[client].model)
 
 
-def test_a_method_without_clusters_has_no_pictures_of_them(tmp_path):
+def test_method_without_clusters_has_no_pictures_of_clusters(tmp_path):
     run = fit(tmp_path, fedavg(), rounds=2, logger=CSVLogger(tmp_path), callbacks=Monitor(figure_every=1))
     assert pictures(run).keys() == {
         "accuracies_test_own_split.png",
@@ -172,7 +175,7 @@ def test_a_method_without_clusters_has_no_pictures_of_them(tmp_path):
 
 
 class Writer:
-    """Takes notes as a SummaryWriter would."""
+    """Records calls like those of a SummaryWriter."""
 
     def __init__(self):
         self.calls = []
@@ -248,7 +251,7 @@ def test_nothing_is_logged_for_a_round_of_an_earlier_process(tmp_path):
     assert (tmp_path / "figures" / "similarity.png").is_file()
 
 
-def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
+def test_history_is_small_and_is_restored_and_cut_to_the_state(tmp_path):
     server, state, _ = fake(tmp_path, num_clients=1000, evaluate_every=0)
     monitor = Monitor(figure_every=1)
     play(monitor, server, state, rounds=3)
@@ -271,7 +274,7 @@ def test_history_is_small_survives_and_is_cut_to_the_state(tmp_path):
     Monitor(figure_every=1).load_state_dict(other.state_dict())
 
 
-def test_it_draws_no_random_numbers(tmp_path):
+def test_monitor_draws_no_random_numbers(tmp_path):
     server, state, _ = fake(tmp_path)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     play(Monitor(figure_every=1), server, state, rounds=1)
@@ -300,7 +303,7 @@ def test_figure_every_must_be_positive():
         Monitor(figure_every=0)
 
 
-def test_drawing_warns_of_nothing(tmp_path):
+def test_drawing_gives_no_warnings(tmp_path):
     server, state, _ = fake(tmp_path, num_clients=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

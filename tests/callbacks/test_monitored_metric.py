@@ -1,4 +1,4 @@
-"""A monitored metric: of validation data, known before the first round, NaN never the best."""
+"""Monitored metrics: they use validation data, are checked before the first round, and NaN is never the best."""
 
 import warnings
 from functools import partial
@@ -35,32 +35,32 @@ def monitored(name=ACC, mode="max"):
     return MonitoredMetric("Checkpoint", name, mode)
 
 
-def test_test_data_decide_nothing():
+def test_metric_of_test_data_is_refused():
     with pytest.raises(
         ValueError, match=r"got monitor=test/a/b/acc; test data .* Use its validation twin, val/a/b/acc"
     ):
         monitored("test/a/b/acc")
 
 
-def test_another_mode():
+def test_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="Checkpoint: got mode='most'; allowed are max and min"):
         monitored(mode="most")
 
 
 @pytest.mark.parametrize("name", [ACC, f"{ACC}_worst10", "train/loss", "cluster/anything"])
-def test_known_names_and_those_that_only_a_row_can_tell(name):
+def test_known_names_and_names_outside_evaluations_pass_the_check(name):
     monitored(name).check(NAMES)
 
 
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["val/own_split/cluster/acc", "test/x/y/acc"], f"no metric {ACC}; there are val/own_split/cluster/acc"),
+        (["val/own_split/cluster/acc", "test/x/y/acc"], f"no metric {ACC}; the metrics are val/own_split/cluster/acc"),
         ([], r"never measured during a run with trainer\.evaluate_every=0"),
         (["test/own_split/personal/acc"], r"needs validation data.*data\.val_fraction"),
     ],
 )
-def test_a_metric_that_is_never_measured(names, text):
+def test_metric_that_is_never_measured_is_refused(names, text):
     with pytest.raises(ValueError, match=text):
         monitored().check(names)
 
@@ -72,37 +72,37 @@ def test_larger_scores_are_better():
     assert monitored().score({"train/loss": 1.0}, server()) is None
 
 
-def test_a_row_that_should_have_it():
+def test_row_that_should_have_the_metric_is_refused():
     full = {"train/loss": 1.0, "time/eval_s": 0.1}
-    with pytest.raises(ValueError, match="no metric cluster/kount; there are time/eval_s, train/loss"):
+    with pytest.raises(ValueError, match="no metric cluster/kount; the metrics are time/eval_s, train/loss"):
         monitored("cluster/kount").score(full, server())
     with pytest.raises(ValueError, match="no metric cluster/kount"):
         monitored("cluster/kount").score({"a": 1.0}, server(evaluate_every=0))
     assert monitored("train/loss").score({"time/eval_s": 0.1}, server()) is None
 
 
-def test_a_row_that_happens_to_lack_it_is_passed_over():
+def test_row_that_may_lack_the_metric_is_skipped():
     full = {"train/loss": 1.0, "time/eval_s": 0.1}
-    assert monitored("cluster/kount").score(full, server(columns=["cluster/kount"])) is None  # it was there before
+    assert monitored("cluster/kount").score(full, server(columns=["cluster/kount"])) is None  # an earlier round had it
     for name in ("stability", "granularity", "granularity_03", "threshold", "mean_update_1"):
         assert monitored(f"cluster/{name}").score(full | {"cluster/count": 2.0}, server()) is None
-        with pytest.raises(ValueError, match=f"no metric cluster/{name}"):  # of a method that does not cluster
+        with pytest.raises(ValueError, match=f"no metric cluster/{name}"):  # the method does not cluster
             monitored(f"cluster/{name}").score(full, server())
 
 
-def test_an_unknown_metric_of_ones_own_is_waited_for():
+def test_unknown_user_defined_metric_is_a_warning():
     full = {"train/loss": 1.0, "time/eval_s": 0.1}
     with pytest.warns(UserWarning, match="Checkpoint: no round so far has had monitor=train/my"):
         assert monitored("train/my").score(full, server()) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert monitored("train/my").score({"time/eval_s": 0.1}, server()) is None  # nobody trained
+        assert monitored("train/my").score({"time/eval_s": 0.1}, server()) is None  # no client trained
         assert monitored("train/my").score({"train/loss": 1.0}, server()) is None  # not evaluated
         assert monitored("train/my").score(full, server(columns=["train/my"])) is None
 
 
-def test_a_metric_that_never_came_is_said_at_the_end():
-    with pytest.warns(UserWarning, match=r"no round had monitor=train/my.*; there were a, train/loss\."):
+def test_warning_at_the_end_names_a_metric_that_no_round_had():
+    with pytest.warns(UserWarning, match=r"no round had monitor=train/my.*; the rounds had a, train/loss\."):
         monitored("train/my").warn_if_never_seen(server(columns=["train/loss", "a"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -123,7 +123,7 @@ def run(tmp_path, callbacks, module=None, method=None, **options):
 
 
 @pytest.mark.parametrize("kind", [Checkpoint, EarlyStopping])
-def test_stability_is_there_from_the_second_round_on(tmp_path, kind):
+def test_stability_is_available_from_the_second_round_on(tmp_path, kind):
     callback = kind(monitor="cluster/stability")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*monitor=")
@@ -134,21 +134,21 @@ def test_stability_is_there_from_the_second_round_on(tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", ["cluster/count", "cluster/stability"])
-def test_an_opening_round_has_no_clusters_yet(tmp_path, name):
+def test_warmup_round_without_cluster_metrics_is_skipped(tmp_path, name):
     callback = EarlyStopping(monitor=name)
     run(tmp_path, [callback], rounds=2, evaluate_every=0)
     assert callback.state_dict()["best"] is not None
 
 
 class Logs(FederatedModule):
-    """A step with a metric of its own."""
+    """A module whose training step logs a metric."""
 
     def training_step(self, batch, batch_idx):
         self.log("train/my", 1.0)
         return super().training_step(batch, batch_idx)
 
 
-def test_a_metric_of_a_step_is_missing_where_nobody_reports(tmp_path):
+def test_metric_of_a_step_is_missing_in_rounds_without_reports(tmp_path):
     module = Logs(partial(MLP, 16, [16], 8), partial(torch.optim.SGD, lr=0.05))
     callback = Checkpoint(monitor="train/my")
     with warnings.catch_warnings():
@@ -160,7 +160,7 @@ def test_a_metric_of_a_step_is_missing_where_nobody_reports(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Checkpoint, EarlyStopping])
-def test_a_misspelt_metric_of_ones_own_is_said_in_the_first_round_and_at_the_end(tmp_path, kind):
+def test_misspelt_user_defined_metric_is_a_warning_in_the_first_round_and_at_the_end(tmp_path, kind):
     class Spread(Callback):
         def on_aggregated(self, server):
             server.log("spread", 1.0)

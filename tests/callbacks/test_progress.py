@@ -1,4 +1,4 @@
-"""What `Progress` prints, read back from standard output or from a terminal that is not one."""
+"""`Progress`: its output, read back from standard output or from a simulated terminal."""
 
 import io
 import os
@@ -45,7 +45,7 @@ METRICS = {
 
 
 class Interrupt(Callback):
-    """Ctrl-C during the second round."""
+    """Presses Ctrl-C during the second round."""
 
     def on_uploads(self, state):
         if state.round == 1:
@@ -117,7 +117,7 @@ def test_a_run_from_start_to_summary(tmp_path, capsys):
     lines = out.splitlines()
     assert (
         lines[0]
-        == f"{run.path}: 1 x cpu, compiled, 32-true, 4 clients, 2 a round, 40 parameters (20 of them embedding)"
+        == f"{run.path}: 1 x cpu, compiled, 32-true, 4 clients, 2 per round, 40 parameters (20 in the embedding)"
     )
     assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == [f"round {n}/4" for n in range(1, 5)]
     assert "resumed" not in out
@@ -136,10 +136,10 @@ def test_a_run_from_start_to_summary(tmp_path, capsys):
     assert lines[-1] == f"tensorboard --logdir '{tmp_path}/my runs'"
 
 
-def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys):
+def test_stopped_run_prints_how_to_resume_it_and_resumes(tmp_path, capsys):
     assert fit(tmp_path, Interrupt()).signal == signal.SIGINT
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "stopped by SIGINT after 2 of 4 rounds; --ckpt_path last resumes it"
+    assert out.splitlines()[-1] == "stopped by SIGINT after 2 of 4 rounds; resume it with --ckpt_path last"
     fit(tmp_path, ckpt_path="last")
     out = capsys.readouterr().out
     assert "resumed: 2 of 4 rounds are done" in out
@@ -151,12 +151,12 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     ("done", "should_stop", "said"),
     [
         (7, False, "resumed: 7 of 9 rounds are done"),
-        (9, False, "resumed after 9 rounds: trainer.rounds is 9, so it is evaluated and not trained any further"),
-        (146, False, "resumed after 146 rounds: trainer.rounds is 9, so it is evaluated and not trained any further"),
-        (7, True, "resumed after 7 rounds: it was stopped early, so it is evaluated and not trained any further"),
+        (9, False, "resumed after 9 rounds: trainer.rounds is 9, so it is only evaluated"),
+        (146, False, "resumed after 146 rounds: trainer.rounds is 9, so it is only evaluated"),
+        (7, True, "resumed after 7 rounds: it was stopped early, so it is only evaluated"),
     ],
 )
-def test_a_resumed_run_says_what_is_left(capsys, done, should_stop, said):
+def test_resumed_run_prints_what_is_left(capsys, done, should_stop, said):
     state = SimpleNamespace(round=done, total_bytes=0)
     server = fake(rounds=9, state=state, is_done=should_stop or done >= 9)
     Progress().on_fit_start(server, state)
@@ -167,24 +167,24 @@ def test_plain_lines(capsys):
     play(fake(evaluate_every=50), until=40, every=20)
     lines = capsys.readouterr().out.splitlines()
     expected = (
-        "logs/lcfl/version_0: 2 x cpu, compiled, 32-true, 20 clients, 8 a round, 4,778,954 parameters "
-        "(544 of them embedding)"
+        "logs/lcfl/version_0: 2 x cpu, compiled, 32-true, 20 clients, 8 per round, 4,778,954 parameters "
+        "(544 in the embedding)"
     )
     assert lines[:2] == [expected, "warm-up round: 20 clients, 3.0 MB"]
     assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")
     assert lines[5].startswith("round  40/100  test own_split personal 0.912  clusters 5  43.0 MB  0.0")
     assert lines[5].endswith(" s/round")
-    no_checkpoint = "there is no checkpoint to resume it from (trainer.enable_checkpointing)"
+    no_checkpoint = "it cannot be resumed, because trainer.enable_checkpointing is false"
     assert lines[6] == f"stopped by signal 0 after 40 of 100 rounds; {no_checkpoint}"
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, 0])
-def test_the_last_round_has_a_line_whenever_it_comes(signal_number, capsys):
+def test_last_round_always_has_a_line(signal_number, capsys):
     server = fake(stop_signal=signal_number, callbacks=[Checkpoint()])
     play(server, until=3)
     out = capsys.readouterr().out
     assert ("round   3/100" in out) == bool(signal_number)
-    assert ("stopped by SIGTERM after 3 of 100 rounds; --ckpt_path last resumes it" in out) == bool(signal_number)
+    assert ("stopped by SIGTERM after 3 of 100 rounds; resume it with --ckpt_path last" in out) == bool(signal_number)
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 10, 19, 100, 1234])
@@ -194,19 +194,22 @@ def test_there_are_never_many_lines(rounds, evaluate_every):
     assert due[-1] == rounds and min(rounds, 5) <= len(due) <= 21
 
 
-def test_what_projecting_clients_would_cost(capsys):
+def test_cost_of_the_projection_on_clients_is_printed(capsys):
     rows = [{"round": "-1", "comm/client_projection_bytes": "2500000.0"}, {"round": "0"}]
     rows.append({"round": "1", "comm/client_projection_bytes": ""})
     rows.append({"round": "2", "comm/client_projection_bytes": "500000.0"})
     play(fake(rounds=2, table=SimpleNamespace(rows=rows)), until=2, metrics=METRICS)
     out = capsys.readouterr().out
-    assert "2 rounds, 5.0 MB sent and received\nif the clients projected: 3.0 MB more, 8.0 MB in all\n" in out
+    assert (
+        "2 rounds, 5.0 MB sent and received\n3.0 MB more if the clients computed the projection (8.0 MB in total)\n"
+        in out
+    )
 
 
-def test_a_run_that_ended_early_says_so(capsys):
+def test_run_that_ended_early_is_marked(capsys):
     server = fake(rounds=9)
     play(server, until=3, metrics={"val/own_split/global/acc": 0.5})
-    assert "3 rounds of 9, stopped early, 6.0 MB" in capsys.readouterr().out
+    assert "3 rounds (stopped early, 9 planned), 6.0 MB" in capsys.readouterr().out
 
 
 def test_table_of_test_metrics():

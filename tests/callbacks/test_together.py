@@ -1,4 +1,4 @@
-"""Callbacks beside one another: what one remembers or decides is not undone by another."""
+"""Callbacks used together: no callback undoes what another one stores or decides."""
 
 import json
 
@@ -14,7 +14,7 @@ MONITOR = "val/own_split/personal/acc"
 
 
 class Counter(Callback):
-    """Counts the rounds it has seen."""
+    """Counts the rounds that it has seen."""
 
     def __init__(self):
         self.seen = 0
@@ -44,7 +44,7 @@ def run(tmp_path, rounds, *callbacks, ckpt_path=None):
 
 
 @pytest.mark.parametrize("checkpoint_first", [True, False])
-def test_a_checkpoint_holds_what_the_other_callbacks_know_of_its_round(tmp_path, checkpoint_first):
+def test_checkpoint_contains_the_states_of_other_callbacks_after_its_round(tmp_path, checkpoint_first):
     def callbacks():
         both = [Checkpoint(every_n_rounds=1), Counter()]
         return both if checkpoint_first else both[::-1]
@@ -54,7 +54,7 @@ def test_a_checkpoint_holds_what_the_other_callbacks_know_of_its_round(tmp_path,
     assert resumed.state.callbacks["Counter"] == {"seen": 6}  # the warm-up round and five more
 
 
-def test_a_callback_that_keeps_what_cannot_be_read_back_ends_a_run_at_its_first_checkpoint(tmp_path):
+def test_callback_state_that_cannot_be_read_back_ends_a_run_at_its_first_checkpoint(tmp_path):
     class Array(Counter):
         def state_dict(self):
             return {"seen": np.full(1, self.seen)}
@@ -82,7 +82,7 @@ def test_a_second_stopper_does_not_undo_the_stop_of_the_first(tmp_path):
     assert run(tmp_path, 6, stops_first, never_stops).state.round == 2
 
 
-def test_the_summary_of_a_shorter_run_is_gone_while_a_longer_one_goes_on(tmp_path):
+def test_summary_of_a_shorter_run_is_removed_while_it_is_extended(tmp_path):
     class Breaks(Callback):
         def on_round_start(self, server, state):
             if state.round == 3:

@@ -1,4 +1,4 @@
-"""The command line: commands, layers of configuration, resume, and how a run ends."""
+"""Tests the command line: commands, layers of configuration, resuming, and how a run ends."""
 
 import os
 import subprocess
@@ -17,17 +17,19 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def equal(run, other):
-    """Whether two runs end in the same bits."""
-    ours, theirs = run.state, other.state
-    if ours.round != theirs.round or list(ours.clients) != list(theirs.clients):
+    """Returns whether two runs end with the same bits."""
+    first, second = run.state, other.state
+    if first.round != second.round or list(first.clients) != list(second.clients):
         return False
-    same = [torch.equal(ours.clients[i].model, theirs.clients[i].model) for i in ours.clients]
+    same = [torch.equal(first.clients[i].model, second.clients[i].model) for i in first.clients]
     return (
-        all(same) and torch.equal(ours.centres, theirs.centres) and torch.equal(ours.global_model, theirs.global_model)
+        all(same)
+        and torch.equal(first.centres, second.centres)
+        and torch.equal(first.global_model, second.global_model)
     )
 
 
-# The command without torch
+# the command without torch
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_help_and_version_answer_without_importing_torch(words, answer):
     assert answer in done.stdout
 
 
-def test_each_command_has_help_that_names_the_groups(capsys):
+def test_the_help_of_a_command_lists_all_groups(capsys):
     with pytest.raises(SystemExit) as ended:
         lcfl("validate", "--help")
     shown = capsys.readouterr().out
@@ -65,37 +67,37 @@ def test_the_real_command_trains_quietly(tmp_path, parts):
 # fit, validate, test
 
 
-def test_fit_returns_the_run_and_leaves_its_files():
+def test_fit_returns_the_run_and_writes_its_files():
     run = lcfl(*FIT)
     assert str(run.path) == "logs/lcfl/version_0" and run.state.round == 2
     assert {"config.yaml", "metrics.csv", "summary.json", "partition.json", "checkpoints"} <= set(os.listdir(run.path))
     assert run.metrics["test/own_split/majority/acc"] == 0.5
 
 
-def test_validate_without_validation_data():
+def test_validate_without_validation_data_is_refused():
     small = (*SYNTHETIC, *FEDAVG, *SMALL, "--data.val_fraction=0")
     lcfl("fit", *small)
     with pytest.raises(ValueError, match=r"validate: no client has validation data; set data\.val_fraction"):
         lcfl("validate", *small)
 
 
-def test_validate_and_test_measure_the_last_checkpoint_and_write_nothing(tmp_path, capsys):
+def test_validate_and_test_evaluate_the_last_checkpoint_and_write_nothing(tmp_path, capsys):
     run = lcfl(*FIT)
     before = files(tmp_path)
     capsys.readouterr()
     for command, stage in (("test", "test"), ("validate", "val")):
         metrics = lcfl(command, *FIT[1:])
-        wanted = {name: value for name, value in run.metrics.items() if name.startswith(f"{stage}/")}
-        assert metrics == wanted and len(wanted) > 10
+        expected = {name: value for name, value in run.metrics.items() if name.startswith(f"{stage}/")}
+        assert metrics == expected and len(expected) > 10
         shown = capsys.readouterr().out
         assert f"{100 * metrics[f'{stage}/own_split/personal/acc']:.2f}" in shown and "cluster" in shown
     assert files(tmp_path) == before
 
 
-# Configuration
+# configuration
 
 
-def test_a_printed_configuration_gives_itself_again(tmp_path, capsys):
+def test_a_printed_configuration_can_be_read_and_printed_again(tmp_path, capsys):
     args = (*SYNTHETIC, *LCFED, *SMALL, "--seed_everything=3", "--trainer.callbacks+=EarlyStopping")
     first = printed(capsys, *args, "--trainer.callbacks.monitor=val/own_split/personal/acc")
     assert first["seed_everything"] == 3 and first["trainer"]["rounds"] == 2 and "seed" not in first["trainer"]
@@ -104,7 +106,7 @@ def test_a_printed_configuration_gives_itself_again(tmp_path, capsys):
     assert printed(capsys, "-c", "printed.yaml") == first
 
 
-def test_the_configuration_in_a_run_directory_runs_the_same(capsys):
+def test_the_configuration_in_a_run_directory_reproduces_the_run(capsys):
     run = lcfl(*FIT, "--seed_everything=5")
     saved = yaml.safe_load((run.path / "config.yaml").read_text())
     assert saved["seed_everything"] == 5 and "seed" not in saved["trainer"]
@@ -114,32 +116,32 @@ def test_the_configuration_in_a_run_directory_runs_the_same(capsys):
     assert not equal(run, lcfl(*FIT, "--seed_everything=6"))
 
 
-def test_later_layers_and_options_win(capsys):
+def test_later_layers_and_options_override_earlier_ones(capsys):
     layers = ("-c", "trainer: {rounds: 5, name: one}", "-c", "trainer: {rounds: 6}", "--trainer.evaluate_every=3")
     trainer = printed(capsys, *SYNTHETIC, *FEDAVG, *layers)["trainer"]
     assert (trainer["rounds"], trainer["name"], trainer["evaluate_every"]) == (6, "one", 3)
 
 
-def test_the_seed_is_the_federations(built):
+def test_seed_everything_is_the_seed_of_the_federation(built):
     assert built("--seed_everything=7")["trainer"].seed == 7
     assert built()["trainer"].seed == 0
 
 
 @pytest.mark.parametrize("seed", ["-1", "4294967296", "true", "1.5"])
-def test_a_seed_that_is_none_is_refused(capsys, seed):
+def test_an_invalid_seed_is_refused(capsys, seed):
     assert "seed_everything" in failure(capsys, *FIT, f"--seed_everything={seed}")
 
 
-def test_the_trainers_seed_is_no_option(capsys):
+def test_trainer_seed_is_not_an_option(capsys):
     assert "seed_everything" in failure(capsys, *FIT, "--trainer.seed=3")
     said = failure(capsys, *FIT, "-c", "trainer: {seed: 3}")
     assert "trainer.seed" in said and "Did you mean seed_everything?" in said
 
 
-# Checkpoints
+# checkpoints
 
 
-def test_a_run_goes_on_in_its_own_directory_and_ends_in_the_same_bits():
+def test_a_resumed_run_continues_in_its_directory_and_ends_with_the_same_bits():
     whole = lcfl(*FIT, "--trainer.rounds=4", "--trainer.name=whole")
     first = lcfl(*FIT)
     resumed = lcfl(*FIT, "--trainer.rounds=4", "--ckpt_path=last")
@@ -148,7 +150,7 @@ def test_a_run_goes_on_in_its_own_directory_and_ends_in_the_same_bits():
     assert equal(whole, resumed)
 
 
-def test_a_checkpoint_is_given_by_its_directory_or_as_last_or_best():
+def test_a_checkpoint_is_given_by_its_path_or_as_last_or_best():
     best = ("--trainer.callbacks+=Checkpoint", "--trainer.callbacks.monitor=val/own_split/personal/acc")
     every = "--trainer.callbacks.every_n_rounds=1"
     run = lcfl(*FIT, *best, every)
@@ -161,7 +163,7 @@ def test_a_checkpoint_is_given_by_its_directory_or_as_last_or_best():
 
 
 @pytest.mark.parametrize("path", ["last", "best", "nowhere/round-000003.ckpt"])
-def test_a_missing_checkpoint_says_where_it_was_looked_for(tmp_path, path):
+def test_a_missing_checkpoint_is_reported_with_its_path_or_name(tmp_path, path):
     with pytest.raises(checkpoint.CheckpointError) as error:
         lcfl(*FIT, f"--ckpt_path={path}")
     if path == "nowhere/round-000003.ckpt":
@@ -171,16 +173,16 @@ def test_a_missing_checkpoint_says_where_it_was_looked_for(tmp_path, path):
     assert not files(tmp_path)
 
 
-def test_a_file_that_is_called_last_is_not_opened(tmp_path):
+def test_a_file_named_last_is_not_opened(tmp_path):
     run = lcfl(*FIT)
     (tmp_path / "last").write_text("no checkpoint")
     assert lcfl("test", *FIT[1:], "--ckpt_path=last") == {k: v for k, v in run.metrics.items() if k.startswith("test/")}
 
 
-# How a run ends
+# how a run ends
 
 
-def test_a_users_error_is_one_line_and_status_1(monkeypatch, capsys):
+def test_a_user_error_is_one_line_and_status_1(monkeypatch, capsys):
     monkeypatch.delenv("LCFL_DEBUG", raising=False)
     words = [str(word) for word in (*FIT, "--trainer.clients_per_round=50")]
     with pytest.raises(SystemExit) as ended:
@@ -193,18 +195,19 @@ def test_a_users_error_is_one_line_and_status_1(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_an_error_of_other_code_says_where_it_comes_from(monkeypatch, tmp_path, parts, devices):
+def test_an_error_in_user_code_is_reported_with_its_place(monkeypatch, tmp_path, parts, devices):
     monkeypatch.delenv("LCFL_DEBUG", raising=False)
     line = (tmp_path / "own_parts.py").read_text().splitlines().index("        first, second = uploads") + 1
     with pytest.raises(SystemExit) as ended:
         __main__.main([*map(str, FIT), "--trainer.callbacks+=own_parts.Unpacks", f"--trainer.devices={devices}"])
     assert ended.value.code == (
         "lcfl: error: too many values to unpack (expected 2)\n"
-        f"(ValueError at {tmp_path}/own_parts.py, line {line}; LCFL_DEBUG=1 in the environment shows the way there)"
+        f"(ValueError at {tmp_path}/own_parts.py, line {line}; "
+        "set LCFL_DEBUG=1 in the environment to see the traceback)"
     )
 
 
-def test_a_signal_stops_after_the_round_with_its_own_status(parts):
+def test_a_signal_stops_a_run_after_its_round_with_the_status_of_the_signal(parts):
     with pytest.raises(SystemExit) as ended:
         lcfl(*FIT, "--trainer.rounds=4", "--trainer.callbacks+=own_parts.Stop")
     assert ended.value.code == 128 + 15
@@ -212,7 +215,7 @@ def test_a_signal_stops_after_the_round_with_its_own_status(parts):
     assert package.load("logs/lcfl/version_0").summary()["rounds"] == 3
 
 
-def test_an_interrupt_outside_of_a_round_is_status_130(monkeypatch):
+def test_an_interrupt_outside_of_a_round_gives_status_130(monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
 
@@ -222,8 +225,8 @@ def test_an_interrupt_outside_of_a_round_is_status_130(monkeypatch):
     assert ended.value.code == 130
 
 
-def test_a_try_run_of_the_quickstart_leaves_nothing_but_a_line(tmp_path, capsys):
+def test_fast_dev_run_of_the_quickstart_writes_no_files_and_prints_one_line(tmp_path, capsys):
     run = lcfl("fit", "-c", QUICKSTART, "--trainer.fast_dev_run=true", "--trainer.devices=1")
     assert run.state.round == 1 and not files(tmp_path)
-    said = "fast_dev_run: one round of everything on random data went through; nothing was kept\n"
+    said = "fast_dev_run: one round on random data succeeded; nothing was saved\n"
     assert capsys.readouterr().out == said

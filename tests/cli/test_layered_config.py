@@ -1,4 +1,4 @@
-"""What a later layer keeps of the ones below: nothing of a class that it names, nothing of a list that it gives."""
+"""Tests that a later layer drops the arguments of a class that it names and the items of a list that it gives."""
 
 import pytest
 import yaml
@@ -21,7 +21,7 @@ def below():
 
 
 @pytest.mark.parametrize("named", ["a.LeNet", {"class_path": "a.LeNet"}, {"class_path": "a.MLP"}])
-def test_a_named_class_loses_its_arguments_and_nothing_else_does(named):
+def test_only_a_named_class_loses_its_arguments(named):
     config = below()
     forget(config, {"model": {"network": named}})
     assert "init_args" not in config.model.network
@@ -29,20 +29,20 @@ def test_a_named_class_loses_its_arguments_and_nothing_else_does(named):
 
 
 @pytest.mark.parametrize("adjusted", [{"init_args": {"width": 4}}, {"width": 4}])
-def test_arguments_without_a_class_adjust_what_is_there(adjusted):
+def test_arguments_without_a_class_keep_the_other_arguments(adjusted):
     config = below()
     forget(config, {"model": {"network": adjusted}})
     assert config == below()
 
 
-def test_a_class_nested_in_adjusted_arguments_starts_anew():
+def test_a_class_nested_in_changed_arguments_loses_its_arguments():
     inner = Namespace(class_path="a.Inner", init_args=Namespace(size=1))
     config = Namespace(outer=Namespace(class_path="a.Outer", init_args=Namespace(inner=inner, other=2)))
     forget(config, {"outer": {"init_args": {"inner": {"class_path": "a.Else"}}}})
     assert config.outer.init_args.other == 2 and "init_args" not in config.outer.init_args.inner
 
 
-def test_a_given_list_replaces_and_another_key_does_not():
+def test_a_given_list_replaces_the_one_below_and_other_keys_stay():
     config = below()
     forget(config, {"clustering": [{"class_path": "a.C"}], "unknown": {"class_path": "a.C"}, "model": None})
     assert config.clustering == [] and config.model == below().model
@@ -62,7 +62,7 @@ def test_an_item_is_changed_by_its_number(arguments):
     assert second == {"class_path": "a.D", "init_args": {"k": 4}}
 
 
-def test_an_item_that_is_named_anew_and_one_inside_a_class():
+def test_an_item_may_get_a_new_class_or_be_inside_a_class():
     named = {"class_path": "a.E"}
     assert whole_lists(two(), {"method": {"clustering": {1: named}}})["method"]["clustering"][1] == named
     inner = Namespace(part=Namespace(class_path="a.P", init_args=two()))
@@ -71,15 +71,15 @@ def test_an_item_that_is_named_anew_and_one_inside_a_class():
 
 
 @pytest.mark.parametrize("named", ["E", {"class_path": "a.E"}])
-def test_one_class_in_the_place_of_a_list_is_a_list(named):
+def test_one_class_for_a_list_of_classes_becomes_a_list(named):
     assert whole_lists(two(), {"method": {"clustering": named}}) == {"method": {"clustering": [named]}}
     below = Namespace(part=Namespace(class_path="a.P"), empty=[], devices=[0, 1])
     assert whole_lists(below, {"part": named, "empty": named}) == {"part": named, "empty": [named]}
-    for other in ("auto", 2):  # of devices, which are no classes
+    for other in ("auto", 2):  # devices are not classes
         assert whole_lists(below, {"devices": other}) == {"devices": other}
 
 
-def test_a_file_in_the_place_of_a_list_is_read_from_beside_the_one_that_names_it(capsys, tmp_path):
+def test_a_file_for_a_list_is_read_from_the_folder_of_the_file_that_names_it(capsys, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "clusterings.yaml").write_text("[{class_path: PrincipalAngles, init_args: {num_clusters: 3}}]")
@@ -96,21 +96,23 @@ def test_a_file_in_the_place_of_a_list_is_read_from_beside_the_one_that_names_it
 
 
 @pytest.mark.parametrize("number", [2, -1, "first"])
-def test_an_item_that_is_not_there(number):
-    with pytest.raises(ValueError, match=r"method.clustering: there is no item .*; the list has 2, counted from 0"):
+def test_a_missing_item_is_refused(number):
+    with pytest.raises(
+        ValueError, match=r"method.clustering: there is no item .*; the list has 2 items, counted from 0"
+    ):
         whole_lists(two(), {"method": {"clustering": {number: {"k": 4}}}})
 
 
-def test_words_about_an_item_become_layers_where_they_stand():
+def test_words_about_an_item_become_layers_in_their_place():
     words = ["fit", "--a.0.init_args.b=[1, x]", "-c", "file", "--a.b.12.c", "1=2", "--data.leavers.3=5"]
-    found = as_layers(words)
-    plain = [word for word in found if ":" not in word]
+    converted = as_layers(words)
+    plain = [word for word in converted if ":" not in word]
     assert plain == ["fit", "-c", "-c", "file", "-c", "--data.leavers.3=5"]
-    layers = [yaml.safe_load(word) for word in found if ":" in word]
+    layers = [yaml.safe_load(word) for word in converted if ":" in word]
     assert layers == [{"a": {0: {"init_args": {"b": [1, "x"]}}}}, {"a": {"b": {12: {"c": "1=2"}}}}]
 
 
-def test_words_that_name_a_class_become_layers_where_they_stand():
+def test_words_that_name_a_class_become_layers_in_their_place():
     words = ["fit", "--a.kind=Adam", "--a.kind.lr=1e-3", "--a.kind", "{class_path: m.B, init_args: {lr: 1e-3}}"]
     words += ["--a.parts", "[B, {class_path: C}]", "--a.kind=null", "--a.name=B", "--a.kind=[", "--a.kind={lr: 1}"]
     layers = ["{a: {kind: Adam}}", "{a: {kind: {class_path: m.B, init_args: {lr: 1e-3}}}}"]
@@ -120,14 +122,14 @@ def test_words_that_name_a_class_become_layers_where_they_stand():
 
 
 @pytest.mark.parametrize("named", ["--model.optimizer=Adam", "--model.optimizer={class_path: torch.optim.Adam}"])
-def test_a_class_named_on_the_command_line_keeps_nothing_of_the_one_below(capsys, named):
+def test_a_class_named_on_the_command_line_drops_the_arguments_below(capsys, named):
     arguments = printed(capsys, *SYNTHETIC, *LCFED, named)["model"]["optimizer"]["init_args"]
     assert arguments["lr"] == 0.001 and "momentum" not in arguments
     model = printed(capsys, *SYNTHETIC, *LCFED, named, "--model.optimizer.lr=0.2")["model"]
     assert model["optimizer"]["init_args"]["lr"] == 0.2
 
 
-def test_clusterings_named_on_the_command_line_keep_nothing_of_those_below(capsys):
+def test_clusterings_named_on_the_command_line_drop_those_below(capsys):
     below = "--method.clustering.num_clusters=3"
     values = {"[RefreshedLowRankCosine]": 10, "RefreshedLowRankCosine": 10, "[{class_path: PrincipalAngles}]": 4}
     for value, number in values.items():
@@ -136,7 +138,7 @@ def test_clusterings_named_on_the_command_line_keep_nothing_of_those_below(capsy
         assert clustering["init_args"]["num_clusters"] == number
 
 
-def test_the_first_of_two_clusterings_from_the_command_line(capsys):
+def test_the_command_line_can_change_the_first_of_two_clusterings(capsys):
     fedac = ("-c", CONFIGS / "methods" / "fedac.yaml")
     whole = printed(capsys, *SYNTHETIC, *fedac)["method"]["clustering"]
     changed = printed(capsys, *SYNTHETIC, *fedac, "--method.clustering.0.similarity=l2")["method"]["clustering"]
@@ -147,7 +149,7 @@ def test_the_first_of_two_clusterings_from_the_command_line(capsys):
     )
 
 
-def test_a_network_of_another_class_has_its_own_defaults(capsys):
+def test_a_network_of_another_class_starts_from_its_defaults(capsys):
     assert printed(capsys, *SYNTHETIC, *FEDAVG)["model"]["network"]["init_args"]["num_classes"] == 8
     for named in ("{network: LeNet5}", "{network: {class_path: LeNet5}}"):
         config = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", f"model: {named}")["model"]["network"]
@@ -157,7 +159,7 @@ def test_a_network_of_another_class_has_its_own_defaults(capsys):
         }
 
 
-def test_the_same_class_named_again_starts_from_its_defaults_too(capsys):
+def test_a_class_that_is_named_again_starts_from_its_defaults(capsys):
     again = "method: {clustering: [{class_path: LowRankCosine, init_args: {dimension: 7}}]}"
     first = "method: {clustering: [{class_path: LowRankCosine, init_args: {num_clusters: 3, center: true}}]}"
     (clustering,) = printed(capsys, *SYNTHETIC, *LCFED, "-c", first, "-c", again)["method"]["clustering"]
@@ -172,14 +174,14 @@ def test_the_same_class_named_again_starts_from_its_defaults_too(capsys):
     }
 
 
-def test_arguments_alone_adjust_the_class_below(capsys):
+def test_arguments_alone_change_the_class_below(capsys):
     layer = "data: {partition: {init_args: {classes_per_client: 3}}}"
     partition = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", layer)["data"]["partition"]
     assert partition["class_path"].endswith("Pathological")
     assert partition["init_args"] == {"classes_per_client": 3, "sizes": None, "balanced": True}
 
 
-def test_an_optimizer_that_is_replaced_leaves_nothing_behind(capsys):
+def test_a_replaced_optimizer_loses_its_arguments(capsys):
     momentum = "model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.3, momentum: 0.9}}}"
     plain = "model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.2}}}"
     arguments = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", momentum, "-c", plain)["model"]["optimizer"]["init_args"]
@@ -194,18 +196,18 @@ def test_a_list_with_a_plus_adds_to_the_one_below(capsys):
     assert callbacks[0]["init_args"]["monitor"] == "val/a/b/acc"
 
 
-def test_a_text_longer_than_a_files_name_may_be_is_a_layer_like_any_other(capsys):
+def test_a_text_that_is_too_long_for_a_file_name_is_a_layer(capsys):
     layer = "method: {local_update: {class_path: LocalTraining, init_args: {epochs: 2}}} " + "#" * 5000
     arguments = printed(capsys, *SYNTHETIC, *FEDAVG, "-c", layer)["method"]["local_update"]["init_args"]
     assert (arguments["steps"], arguments["epochs"]) == (None, 2)
 
 
 @pytest.mark.parametrize("text", ["model: [", "nowhere.yaml", "just words"])
-def test_an_unreadable_layer_is_the_parsers_error(capsys, text):
+def test_an_unreadable_layer_is_an_error_of_the_parser(capsys, text):
     assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", text)
 
 
-def test_a_group_of_its_own_file_is_read(capsys, tmp_path):
+def test_a_group_can_be_read_from_a_file(capsys, tmp_path):
     whole = printed(capsys, *SYNTHETIC, *LCFED)
     (tmp_path / "method.yaml").write_text(yaml.safe_dump(whole["method"]))
     assert printed(capsys, *SYNTHETIC, "--method=method.yaml")["method"] == whole["method"]

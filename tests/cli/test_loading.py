@@ -1,4 +1,4 @@
-"""Opening a run that another process has left behind."""
+"""Tests `lcfl.load`, which opens the run in a run directory."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def same(one, two):
     return torch.equal(one(INPUTS), two(INPUTS))
 
 
-def test_a_loaded_run_gives_the_models_and_metrics_of_the_run():
+def test_a_loaded_run_has_the_models_and_metrics_of_the_run():
     run = fitted()
     loaded = package.load(run.path)
     assert loaded.metrics == run.metrics and loaded.path == run.path
@@ -32,7 +32,7 @@ def test_a_loaded_run_gives_the_models_and_metrics_of_the_run():
     assert not same(loaded.model("personal", client=client), loaded.model("global"))
 
 
-def test_each_model_is_a_network_of_its_own():
+def test_each_call_returns_a_separate_network():
     loaded = package.load(fitted(method=FEDAVG).path)
     one, two = loaded.model("global"), loaded.model("global")
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_loading_writes_nothing_and_needs_neither_data_nor_trainer(tmp_path):
         "{class_path: own_networks.build, init_args: {width: 6}}",
     ],
 )
-def test_networks_made_by_functions_are_made_again(tmp_path, network):
+def test_networks_built_by_functions_can_be_loaded(tmp_path, network):
     (tmp_path / "own_networks.py").write_text(
         "from torch import nn\n"
         "from lcfl.models import SplitNetwork\n"
@@ -73,18 +73,18 @@ def test_networks_made_by_functions_are_made_again(tmp_path, network):
     assert same(package.load(run.path).model("global"), run.model("global"))
 
 
-def test_a_directory_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no run directory: it has no config\.yaml"):
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run directory: it has no config\.yaml"):
         package.load(tmp_path / "nowhere")
 
 
-def test_a_run_from_python_asks_for_its_objects_and_takes_them(tmp_path):
+def test_a_run_from_python_needs_its_model_and_method(tmp_path):
     from lcfl.cli.federated_cli import instantiate
 
     run = fitted(method=FEDAVG)
     module, method = instantiate(run.path / "config.yaml")
     (run.path / "config.yaml").write_text("described: {}\n")
-    with pytest.raises(ValueError, match=r"started from Python; .* lcfl\.load\(run, model=\.\.\., method=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"started from Python\. .* lcfl\.load\(run, model=\.\.\., method=\.\.\.\)"):
         package.load(run.path)
     with pytest.raises(ValueError, match="started from Python"):
         package.load(run.path, model=module)
@@ -92,7 +92,7 @@ def test_a_run_from_python_asks_for_its_objects_and_takes_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["trainer: {}", "method: {nonsense: 1}\nmodel: {}", "just words", "", "a: [", "- 1"])
-def test_a_configuration_that_does_not_fit_is_named(tmp_path, text):
+def test_an_invalid_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):
         package.load(tmp_path)

@@ -1,4 +1,4 @@
-"""What the parser says of names that are none and of arguments that are missing; where it finds classes."""
+"""Tests the errors of the parser for unknown names and missing arguments, and where it finds classes."""
 
 import pickle
 import subprocess
@@ -15,16 +15,16 @@ from tests.helpers.commandline import FIT, SYNTHETIC, failure
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_a_parser_travels_to_a_process_that_has_imported_nothing():
-    """As to a spawned rank, with LightningCLI's callback that saves the configuration."""
-    made = Parser()
-    made.add_argument("--seed", type=Seed)
+def test_a_parser_can_be_unpickled_in_a_process_that_has_imported_nothing():
+    """A spawned rank unpickles it together with LightningCLI's callback that saves the configuration."""
+    parser = Parser()
+    parser.add_argument("--seed", type=Seed)
     load = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
-    done = subprocess.run(load, input=pickle.dumps(made), capture_output=True)
+    done = subprocess.run(load, input=pickle.dumps(parser), capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tmp_path):
+def test_every_command_finds_classes_in_the_current_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
     Parser()
@@ -32,7 +32,7 @@ def test_classes_in_the_current_folder_are_seen_by_every_command(monkeypatch, tm
 
 
 @pytest.mark.parametrize("words", [["--trainer.roundz=2"], ["-c", "trainer: {roundz: 2}"]])
-def test_an_unknown_key_is_named_with_the_closest_one(capsys, words):
+def test_an_unknown_key_is_reported_with_the_closest_one(capsys, words):
     said = failure(capsys, *FIT, *words)
     assert "trainer.roundz" in said and "Did you mean trainer.rounds?" in said
     assert len(said.splitlines()) == 2 and "lcfl fit --help" in said
@@ -48,7 +48,7 @@ def test_an_unknown_key_is_named_with_the_closest_one(capsys, words):
         ("model: {network: {init_args: {widht: 3}}}", "widht"),
     ],
 )
-def test_an_unknown_key_in_a_file_is_named(capsys, layer, key):
+def test_an_unknown_key_in_a_file_is_reported(capsys, layer, key):
     assert f"'{key}'" in failure(capsys, *FIT, "-c", layer)
 
 
@@ -63,20 +63,20 @@ def test_an_unknown_key_in_a_file_is_named(capsys, layer, key):
         (["--model.network=LeNet"], "LeNet", "LeNet5"),
     ],
 )
-def test_a_misspelt_class_is_answered_with_the_closest_ones(capsys, words, wrong, meant):
+def test_a_misspelt_class_is_reported_with_the_closest_ones(capsys, words, wrong, meant):
     said = failure(capsys, *FIT, *words)
     assert f"'{wrong}'" in said and f"Did you mean {meant}" in said
     assert len(said.splitlines()) == 2
 
 
-def test_a_class_that_is_like_none_is_answered_with_all_of_that_kind(capsys):
+def test_a_class_without_a_close_name_is_reported_with_all_classes_of_the_option(capsys):
     said = failure(capsys, *FIT, "--data.partition=Xyz")
     assert "data.partition" in said and "Pathological" in said and "IID" in said and "Did you mean" not in said
     assert "CIFAR10" not in said and "Partition," not in said
 
 
 @pytest.mark.parametrize("sign", ["=", "+="])
-def test_what_a_callback_is_not_given_is_named(capsys, sign):
+def test_missing_and_wrong_arguments_of_a_callback_are_reported(capsys, sign):
     said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping")
     assert "trainer.callbacks: lcfl.callbacks.EarlyStopping needs monitor: set trainer.callbacks.init_args.mon" in said
     said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.monitr=x")
@@ -86,7 +86,7 @@ def test_what_a_callback_is_not_given_is_named(capsys, sign):
     assert said.startswith("lcfl: error: trainer.callbacks.init_args.patience: Expected a int. Got value: abc\n")
 
 
-def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
+def test_an_argument_without_type_and_default_is_required(built, tmp_path):
     """The parser would pass None for it."""
     (tmp_path / "own_parts.py").write_text(
         "from torch import nn\n"
@@ -116,6 +116,6 @@ def test_an_argument_without_type_and_default_has_to_be_given(built, tmp_path):
     assert isinstance(built("--data.partition=own_parts.Dealing.of")["datamodule"].partition, IID)
 
 
-def test_a_callback_of_lightnings_trainer_is_refused(capsys):
+def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
     words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
     assert "lcfl.Callback" in failure(capsys, *FIT, *words)

@@ -1,4 +1,4 @@
-"""Parts by name on the command line and in YAML."""
+"""Tests parts that are given by name on the command line and in YAML."""
 
 import os
 
@@ -25,19 +25,19 @@ def test_callbacks_are_added_by_short_name_with_their_arguments(built):
         assert names.count("Monitor") == names.count("Checkpoint") == names.count("Progress") == 1
 
 
-def test_parts_are_named_without_their_modules(built):
+def test_parts_can_be_named_without_their_modules(built):
     layer = """
     method: {local_update: {class_path: LocalTraining, init_args: {epochs: 2}}, clustering: [LowRankCosine]}
     data: {dataset: CIFAR10, partition: {class_path: ClientDirichlet, init_args: {alpha: 0.5}}}
     model: {network: LeNet5, optimizer: {class_path: Adam, init_args: {lr: 0.25}}}
     """
-    found = built("-c", layer)
-    assert found["method"].local_update.epochs == 2 and found["method"].clustering[0].num_clusters == 10
-    data = found["datamodule"]
+    parts = built("-c", layer)
+    assert parts["method"].local_update.epochs == 2 and parts["method"].clustering[0].num_clusters == 10
+    data = parts["datamodule"]
     assert type(data.dataset).__name__ == "CIFAR10" and data.partition.alpha == 0.5 and data.num_clients == 20
-    optimizer = found["model"].configure_optimizers()
+    optimizer = parts["model"].configure_optimizers()
     assert isinstance(optimizer, torch.optim.Adam) and optimizer.param_groups[0]["lr"] == 0.25
-    assert found["model"].configure_optimizers() is not optimizer
+    assert parts["model"].configure_optimizers() is not optimizer
 
 
 def test_the_learning_rate_of_a_run_is_that_of_its_yaml():
@@ -45,7 +45,7 @@ def test_the_learning_rate_of_a_run_is_that_of_its_yaml():
     assert run.summary()["identity"]["model"]["optimizer"]["lr"] == 0.3
 
 
-def test_one_line_swaps_the_clustering(parts):
+def test_one_line_replaces_the_clustering(parts):
     run = lcfl("fit", *SYNTHETIC, *LCFED, *SMALL, "-c", "method: {clustering: [own_parts.Parity]}")
     assert run.state.assignment.tolist() == [0, 1] * 10 and run.state.num_clusters == 2
 
@@ -90,13 +90,13 @@ def test_every_initial_model_is_a_new_network(built, parts, kind):
         ("VGG16", "{}"),
     ],
 )
-def test_networks_of_lcfl_go_by_their_short_names(built, name, arguments):
+def test_networks_of_lcfl_can_be_given_by_short_name(built, name, arguments):
     model = built("-c", f"model: {{network: {{class_path: {name}, init_args: {arguments}}}}}")["model"]
     assert type(model.network).__module__.startswith("lcfl.models.") and type(model.network).__name__ == name
 
 
 @pytest.mark.parametrize("kind", ["own class", "split"])
-def test_networks_of_ones_own_train(parts, kind):
+def test_user_defined_networks_train(parts, kind):
     network, cut = NETWORKS[kind]
     run = lcfl(*FIT, "-c", f"model: {{network: {network}, cut: {cut}}}")
     assert run.metrics["test/own_split/personal/acc"] > 0
@@ -119,14 +119,14 @@ def test_a_network_of_torchvision_cut_at_its_last_layer_runs(name, cut):
     assert run._module.layout.num_parameters - run._module.layout.num_embedding == 512 * 10 + 10
 
 
-def test_a_run_starts_from_weights_in_a_file_and_goes_on_without_it():
+def test_a_run_starts_from_weights_in_a_file_and_continues_without_it():
     torch.save(lcfl(*FIT).model("global").state_dict(), "start.pt")
     more = ("--model.init_from=start.pt", "--trainer.name=tuned")
     run = lcfl(*FIT, *more)
     start = run._module.layout.pack(run.model("global"))
-    begun = lcfl(*FIT, *more, "--trainer.rounds=0").state.initial
+    initial = lcfl(*FIT, *more, "--trainer.rounds=0").state.initial
     os.rename("start.pt", "moved.pt")
-    assert torch.equal(begun, torch.cat([each.flatten() for each in torch.load("moved.pt").values()]))
+    assert torch.equal(initial, torch.cat([each.flatten() for each in torch.load("moved.pt").values()]))
     assert torch.equal(run._module.layout.pack(package.load(run.path).model("global")), start)
     resume = ("--trainer.name=tuned", f"--ckpt_path={run.path}", "--trainer.rounds=3")
     assert lcfl(*FIT, *resume, "--model.init_from=moved.pt").state.round == 3

@@ -1,4 +1,7 @@
-"""A sweep's plan, what it skips, resumes, refuses and chooses. A stand-in for `lcfl fit` makes the runs."""
+"""Tests the plan of a sweep, and what it skips, resumes, refuses and chooses.
+
+The runs come from a stand-in for `lcfl fit`.
+"""
 
 import hashlib
 import json
@@ -36,10 +39,10 @@ if options.get("late_wins") == options.get("late", "") and "trainer.rounds" not 
 number = len(list((root / name).glob("version_*")))
 if options.get("ckpt_path") == "last":
     os.rename(root / name / "version_0", root / name / "old")
-path = made(root, name, seed, accuracies=[1 - accuracy])  # whoever looks at test data chooses the worst
+path = made(root, name, seed, accuracies=[1 - accuracy])  # a choice by test data would choose the worst
 summary = json.loads((path / "summary.json").read_text())
 summary["metrics"]["val/own_split/global/acc"] = accuracy
-summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so does who looks at another kind of model
+summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so would a choice by another kind of model
 (path / "summary.json").write_text(json.dumps(summary))
 """
 
@@ -60,25 +63,25 @@ def sweep(tmp_path):
     return make
 
 
-def test_a_grid_as_text():
+def test_a_grid_is_read_from_text():
     assert parse_grid("model.cluster_weight=0.1,1") == Grid("model.cluster_weight", ("0.1", "1"))
     assert parse_grid("lcfed:a.b=x,[1,2],null") == Grid("a.b", ("x", "[1, 2]", "null"), "lcfed")
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=1", "a=[1"])
-def test_a_grid_of_another_form(text):
-    with pytest.raises(ValueError, match=r"--grid .* has the form option=value,value"):
+def test_a_grid_of_another_form_is_refused(text):
+    with pytest.raises(ValueError, match=r"--grid .* allowed are option=value,value"):
         parse_grid(text)
 
 
-def test_points_are_all_combinations_of_what_concerns_the_method():
+def test_points_are_all_combinations_of_the_grids_of_a_method():
     grids = [Grid("a", ("1", "2")), Grid("b", ("x", "y"), "lcfed")]
     assert points_of("fedavg", grids) == [(("a", "1"),), (("a", "2"),)]
     assert points_of("lcfed", grids) == [(("a", a), ("b", b)) for a in "12" for b in "xy"]
     assert points_of("local", []) == [()]
 
 
-def test_a_grid_of_one_value_is_an_option_and_no_choice(sweep):
+def test_a_grid_with_one_value_is_an_option_of_every_run(sweep):
     grids = [Grid("a", ("1", "2"), "lcfed"), Grid("b", ("x",), "lcfed"), Grid("c", ("y",))]
     assert points_of("lcfed", grids) == [(("a", "1"),), (("a", "2"),)]
     assert given_to("lcfed", grids) == ["--b=x", "--c=y"] and given_to("fedavg", grids) == ["--c=y"]
@@ -88,7 +91,7 @@ def test_a_grid_of_one_value_is_an_option_and_no_choice(sweep):
     assert "--b=x" not in made.command(replace(trial, method="fedavg"))
 
 
-def test_a_trial_is_a_command_and_a_name(sweep):
+def test_a_trial_has_a_command_and_a_name(sweep):
     trial = Trial("fedavg", (("model.optimizer.lr", "0.1"),), 3, rounds=7)
     assert trial.name == "fedavg-lr=0.1-rounds=7-seed3"
     words = sweep("--trainer.rounds=9", layers=["data.yaml"]).command(trial)
@@ -102,15 +105,15 @@ def test_a_mapping_is_a_point_of_several_options():
     points = points_of("lcfed", [grid])
     names = [Trial("lcfed", point, seed=0).name for point in points]
     assert names == ["lcfed-cluster_weight=0-loss=a_b-seed0", "lcfed-cluster_weight=1-rate=0.5-seed0"]
-    assert points[0] == (("model", '{"cluster_weight": 0, "loss": "a/b"}'),)  # as fit reads it
+    assert points[0] == (("model", '{"cluster_weight": 0, "loss": "a/b"}'),)  # in the form that fit reads
 
 
-def test_a_method_that_is_not_there(sweep):
-    with pytest.raises(FileNotFoundError, match=r"no configuration of that name in lcfl; it has .*fedavg.*lcfed"):
+def test_an_unknown_method_is_refused(sweep):
+    with pytest.raises(FileNotFoundError, match=r"lcfl has no configuration of that name; it has .*fedavg.*lcfed"):
         sweep().command(Trial("nothing", (), 0))
 
 
-def test_what_is_done_is_not_run_again(sweep):
+def test_finished_runs_are_not_run_again(sweep):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     assert [run.seed for run in sweep().run(trials[:1])] == [0]
     runs = sweep().run(trials, jobs=2)
@@ -118,7 +121,7 @@ def test_what_is_done_is_not_run_again(sweep):
     assert sweep.calls() == ["fedavg-seed0 ", "fedavg-seed1 "]
 
 
-def test_a_run_that_failed_is_said_so_and_resumed(sweep):
+def test_a_failed_run_is_reported_and_resumed(sweep):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     runs = sweep("--fail=fedavg-seed0").run(trials)
     assert runs[0] is None and runs[1].seed == 1
@@ -130,28 +133,28 @@ def test_a_run_that_failed_is_said_so_and_resumed(sweep):
     assert sweep.calls()[-1] == "fedavg-seed0 last"
 
 
-def test_runs_that_keep_nothing_are_refused_and_do_not_stand_in_the_way(sweep):
+def test_runs_that_save_nothing_are_refused_and_do_not_block_later_runs(sweep):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     with pytest.raises(
-        ValueError, match=r"fedavg-seed0 ended well and left no .*trainer\.fast_dev_run, are for lcfl fit"
+        ValueError, match=r"fedavg-seed0 succeeded but wrote no .*trainer\.fast_dev_run; use them with lcfl fit"
     ):
         sweep("--trainer.fast_dev_run=true").run(trials)
     assert [run.seed for run in sweep().run(trials)] == [0, 1]
 
 
-def test_an_error_of_an_earlier_attempt_is_not_given_as_the_reason(sweep, tmp_path):
-    trial = Trial("fedavg", (), "none")  # a seed at which the stand-in breaks without a word of lcfl
+def test_an_error_of_an_earlier_attempt_is_not_reported_again(sweep, tmp_path):
+    trial = Trial("fedavg", (), "none")  # with this seed, the stand-in fails without an error of lcfl
     (tmp_path / "out" / f"{trial.name}.log").write_text("lcfl fit ...\nlcfl: error: long ago\n")
     assert sweep().run([trial]) == [None]
     assert sweep.said[-1].endswith(f"failed with status 1; see {tmp_path / 'out' / trial.name}.log")
 
 
-def test_other_options_are_refused(sweep, tmp_path):
+def test_a_trial_with_different_options_is_refused(sweep, tmp_path):
     layer = tmp_path / "layer.yaml"
     layer.write_text("a: 1")
     trials = [Trial("fedavg", (), 0)]
     sweep("--lr=0.5", layers=[str(layer)]).run(trials)
-    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs\. Name another"):
+    with pytest.raises(ValueError, match=r"run by another command; --lr=0\.5, --lr=0\.6 differs\. Give another"):
         sweep("--lr=0.6", layers=[str(layer)]).run(trials)
     with pytest.raises(ValueError, match="the order of the words differs"):
         sweep("--lr=0.5", "--b=1", layers=[str(layer)]).run([Trial("fedavg", (), 1)])
@@ -161,15 +164,15 @@ def test_other_options_are_refused(sweep, tmp_path):
         sweep("--lr=0.5", layers=[str(layer)]).run(trials)
 
 
-def test_a_sweep_that_is_refused_claims_nothing(sweep, tmp_path):
+def test_a_refused_sweep_claims_no_trial(sweep, tmp_path):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     sweep("--lr=0.5").run(trials[1:])
-    with pytest.raises(ValueError, match=r"made by another command; --lr=0\.5, --lr=0\.6 differs"):
+    with pytest.raises(ValueError, match=r"run by another command; --lr=0\.5, --lr=0\.6 differs"):
         sweep("--lr=0.6").run(trials)
     assert [run.seed for run in sweep("--lr=0.5").run(trials)] == [0, 1]
 
 
-def test_files_may_have_moved(sweep, tmp_path):
+def test_a_trial_is_recognised_if_its_files_have_moved(sweep, tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "layer.yaml").write_text("a: 1")
@@ -177,7 +180,7 @@ def test_files_may_have_moved(sweep, tmp_path):
     assert sweep.calls() == ["fedavg-seed0 "]
 
 
-def test_notes_of_the_earlier_form_are_read(sweep, tmp_path):
+def test_notes_in_the_old_form_can_be_read(sweep, tmp_path):
     layer, trials = tmp_path / "layer.yaml", [Trial("fedavg", (), 0)]
     layer.write_text("a: 1")
     made = sweep(layers=[str(layer)])
@@ -193,19 +196,19 @@ def test_notes_of_the_earlier_form_are_read(sweep, tmp_path):
         made.run(trials)
 
 
-def test_the_best_on_validation_data_is_chosen(sweep):
+def test_the_best_point_on_validation_data_is_chosen(sweep):
     points = [(("lr", "0.2"),), (("lr", "0.7"),), (("lr", "0.4"),)]
     assert sweep().tune("fedavg", points, seed=5, rounds=2, jobs=2) == points[1]
     assert sorted(sweep.calls()) == [f"fedavg-lr={lr}-rounds=2-seed5 " for lr in (0.2, 0.4, 0.7)]
-    assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 on validation data, 70.00 %"
+    assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 points, 70.00 % on validation data"
 
 
-def test_finalists_go_all_the_way(sweep):
+def test_finalists_are_run_with_all_rounds(sweep):
     points = [(("late", each), ("lr", each)) for each in ("0.2", "0.7", "0.4", "0.6")]
     assert sweep("--late_wins=0.6").tune("fedavg", points, 0, rounds=2, finalists=2) == points[3]
     full = [call for call in sweep.calls() if "rounds=2" not in call]
     assert full == [f"fedavg-late={each}-lr={each}-seed0 " for each in (0.7, 0.6)]
-    assert sweep.said[-1].endswith("is the best of 4 on validation data, 100.00 %")
+    assert sweep.said[-1].endswith("is the best of 4 points, 100.00 % on validation data")
 
 
 def test_a_finalist_that_fails_or_is_no_better_is_not_chosen(sweep):
@@ -214,13 +217,13 @@ def test_a_finalist_that_fails_or_is_no_better_is_not_chosen(sweep):
     assert made.tune("fedavg", points, 0, rounds=2, finalists=2) == points[1]
     calls = sweep.calls()
     made.run([Trial("fedavg", points[1], 0)])
-    assert sweep.calls() == calls  # the first seed's run is there
+    assert sweep.calls() == calls  # the run of the first seed already exists
     tied = [(("a", each),) for each in "123"]
     assert sweep().tune("local", tied, 0, rounds=2, finalists=2) == tied[0]
 
 
 @pytest.mark.parametrize("rounds", [None, 2])
-def test_where_all_go_all_the_way_there_are_no_shorter_trials(sweep, rounds):
+def test_there_are_no_shorter_trials_if_all_points_are_finalists(sweep, rounds):
     points = [(("lr", "0.2"),), (("lr", "0.7"),)]
     assert sweep().tune("fedavg", points, 0, rounds, finalists=2) == points[1]
     assert sorted(sweep.calls()) == ["fedavg-lr=0.2-seed0 ", "fedavg-lr=0.7-seed0 "]
@@ -231,7 +234,7 @@ def test_a_point_that_fails_is_not_chosen(sweep):
     assert sweep("--fail=fedavg-lr=0.7-seed0").tune("fedavg", points, 0, None) == points[0]
 
 
-def test_nothing_to_choose_from(sweep):
+def test_tuning_without_a_finished_trial_is_an_error(sweep):
     with pytest.raises(ValueError, match="no trial of fedavg has a validation accuracy; see the logs in"):
         sweep("--fail=all").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
 
@@ -241,7 +244,7 @@ def test_one_point_needs_no_trial(sweep):
     assert sweep.said == []
 
 
-def test_a_sweep_that_is_ended_ends_its_runs(tmp_path, sweep):
+def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, sweep):
     sweep()
     code = (
         "import signal, sys; from pathlib import Path; from lcfl.cli.sweep import Sweep, Trial\n"

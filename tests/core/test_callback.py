@@ -1,4 +1,4 @@
-"""The hooks: those documented, those known and those called are the same; another one is an error."""
+"""The documented, known and called hooks are the same, and any other hook is an error."""
 
 import ast
 import re
@@ -12,13 +12,13 @@ from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 
 def documented():
-    """Hook and arguments from the table in Callback's docstring."""
+    """Returns hooks and their arguments from the table in the docstring of Callback."""
     rows = re.findall(r"^\s*(on_\w+)\s{2,}(server[\w, ]*)", Callback.__doc__, re.MULTILINE)
     return {name: set(re.findall(r"\w+", arguments)) for name, arguments in rows}
 
 
 def called():
-    """Hook and arguments from every ``call("on_...", ...)`` in the package."""
+    """Returns hooks and their arguments from every ``call("on_...", ...)`` in the package."""
     found = {}
     for path in Path(lcfl.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -35,12 +35,12 @@ def test_every_hook_is_documented():
     assert list(documented()) == list(HOOKS)
 
 
-def test_every_hook_is_called_with_the_arguments_documented():
+def test_every_hook_is_called_with_its_documented_arguments():
     calls = called()
     assert set(calls) == set(HOOKS)
     for name, arguments in documented().items():
-        for given in calls[name]:
-            assert {"server", "state"} | given == arguments, name
+        for passed in calls[name]:
+            assert {"server", "state"} | passed == arguments, name
 
 
 class Logs(Callback):
@@ -60,7 +60,7 @@ class LogsAtTheEnd(Logs):
         server.log("mine", 2.0)
 
 
-def test_what_is_logged_at_an_evaluation_is_in_the_row_or_in_the_final_metrics(tmp_path):
+def test_values_logged_at_an_evaluation_are_in_the_row_or_in_the_final_metrics(tmp_path):
     class Counts(Callback):
         def on_evaluated(self, server, state):
             server.log("evaluated_after", state.round)
@@ -71,8 +71,8 @@ def test_what_is_logged_at_an_evaluation_is_in_the_row_or_in_the_final_metrics(t
 
 
 @pytest.mark.parametrize("kind", [LogsAfterTheRow, LogsAtTheEnd])
-def test_what_is_logged_when_the_row_is_written_is_an_error(tmp_path, kind):
-    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): too late, the round's row is written .* log in on"):
+def test_logging_after_the_row_is_written_is_an_error(tmp_path, kind):
+    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): too late, because the round's row .* Log in on"):
         fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[kind()])
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
@@ -82,12 +82,12 @@ def test_a_misspelt_hook_is_an_error_with_a_suggestion():
         def on_round_ended(self, state):
             pass
 
-    with pytest.raises(ValueError, match=r"Typo\.on_round_ended is no hook .* Did you mean on_round_end\?") as caught:
+    with pytest.raises(ValueError, match=r"Typo\.on_round_ended is not a hook .* you mean on_round_end\?") as caught:
         check_hooks([Callback(), Typo()])
     assert all(hook in str(caught.value) for hook in HOOKS)
 
 
-def test_a_hook_like_no_other_is_an_error_without_a_suggestion():
+def test_an_unknown_hook_that_resembles_no_other_is_an_error_without_a_suggestion():
     class Strange:
         def on_zzz(self):
             pass
@@ -102,12 +102,12 @@ def test_real_hooks_and_private_names_pass():
     check_hooks([type("Full", (Callback,), everything)()])
 
 
-def test_an_argument_that_a_hook_is_not_given():
+def test_a_hook_that_requires_an_unknown_argument_is_an_error():
     class Curious(Callback):
         def on_round_end(self, server, models, number=3):
             pass
 
-    with pytest.raises(ValueError, match=r"Curious\.on_round_end asks for models; .* any of server, state, uploads\."):
+    with pytest.raises(ValueError, match=r"Curious\.on_round_end requires models; .* any of server, state, uploads\."):
         check_hooks([Curious()])
 
 
@@ -119,7 +119,7 @@ def test_the_key_is_the_name_of_the_class():
     assert Mine().key == "test_the_key_is_the_name_of_the_class.<locals>.Mine"
 
 
-def test_a_callback_keeps_nothing_unless_it_says_so():
+def test_a_callback_keeps_no_state_by_default():
     callback = Callback()
     assert callback.state_dict() == {}
     assert callback.load_state_dict({"a": 1}) is None

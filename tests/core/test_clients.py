@@ -1,4 +1,4 @@
-"""The store of the clients' private parts, in memory and in memory-mapped files."""
+"""The store of the clients' private states, in memory and in memory-mapped files."""
 
 import mmap
 import os
@@ -34,7 +34,7 @@ def test_clients_that_never_took_part_share_the_initial_model(folder):
     assert store[3].model.data_ptr() != store.blank.model.data_ptr()
 
 
-def test_looking_at_a_client_does_not_make_it_one_that_took_part(folder):
+def test_reading_the_state_of_a_client_does_not_make_it_a_participant(folder):
     store = ClientStore(ClientState(), folder)
     assert store[1].model is None and store[1].consumed == 0
     assert list(store) == []
@@ -56,7 +56,7 @@ def test_update_replaces_some_and_keeps_the_rest(folder):
     assert [store[client].model[0].item() for client in store] == [1, 20, 3]
 
 
-def test_everything_that_a_client_keeps_comes_back(folder):
+def test_everything_that_a_client_keeps_is_stored_and_returned(folder):
     store = ClientStore(ClientState(vector(0), buffers=vector(9, 2)), folder)
     full = ClientState(vector(1), 5, vector(2, 2), vector(3))
     store.update({1: full, 2: ClientState(vector(4), 6), 3: ClientState(vector(5), 7, store.blank.buffers)})
@@ -66,7 +66,7 @@ def test_everything_that_a_client_keeps_comes_back(folder):
     assert same(store[1], ClientState(None, 8, vector(9, 2), None))
 
 
-def test_what_the_server_received_comes_before_the_own_model():
+def test_the_received_model_takes_precedence_over_the_personal_model():
     assert same(ClientState(vector(1)).sent, vector(1))
     assert same(ClientState(vector(1), received=vector(2)).sent, vector(2))
 
@@ -96,7 +96,7 @@ def test_mapped_vectors_grow_by_blocks_and_keep_their_places(tmp_path, monkeypat
     assert store[4].model.data_ptr() == places[4] and same(store[4].model, vector(40))
 
 
-def test_short_vectors_have_blocks_of_so_many(tmp_path, monkeypatch):
+def test_a_block_of_short_vectors_holds_a_limited_number(tmp_path, monkeypatch):
     monkeypatch.setattr(clients, "BLOCK_VECTORS", 3)
     store = ClientStore(ClientState(), tmp_path)
     store.update({client: ClientState(vector(client)) for client in range(7)})
@@ -105,7 +105,7 @@ def test_short_vectors_have_blocks_of_so_many(tmp_path, monkeypatch):
     assert begins == [True, False, False, True, False, False, True]
 
 
-def test_a_vector_that_is_larger_than_a_block_has_one_of_its_own(tmp_path, monkeypatch):
+def test_a_vector_larger_than_a_block_gets_a_separate_block(tmp_path, monkeypatch):
     monkeypatch.setattr(clients, "BLOCK_BYTES", 4)
     store = ClientStore(ClientState(), tmp_path)
     store.update({client: ClientState(vector(client)) for client in range(3)})
@@ -121,7 +121,7 @@ def test_mapped_files_lie_in_the_folder_and_have_no_names(tmp_path):
     assert mapped and all(line.rstrip().endswith("(deleted)") for line in mapped)
 
 
-def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
+def test_an_error_names_the_folder_without_room(tmp_path, monkeypatch):
     def full(descriptor, offset, length):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Files and directories are replaced as a whole or left as they were."""
+"""Files and directories are either replaced completely or left as they were."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path):
     assert names(tmp_path) == ["final"]
 
 
-def test_what_a_killed_writer_left_is_no_part_of_the_next(tmp_path):
+def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
     for name in (".final.tmp", ".final.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "torn").write_text("x")

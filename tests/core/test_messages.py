@@ -1,4 +1,4 @@
-"""Bytes worked by hand, and what counts as finite."""
+"""Sizes of messages, computed by hand, and the values that count as finite."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import torch
 from lcfl.core.messages import Downlink, Uplink, all_finite
 
 
-def test_bytes_are_those_of_the_tensors():
+def test_the_size_of_a_message_is_that_of_its_tensors():
     payload = {
         "model": torch.zeros(10),  # 40
         "centre": torch.zeros(2, 3, dtype=torch.float64),  # 48
@@ -22,23 +22,23 @@ def test_bytes_are_those_of_the_tensors():
     assert Downlink({}).num_bytes == 0
 
 
-def test_a_view_counts_what_it_shows():
+def test_a_view_counts_only_the_entries_that_it_shows():
     matrix = torch.zeros(100, 100)
     assert Downlink({"model": matrix[3]}).num_bytes == 400
     assert Downlink({"model": matrix[0, :1].expand(50)}).num_bytes == 200
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_one_bad_number_is_not_finite(bad):
+def test_a_tensor_with_one_bad_number_is_not_finite(bad):
     matrix = torch.zeros(2, 2)
     assert all_finite(matrix)
     matrix[1, 1] = bad
     assert not all_finite(matrix)
 
 
-def test_integers_nothing_and_sums_that_overflow_are_finite():
-    for each in (torch.tensor([2**62]), torch.tensor([True]), torch.zeros(0), torch.full((2,), 3e38)):
-        assert all_finite(each)
+def test_integers_empty_tensors_and_overflowing_sums_are_finite():
+    for tensor in (torch.tensor([2**62]), torch.tensor([True]), torch.zeros(0), torch.full((2,), 3e38)):
+        assert all_finite(tensor)
 
 
 def test_messages_cannot_be_changed():

@@ -1,4 +1,4 @@
-"""Sums that follow what changes: equal to new ones where they are made, within their own bound in between."""
+"""Sums that follow the changes of models: equal to new sums when refreshed, and within their own bound in between."""
 
 from fractions import Fraction
 from math import ulp
@@ -20,7 +20,7 @@ LAYOUT = Layout.from_network(linear((1, 1, 1)))  # four parameters
 
 
 class Changing:
-    """Models that are replaced and moved, and the sums that were told of it."""
+    """Models that are replaced and moved, and sums that follow these changes."""
 
     def __init__(self, seed, scale=1.0):
         self.draw, self.scale = np.random.default_rng(seed), scale
@@ -45,7 +45,7 @@ class Changing:
         self.sums.regroup(self.group, self.models.__getitem__)
 
     def exact(self):
-        """``[G][P]``, as fractions, which do not round."""
+        """Returns the exact sums ``[G][P]`` as fractions, which do not round."""
         total = [[Fraction(0)] * SIZE for _ in range(GROUPS)]
         for client, group in enumerate(self.group.tolist()):
             if group >= 0:
@@ -56,7 +56,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
-def test_adding_part_by_part_gives_the_bits_of_adding_one_after_the_other(size):
+def test_adding_part_by_part_gives_the_same_bits_as_adding_whole_models(size):
     draw = np.random.default_rng(size)
     models = [torch.tensor(draw.normal(size=size), dtype=torch.float32) for _ in range(5)]
     factors = draw.normal(size=5).tolist()
@@ -67,7 +67,7 @@ def test_adding_part_by_part_gives_the_bits_of_adding_one_after_the_other(size):
     assert torch.equal(total, expected)
 
 
-def test_more_models_than_are_held_at_once():
+def test_sums_of_more_models_than_are_held_at_once():
     many, draw = 2 * AT_ONCE + 3, np.random.default_rng(0)
     models = [torch.tensor(draw.normal(size=2), dtype=torch.float32) for _ in range(many)]
     first, then = (torch.tensor(draw.integers(-1, GROUPS, many)) for _ in range(2))
@@ -80,18 +80,18 @@ def test_more_models_than_are_held_at_once():
         torch.testing.assert_close(sums.total[group], exact, rtol=0, atol=sums.error)
 
 
-def test_new_sums_by_hand():
+def test_new_sums_computed_by_hand():
     models = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]), torch.tensor([7.0, 7.0]), torch.tensor([0.5, -9.0])]
     sums = ModelSums.from_models(torch.tensor([0, 1, -1, 0]), 3, 2, models.__getitem__)
     assert sums.total.tolist() == [[1.5, -7.0], [3.0, 5.0], [0.0, 0.0]] and sums.total.dtype == torch.float64
     assert sums.counts().tolist() == [2, 1, 0] and sums.largest == 7.0
 
 
-def test_a_model_that_is_taken_out_and_one_that_moves():
+def test_taking_out_one_model_and_moving_another():
     models = [torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([7.0])]
     sums = ModelSums.from_models(torch.tensor([0, 0, 1]), 2, 1, models.__getitem__)
     sums.take_out(0, models[0])
-    sums.take_out(0, models[0])  # it is in no sum any more
+    sums.take_out(0, models[0])  # it is no longer in a sum
     assert sums.total.tolist() == [[3.0], [7.0]] and sums.counts().tolist() == [1, 1]
     sums.regroup(torch.tensor([-1, 1, 1]), models.__getitem__)
     assert sums.total.tolist() == [[0.0], [10.0]] and sums.group.tolist() == [-1, 1, 1]
@@ -99,18 +99,18 @@ def test_a_model_that_is_taken_out_and_one_that_moves():
 
 @pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_follows_the_changes_stays_within_its_bound(seed, scale):
+def test_updated_sums_stay_within_their_error_bound(seed, scale):
     changing, farthest = Changing(seed, scale), Fraction(0)
     for _ in range(60):
         changing.round()
         for row, exact in zip(changing.sums.total.tolist(), changing.exact(), strict=True):
             farthest = max([farthest, *(abs(Fraction(a) - b) for a, b in zip(row, exact, strict=True))])
         assert farthest <= changing.sums.error
-    assert scale < 1e6 or farthest > 0, "nothing was rounded, so nothing was tried"
+    assert scale < 1e6 or farthest > 0, "nothing was rounded, so nothing was tested"
     assert changing.sums.counts().tolist() == [int((changing.group == group).sum()) for group in range(GROUPS)]
 
 
-def test_the_bound_does_not_exceed_what_the_additions_can_round():
+def test_the_error_bound_is_no_larger_than_the_additions_can_round():
     changing = Changing(0)
     for _ in range(60):
         changing.round()
@@ -120,7 +120,7 @@ def test_the_bound_does_not_exceed_what_the_additions_can_round():
     assert changing.sums.is_exact_enough
 
 
-def test_a_huge_model_that_has_gone_leaves_a_sum_that_is_not_gone_on_with():
+def test_a_huge_model_that_was_taken_out_leaves_a_sum_that_is_not_exact_enough():
     models = {0: torch.tensor([1e25]), 1: torch.tensor([1.0])}
     group = torch.tensor([0, 0])
     sums = ModelSums.from_models(group, 1, 1, models.__getitem__)
@@ -132,7 +132,7 @@ def test_a_huge_model_that_has_gone_leaves_a_sum_that_is_not_gone_on_with():
     assert sums.error >= abs(sums.total.item() - 3.0)
 
 
-# of a state
+# sums of a state
 
 
 def stored(round=1, layout=LAYOUT):
@@ -147,7 +147,7 @@ def groups(state):
     return torch.where(state.participated, torch.where(state.assignment >= 0, state.assignment, 2), -1)
 
 
-def test_sums_are_made_anew_every_so_many_rounds_when_their_number_changes_and_when_they_have_drifted():
+def test_sums_are_recomputed_at_intervals_and_when_their_number_changes_or_they_have_drifted():
     state = stored(round=1)
     first = stored_sums(state, groups(state), 3, LAYOUT)
     assert state.clients.sums is first
@@ -162,7 +162,7 @@ def test_sums_are_made_anew_every_so_many_rounds_when_their_number_changes_and_w
     assert stored_sums(state, groups(state), 3, LAYOUT) is not second
 
 
-def test_refreshed_sums_are_those_of_a_state_that_never_had_any():
+def test_refreshed_sums_equal_those_of_a_state_without_earlier_sums():
     state, other = stored(), stored()
     for number in range(1, 5):
         state.round = number
@@ -174,7 +174,7 @@ def test_refreshed_sums_are_those_of_a_state_that_never_had_any():
         stored_sums(state, groups(state), 3, LAYOUT)
     state.round = other.round = 2 * cluster_mean.REFRESH_EVERY
     other.assignment = state.assignment
-    one, two = (stored_sums(each, groups(each), 3, LAYOUT) for each in (state, other))
+    one, two = (stored_sums(source, groups(source), 3, LAYOUT) for source in (state, other))
     assert same(one, two)
 
 
@@ -193,7 +193,7 @@ def test_every_change_of_the_store_reaches_the_sums():
 
 
 @pytest.mark.parametrize("over", ["stored", "participants"])
-def test_means_over_stored_models_are_those_of_all_models_to_rounding(over):
+def test_means_over_stored_models_equal_means_over_all_models_up_to_rounding(over):
     layout = Layout.from_network(Normed())
     state = stored(layout=layout)
     for number in range(1, 4):

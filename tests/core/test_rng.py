@@ -1,4 +1,4 @@
-"""A stream is a function of its address, and of nothing else."""
+"""A stream is a function of its address and nothing else."""
 
 import hashlib
 import random
@@ -17,18 +17,18 @@ ADDRESSES = st.tuples(st.integers(0, 2**40), st.sampled_from(["order", "sample",
 
 
 def draws():
-    """Something from each of the global generators."""
+    """Returns numbers drawn from each of the global generators."""
     return random.random(), np.random.rand(2).tolist(), torch.rand(2).tolist()
 
 
 def test_the_seed_of_a_stream_is_a_hash_of_its_address():
     expected = int.from_bytes(hashlib.blake2b(b"7/order/3/-1", digest_size=16).digest(), "little")
     assert rng.stream_seed(7, "order", 3, -1) == expected
-    assert expected == 0x2E55D99D64A464715AA51E70FC0476C9  # and stays so: old runs must be repeatable
+    assert expected == 0x2E55D99D64A464715AA51E70FC0476C9  # must not change, because old runs must stay repeatable
 
 
 @given(ADDRESSES, ADDRESSES)
-def test_streams_are_equal_exactly_where_addresses_are(one, other):
+def test_streams_are_equal_exactly_if_their_addresses_are(one, other):
     first, second = (rng.generator(*address).integers(2**62) for address in (one, other))
     assert (first == second) == (one == other)
 
@@ -37,7 +37,7 @@ def test_streams_are_equal_exactly_where_addresses_are(one, other):
     "other",
     [(8, "order", 1, 2), (7, "split", 1, 2), (7, "order", 2, 1), (7, "order", 1), (7, "order", 12), (71, "order", 2)],
 )
-def test_any_part_of_the_address_makes_another_stream(other):
+def test_changing_any_part_of_the_address_gives_another_stream(other):
     assert rng.generator(*other).integers(2**62) != rng.generator(7, "order", 1, 2).integers(2**62)
 
 
@@ -66,7 +66,7 @@ def test_a_scope_seeds_all_global_generators_from_its_address():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_scope_puts_back_what_it_found(fails):
+def test_a_scope_restores_the_global_generators(fails):
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     expected = draws()
     random.seed(1), np.random.seed(2), torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""The state of the beginning, and the small questions one can ask it."""
+"""The initial state, and the simple queries that it answers."""
 
 import pytest
 import torch
@@ -28,17 +28,17 @@ def test_clients_begin_with_the_initial_model_if_the_method_keeps_any(keeps_mode
     assert torch.equal(model, torch.arange(3.0)) if keeps_model else model is None
 
 
-def test_opening_rounds_have_negative_numbers():
+def test_warm_up_rounds_have_negative_numbers():
     assert begin(num_warmup_rounds=2).round == -2
 
 
-def test_callbacks_of_two_states_are_their_own():
+def test_two_states_do_not_share_the_states_of_callbacks():
     one, two = begin(), begin()
     one.callbacks["a"] = {"x": 1}
     assert two.callbacks == {}
 
 
-def test_members_are_those_of_the_cluster_who_took_part():
+def test_members_are_the_clients_of_a_cluster_that_took_part():
     state = begin(6)
     state.centres = torch.tensor([[0.0, 0, 0], [1, 1, 1]])
     state.assignment = torch.tensor([1, 0, 1, 1, 0, 1])

@@ -1,4 +1,4 @@
-"""What the tests of partitions share: strategies, labels, and a generator whose draws are given."""
+"""Shared code of the partition tests: strategies, labels and a generator with scripted draws."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ def counts_of(labels, shares):
 
 
 class Scripted:
-    """A generator whose Dirichlet draws are given and whose permutations change nothing."""
+    """A generator that returns given Dirichlet draws and whose permutations change nothing."""
 
     def __init__(self, *draws):
         self.draws = list(draws)
@@ -38,7 +38,7 @@ class Scripted:
         return np.arange(values) if isinstance(values, int) else values
 
 
-# Every partition that draws, with arguments that pools of some twenty to some hundred samples can often meet.
+# All partitions that draw, with arguments that pools of about 20 to 100 samples can often satisfy.
 SIZES = st.one_of(st.none(), st.just((4, 9)))
 FRACTIONS = st.sampled_from([(0.1, 0.6), (0.02, 0.02), (0.5, 1.0)])
 
@@ -65,7 +65,7 @@ OVERLAPPING = {
 
 
 def derived(rules):
-    """Those that build on others."""
+    """Returns strategies for the partitions that are built on other partitions."""
     return {
         Subsampled: st.one_of(
             st.builds(Subsampled, rules, st.just((2, 5))), st.builds(Subsampled, rules, st.none(), FRACTIONS)

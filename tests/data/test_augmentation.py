@@ -1,4 +1,4 @@
-"""Crops and flips, image by image, and who sees them: training steps, in the client's own stream, and nobody else."""
+"""Tests of augmentation: crops and flips of images, which only training steps see, drawn in the client's stream."""
 
 import re
 from functools import partial
@@ -30,7 +30,7 @@ LABELS = torch.arange(64) % 2
 
 
 def candidates(image, padding, fill):
-    """Every crop of the padded image and its mirror image."""
+    """Returns every crop of the padded image and the mirror images of these crops."""
     padded = v2.functional.pad(image, [padding], padding_mode={"zeros": "constant", "reflect": "reflect"}[fill])
     height, width = image.shape[1:]
     crops = [
@@ -45,7 +45,7 @@ def candidates(image, padding, fill):
     ("padding", "fill", "dtype"),
     [(0, "zeros", torch.uint8), (4, "zeros", torch.float32), (4, "zeros", torch.uint8), (4, "reflect", torch.uint8)],
 )
-def test_each_image_becomes_one_of_its_crops_or_their_mirror_images(padding, fill, dtype):
+def test_augmented_image_is_a_crop_or_its_mirror_image(padding, fill, dtype):
     torch.manual_seed(0)
     images = IMAGES[:16].to(dtype)
     before = images.clone()
@@ -56,12 +56,14 @@ def test_each_image_becomes_one_of_its_crops_or_their_mirror_images(padding, fil
         assert (candidates(image, padding, fill) == result).flatten(1).all(dim=1).any()
 
 
-def test_all_places_and_both_sides_are_equally_frequent():
+def test_all_positions_and_both_orientations_are_equally_frequent():
     torch.manual_seed(0)
     image = torch.arange(1, 10, dtype=torch.float32).reshape(1, 1, 3, 3)
     changed = CropAndFlip(1)(image.expand(9000, -1, -1, -1))
     _, counts = changed.flatten(1).unique(dim=0, return_counts=True)
-    assert len(counts) == 18 and counts.min() > 400 and counts.max() < 600  # 500 each, deviation 22
+    assert (
+        len(counts) == 18 and counts.min() > 400 and counts.max() < 600
+    )  # 500 are expected, with a standard deviation of 22
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,12 @@ def test_all_places_and_both_sides_are_equally_frequent():
         ({"padding": 6, "fill": "reflect"}, IMAGES, "padding 6"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, images, words):
+def test_invalid_arguments_and_shapes_are_refused(arguments, images, words):
     with pytest.raises(ValueError, match=f"CropAndFlip: .*{words}"):
         CropAndFlip(**arguments)(images)
 
 
-def test_images_are_changed_before_they_are_normalised():
+def test_augmentation_runs_before_normalisation():
     examples = TensorSamples(IMAGES, LABELS, 64, 2, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), CropAndFlip(2))
     torch.manual_seed(3)
     inputs, targets = examples.training_batch(np.arange(64), CPU)
@@ -96,9 +98,9 @@ def test_without_augmentation_nothing_is_drawn():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# In a federation
+# Augmentation in a federation.
 
-SAME = IMAGES[:1].expand(64, -1, -1, -1)  # one image over and over: the order of batches does not count
+SAME = IMAGES[:1].expand(64, -1, -1, -1)  # one image repeated, so that the order of batches does not matter
 
 
 class Forbidden(Augmentation):
@@ -126,7 +128,7 @@ def task(client=0, number=0):
     return TrainingTask(client, number, ClientState(START), Downlink({}))
 
 
-def test_what_is_drawn_depends_on_seed_round_and_client_alone():
+def test_draws_depend_only_on_seed_round_and_client():
     one = worker(CropAndFlip(2))
     first = one.train(task()).output.model
     torch.manual_seed(99)
@@ -140,7 +142,7 @@ def test_what_is_drawn_depends_on_seed_round_and_client_alone():
     assert torch.equal(*(plain.train(each).output.model for each in (task(), task(client=1, number=1))))
 
 
-def test_evaluation_sees_the_images_as_they_are():
+def test_evaluation_does_not_augment():
     augmented, plain = worker(Forbidden()), worker(None)
     sets = EvaluationTask(START, tuple(plain.data.population.val), tuple(range(4)))
     assert augmented.evaluate(sets) == plain.evaluate(sets)
@@ -148,7 +150,7 @@ def test_evaluation_sees_the_images_as_they_are():
         augmented.train(task())
 
 
-def test_of_lightnings_loaders_only_that_of_training_augments():
+def test_only_the_training_loader_augments():
     _, data = parts(Forbidden())
     data.setup()
     assert [len(list(loader)) > 0 for loader in (data.val_dataloader(), data.test_dataloader())] == [True, True]
@@ -164,19 +166,19 @@ def fitted(root, augmentation, devices=1, rounds=3, ckpt_path=None):
 
 
 @pytest.mark.usefixtures("deadline")
-def test_ranks_do_not_change_bits(tmp_path):
+def test_result_does_not_depend_on_the_number_of_ranks(tmp_path):
     one, two = (fitted(tmp_path / str(ranks), CropAndFlip(2), ranks).path for ranks in (1, 2))
     assert_same_run(one, two)
     with pytest.raises(AssertionError):
         assert_same_run(one, fitted(tmp_path / "plain", None).path)
 
 
-def test_a_run_goes_on_with_its_own_augmentation_only(tmp_path):
+def test_run_resumes_only_with_the_same_augmentation(tmp_path):
     fitted(tmp_path, CropAndFlip(2))
     with pytest.raises(CheckpointError, match=re.escape("augmentation.padding: the checkpoint has 2, this run 1")):
         fitted(tmp_path, CropAndFlip(1), rounds=4, ckpt_path="last")
     assert fitted(tmp_path, CropAndFlip(2), rounds=4, ckpt_path="last").state.round == 4
 
 
-def test_a_trial_augments_too():
+def test_trial_run_augments_too():
     assert RandomLike(parts(CropAndFlip(2))[1].dataset, 8).load().augmentation == CropAndFlip(2)

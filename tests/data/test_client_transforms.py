@@ -1,4 +1,4 @@
-"""Client transforms in a federated data module: every role, groups, files, loaders."""
+"""Tests of client transforms in a data module: roles, groups, files and loaders."""
 
 import json
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ def ready(partition, *transforms, **options):
     return data
 
 
-def test_ifcas_rotated_copies():
+def test_groups_of_ifca_see_rotated_copies():
     data = ready(CopyPerGroup(4), Rotation(by="group"))
     people = data.population
     assert people.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     for client, group in enumerate(people.groups):
-        # The same rotation in every role.
+        # The rotation is the same in every role.
         for role in (people.train, people.val, people.test["own_split"], people.test["global"]):
             raw = data.samples.batch(role[client], CPU)
             seen = data.seen_by(client).batch(role[client], CPU)
@@ -42,13 +42,13 @@ def test_ifcas_rotated_copies():
             assert torch.equal(seen[1], raw[1])
 
 
-def test_as_cfls_rotations_are_the_groups_of_a_dirichlet_partition():
+def test_rotations_of_as_cfl_make_groups_of_a_dirichlet_partition():
     data = ready(ClassDirichlet(0.8, 3, balance=False), Rotation())
     assert data.population.groups.tolist() == [0, 1, 2, 3] * 2
     assert data.seen_by(1) is data.seen_by(5) is not data.seen_by(2)
 
 
-def test_label_blocks_and_views_divide_each_other():
+def test_label_blocks_and_views_together_make_the_groups():
     data = ready(Pathological(3), Rotation((0, 90)), LabelPermutation(), GaussianNoise(0.1))
     assert data.population.groups.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
     assert len({data.seen_by(client) for client in range(8)}) == 8
@@ -61,7 +61,7 @@ def test_label_blocks_and_views_divide_each_other():
     assert data.population.label_counts[7].tolist() == np.bincount(targets, minlength=6).tolist()
 
 
-def test_without_transforms_all_see_the_data_set_itself():
+def test_without_transforms_clients_see_the_data_set_unchanged():
     data = ready(Pathological(3))
     assert data.seen_by(0) is data.samples and data.population.views is None
 
@@ -83,7 +83,7 @@ def test_views_are_part_of_the_fingerprint_and_follow_the_data_seed():
     assert ready(Pathological(3), GaussianNoise(0.1)).population.fingerprint == prints[2]
     first, second = (ready(Pathological(3), GaussianNoise(0.1), seed=seed).population.views for seed in (0, 1))
     assert first != second
-    # Who holds what does not depend on transforms.
+    # The shares do not depend on transforms.
     assert all(
         map(
             np.array_equal, ready(Pathological(3)).population.train, ready(Pathological(3), Rotation()).population.train
@@ -100,7 +100,7 @@ def test_views_are_part_of_the_fingerprint_and_follow_the_data_seed():
     ],
 )
 @pytest.mark.parametrize("partition", [Pathological(3), CopyPerGroup(2)])
-def test_what_a_run_writes_gives_the_same_views(tmp_path, partition, transforms):
+def test_from_file_restores_the_same_views(tmp_path, partition, transforms):
     data = ready(partition, *transforms)
     data.write(tmp_path / "partition.json")
     content = json.loads((tmp_path / "partition.json").read_text())
@@ -113,7 +113,7 @@ def test_what_a_run_writes_gives_the_same_views(tmp_path, partition, transforms)
         assert content["views"][0][0] == "QuarterTurns(number=0)" and len(content["views"]) == 8
 
 
-def test_loaders_show_every_image_as_its_clients_see_it():
+def test_loaders_give_every_image_as_clients_see_it():
     data = ready(Pathological(3), Rotation((0, 180)), protocols=["global"], batch_size=7)
     for loader, role in ((data.train_dataloader(), "train"), (data.test_dataloader(), "test")):
         lists = data.population.train if role == "train" else data.population.test["global"]
@@ -121,11 +121,11 @@ def test_loaders_show_every_image_as_its_clients_see_it():
         inputs, targets = (torch.cat(parts) for parts in zip(*loader, strict=True))
         assert {tuple(image) for image in inputs.flatten(1).tolist()} == expected
         assert len(inputs) == len(targets) == len(expected)
-    # Every official test image is there in both rotations.
+    # Every official test image occurs in both rotations.
     assert len(inputs) == 120
 
 
-def test_a_plain_test_set_is_shown_as_it_is():
+def test_loader_gives_a_plain_test_set_unchanged():
     data = ready(Pathological(3), Rotation((0, 180)), protocols=["global_plain", "global"])
     inputs = torch.cat([batch[0] for batch in data.test_dataloader()])
     assert torch.equal(inputs, data.samples.batch(np.arange(240, 300), CPU)[0])
@@ -135,7 +135,7 @@ def seen_flat(data, client, indices):
     return data.seen_by(client).batch(indices, CPU)[0].flatten(1).tolist()
 
 
-def test_a_trial_has_the_transforms():
+def test_trial_data_have_the_transforms():
     trial = FederatedDataModule(
         IMAGES, Pathological(3), 8, client_transforms=[Rotation(by="group"), LabelPermutation()]
     ).random_like()
@@ -169,7 +169,7 @@ class EveryOtherNegative(ClientTransform):
         return [Negative() if client % 2 else View() for client in range(num_clients)]
 
 
-def test_a_users_transform_works_like_ours():
+def test_user_defined_transform_works():
     data = ready(IID(), EveryOtherNegative())
     assert data.population.groups.tolist() == [0, 1] * 4 and data.seen_by(0) is data.seen_by(2)
     plain = FederatedDataModule(IMAGES, IID(), 8)
@@ -185,10 +185,10 @@ class Forgetful(ClientTransform):
 @pytest.mark.parametrize(
     ("transform", "words"),
     [
-        (Forgetful(), "data.client_transforms: Forgetful: the view object is no dataclass"),
+        (Forgetful(), "data.client_transforms: Forgetful: the view object is not a dataclass"),
         (Rotation(by="group"), "data.client_transforms: Rotation: by 'group' needs a partition"),
     ],
 )
-def test_errors_begin_with_their_option(transform, words):
+def test_errors_begin_with_the_option(transform, words):
     with pytest.raises(ValueError, match=words):
         ready(IID(), transform)

@@ -1,4 +1,4 @@
-"""Numbers of any kind become tensors, and what cannot be read is named with the cure."""
+"""Tests of conversion: numbers of any kind become tensors, and errors name the unusable item and the remedy."""
 
 import warnings
 
@@ -33,7 +33,7 @@ VALUES = [2.0, 0.5, 300.0]
     ],
     ids=str,
 )
-def test_numbers_become_tensors_of_the_networks_type(given, values, dtype):
+def test_numbers_become_tensors_of_the_type_for_the_network(given, values, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         inputs, _ = DatasetSamples([(given, 0), (given, 0)], None, 1).batch(np.array([1, 0]), torch.device("cpu"))
@@ -65,7 +65,7 @@ LABEL = r"a label must be one integer: return input, int\(label\)"
         ((["a", "b"], 0), "item 0 of train: list cannot become a tensor: .*"),
     ],
 )
-def test_items_that_are_unusable_are_named_with_the_cure(item, words):
+def test_errors_name_the_unusable_item_and_the_remedy(item, words):
     with pytest.raises(ValueError, match=rf"^Datasets: {words}"):
         DatasetSamples([item], None, 2)
 

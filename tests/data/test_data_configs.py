@@ -1,4 +1,4 @@
-"""Every file in configs/data: complete, parsed by jsonargparse, and in agreement with its network."""
+"""Tests that every file in configs/data is complete, can be parsed and fits its network."""
 
 import importlib
 import inspect
@@ -40,7 +40,7 @@ def built(path):
 
 
 def documented(page, first):
-    """Class name -> arguments, from the YAML block of a page whose first line begins so."""
+    """Returns class name -> arguments from the YAML block of a page that begins with ``first``."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
     return yaml.safe_load(next(block for block in blocks if block.startswith(first)))
 
@@ -52,12 +52,18 @@ def concrete(module, base):
 
 def test_every_data_set_of_lcfl_has_a_file():
     named = {yaml.safe_load(path.read_text())["data"]["dataset"]["class_path"].rpartition(".")[2] for path in FILES}
-    given = {"FederatedDataset", "TorchvisionImages", "RandomLike", "Datasets", "Tensors"}  # by users, or for trials
+    given = {
+        "FederatedDataset",
+        "TorchvisionImages",
+        "RandomLike",
+        "Datasets",
+        "Tensors",
+    }  # these need user-defined data or serve trial runs
     assert named == set(lcfl.data.datasets.__all__) - given
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_sets_data_and_network_completely(path):
+def test_file_sets_all_options_of_data_and_network(path):
     assert path.read_text().startswith("# ")
     content = yaml.safe_load(path.read_text())
     assert list(content) == ["data", "model"] and list(content["model"]) == ["network"]

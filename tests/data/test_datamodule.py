@@ -1,4 +1,4 @@
-"""The contract on test data for every partition x protocol x pool, and the module's behaviour under Lightning."""
+"""Tests of the data module: the contract on test data for every partition, protocol and pool, and Lightning."""
 
 import json
 from itertools import combinations, pairwise
@@ -46,7 +46,7 @@ def as_set(lists):
     st.floats(0, 0.5),
     st.integers(0, 10**6),
 )
-def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fraction, val_fraction, seed):
+def test_no_client_learns_test_samples(partition, protocols, pool, num_clients, test_fraction, val_fraction, seed):
     data = module(
         partition,
         protocols=protocols,
@@ -59,9 +59,9 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     try:
         data.setup()
     except ValueError as error:
-        # The only refusals these arguments allow: of the partition, and of a pool that leaves nothing to test on.
-        nobody = "leaves no client a test image" in str(error)
-        assert nobody or "without training samples" in str(error) or str(error).startswith("data.partition: ")
+        # With these arguments, only the partition may refuse, or a pool that leaves no samples to train or test on.
+        untested = "leaves every client without test samples" in str(error)
+        assert untested or "without training samples" in str(error) or str(error).startswith("data.partition: ")
         return
     people, examples = data.population, data.samples
     learnt = as_set(people.train) | as_set(people.val)
@@ -71,7 +71,7 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
     for lists in people.test.values():
         assert not as_set(lists) & learnt
         assert len(lists) == num_clients
-    # No image has two roles, nor two holders where the partition's name does not say so.
+    # No sample has two roles, or two holders unless the name of the partition says so.
     assert not as_set(people.train) & as_set(people.val)
     held = [index for part in (people.train, people.val, people.test.get("own_split", [])) for index in part]
     assert people.overlapping or len(np.concatenate(held)) == len(learnt | own)
@@ -91,7 +91,7 @@ def test_test_data_is_test_data(partition, protocols, pool, num_clients, test_fr
 
 @settings(max_examples=60, deadline=None)
 @given(PARTITIONS, st.sampled_from(SUBSETS), st.sampled_from(["train", "all"]), st.integers(1, 8), st.integers(0, 99))
-def test_what_a_run_writes_is_read_back(tmp_path_factory, partition, protocols, pool, num_clients, seed):
+def test_from_file_restores_a_written_population(tmp_path_factory, partition, protocols, pool, num_clients, seed):
     options = {"protocols": protocols, "pool": pool, "num_clients": num_clients, "seed": seed}
     try:
         data = ready(partition, **options)
@@ -104,10 +104,10 @@ def test_what_a_run_writes_is_read_back(tmp_path_factory, partition, protocols, 
     assert again.population.to_dict() == data.population.to_dict()
 
 
-def test_fractions_are_kept():
+def test_split_has_the_requested_fractions():
     data = ready(IID(100), num_clients=2, test_fraction=0.25, val_fraction=0.2)
     sizes = [(len(t), len(v), len(o)) for t, v, o in zip(*_roles(data.population), strict=True)]
-    # 25 of 100 to test, 15 of the remaining 75 to validation.
+    # Of 100 samples, 25 are for testing, and 15 of the remaining 75 for validation.
     assert sizes == [(60, 15, 25)] * 2
     counts = data.population.label_counts
     assert counts.shape == (2, 6) and counts.sum(axis=1).tolist() == [60, 60]
@@ -124,23 +124,23 @@ def test_without_own_split_nothing_is_held_out():
     assert all(len(each) == 0 for each in data.population.val)
 
 
-def test_tiny_clients_are_tested_but_not_validated(tmp_path):
+def test_tiny_clients_have_test_but_no_validation_samples(tmp_path):
     people = ready(IID(2)).population
     assert [len(each) for part in _roles(people) for each in part] == [1] * 8 + [0] * 8 + [1] * 8
-    # A single image is for training, whoever is then left without a test.
+    # A single sample is for training, although the client then has no test samples.
     mixed = FromFile(str(tmp_path / "p.json"))
     write_partition(mixed.path, Shares([np.array([0]), np.array([1, 2])]))
     people = ready(mixed, num_clients=2).population
     assert [len(each) for part in _roles(people) for each in part] == [1, 1, 0, 0, 0, 1]
-    with pytest.raises(ValueError, match=r"own_split leaves no client a test image .* two images or more"):
+    with pytest.raises(ValueError, match=r"own_split leaves every client without test samples .* at least two samples"):
         ready(IID(1))
 
 
-def test_copies_of_an_image_have_one_role():
+def test_copies_of_a_sample_have_one_role():
     data = ready(CopyPerGroup(4), num_clients=8, val_fraction=0.2)
     people = data.population
     sets = [as_set(part) for part in _roles(people)]
-    # Every group holds the whole pool of 240: 60 to test, 36 of the others to validation.
+    # Every group holds the whole pool of 240 samples: 60 are for testing, and 36 of the others for validation.
     assert [len(each) for each in sets] == [144, 36, 60] and len(set.union(*sets)) == 240
     for role, part in enumerate(_roles(people)):
         for group in range(4):
@@ -149,19 +149,20 @@ def test_copies_of_an_image_have_one_role():
 
 def test_a_client_without_training_samples_is_named():
     with pytest.raises(
-        ValueError, match=r"client 0 is left without training samples: 1 in its share, 0 .* 1 for validation"
+        ValueError,
+        match=r"client 0 is left without training samples: its share has 1, .* 0 are for testing and 1 for validation",
     ):
         ready(IID(1), val_fraction=0.9, protocols=["label_view"])
 
 
-def test_groups_are_the_partitions():
+def test_groups_come_from_the_partition():
     assert ready(Pathological(3)).population.groups.tolist() == [0] * 4 + [1] * 4
     assert ready(IID()).population.groups is None
 
 
-def test_of_clients_with_few_images_only_theirs_stay_in_memory():
+def test_samples_that_no_client_uses_are_freed():
     made = ready(Pathological(2, sizes=(5, 5)))
-    assert len(made.samples.inputs) == len(made.population.images) < len(made.samples)
+    assert len(made.samples.inputs) == len(made.population.samples_in_use) < len(made.samples)
     whole = BLOBS.load()
     for indices in (*made.population.train, *made.population.test["own_split"]):
         for found, expected in zip(
@@ -171,7 +172,7 @@ def test_of_clients_with_few_images_only_theirs_stay_in_memory():
     assert made.samples.fingerprint() == whole.fingerprint()
 
 
-def test_a_source_may_give_the_same_examples_to_several(monkeypatch):
+def test_several_modules_can_share_the_samples_of_a_data_set(monkeypatch):
     whole = BLOBS.load()
     monkeypatch.setattr(type(BLOBS), "load", lambda self: whole)
     for seed in (0, 1):
@@ -182,18 +183,18 @@ def test_a_source_may_give_the_same_examples_to_several(monkeypatch):
     assert len(whole.inputs) == len(whole)
 
 
-def test_every_protocol_can_be_named():
+def test_protocol_type_lists_every_protocol():
     assert set(get_args(Protocol)) == set(PROTOCOLS)
 
 
-def test_population_depends_on_the_data_seed_alone():
+def test_population_depends_only_on_the_data_seed():
     torch.manual_seed(1)
     first = ready().population.fingerprint
     torch.manual_seed(2)
     np.random.seed(3)
     assert ready(batch_size=3).population.fingerprint == first
     assert ready(seed=1).population.fingerprint != first
-    # Another protocol beside it changes nobody's split.
+    # Additional protocols do not change the split of any client.
     more = ready(protocols=list(PROTOCOLS)).population
     assert all(map(np.array_equal, more.train, ready().population.train))
 
@@ -206,8 +207,8 @@ def test_a_clients_split_does_not_depend_on_others(tmp_path):
         assert np.array_equal(mine[0], same[0])
 
 
-def test_every_client_has_a_stream_of_its_own(tmp_path):
-    # Two shares alike in size and labels, which one common stream would cut alike.
+def test_every_client_has_a_separate_stream(tmp_path):
+    # The two shares are alike in size and labels, so a common stream would split them alike.
     write_partition(tmp_path / "p.json", Shares([np.arange(20), np.arange(20, 40)]))
     first, second = ready(FromFile(str(tmp_path / "p.json")), num_clients=2).population.test["own_split"]
     assert not np.array_equal(first, second - 20)
@@ -219,7 +220,7 @@ def test_all_but_own_split_need_official_test_images(protocol):
         ValueError, match=rf"{protocol} tests on .* Synthetic has none; use data.protocols: \[own_split"
     ):
         ready(dataset=Synthetic(test_per_class=0), protocols=["own_split", protocol])
-    with pytest.raises(ValueError, match=rf"{protocol} leaves no client a test image with data.pool all"):
+    with pytest.raises(ValueError, match=rf"{protocol} leaves every client without test samples with data.pool all"):
         ready(IID(), protocols=[protocol], pool="all")
 
 
@@ -238,7 +239,7 @@ def test_all_but_own_split_need_official_test_images(protocol):
         ({"protocols": ["own_split", "own_split"]}, "once"),
     ],
 )
-def test_bad_arguments_are_refused_before_data_is_read(options, words):
+def test_invalid_arguments_are_refused_before_data_is_read(options, words):
     with pytest.raises(ValueError, match=words):
         module(**options)
 
@@ -287,7 +288,7 @@ def test_loaders_pool_the_clients():
     assert torch.equal(single[3][0], data.samples.batch(single.indices[3:4], torch.device("cpu"))[0][0])
 
 
-def test_the_training_loader_leaves_out_a_short_last_batch():
+def test_training_loader_drops_a_short_last_batch():
     number = len(np.concatenate(ready().population.train))
     assert number % 32
     data = ready(drop_last=True)
@@ -298,7 +299,7 @@ def test_the_training_loader_leaves_out_a_short_last_batch():
 
 
 class Linear(LightningModule):
-    """Softmax regression, which separable blobs let converge in a few epochs."""
+    """Softmax regression, which converges in a few epochs on separable blobs."""
 
     def __init__(self):
         super().__init__()
@@ -318,7 +319,7 @@ class Linear(LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trainer_runs_on_it(tmp_path):
+def test_lightning_trainer_accepts_the_module(tmp_path):
     data = module(val_fraction=0.2)
     trainer = Trainer(
         max_epochs=1,
@@ -336,7 +337,7 @@ def test_lightning_trainer_runs_on_it(tmp_path):
     assert trainer.callback_metrics["seen"] == len(as_set(data.population.test["own_split"]))
 
 
-def test_own_data_needs_no_official_test_images():
+def test_user_defined_data_need_no_official_test_samples():
     train = (torch.randn(40, 3), torch.arange(40) % 2)
     people = ready(IID(), dataset=Tensors(train), num_clients=4, pool="all").population
     assert as_set([*people.train, *people.val, *people.test["own_split"]]) == set(range(40))
@@ -345,7 +346,7 @@ def test_own_data_needs_no_official_test_images():
 
 
 @pytest.mark.parametrize("num_clients", [2, 9])
-def test_random_like_keeps_clients_and_fractions_also_with_more_classes_than_samples(num_clients):
+def test_random_like_keeps_clients_and_fractions_with_more_classes_than_samples(num_clients):
     dataset = Synthetic(num_classes=30, num_features=3, samples_per_class=4, test_per_class=1)
     trial = loaded(blobs(num_clients, dataset=dataset, test_fraction=0.5, val_fraction=0).random_like())
     assert trial.population.num_clients == num_clients

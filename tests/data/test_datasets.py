@@ -1,4 +1,4 @@
-"""Data sets know themselves without a file, say what is missing, and read torchvision's files rightly."""
+"""Tests of data sets: they know their shape without files, report missing files and read torchvision's files."""
 
 import pickle
 import struct
@@ -33,7 +33,7 @@ DRAWS = np.random.default_rng(0)
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """The MNIST file format: two zero bytes, type 8 (uint8), number of axes, big-endian lengths, bytes."""
+    """Writes the MNIST file format: two zero bytes, type 8 (uint8), number of axes, big-endian lengths, bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
 
@@ -78,7 +78,7 @@ def test_mnist_files_become_uint8_images(tmp_path, dataset_class):
 def test_cifar_files_become_channel_first_images(
     tmp_path, monkeypatch, dataset_class, folder, train_files, test_file, meta, key
 ):
-    # torchvision compares MD5 sums, which made-up files cannot have.
+    # torchvision compares MD5 sums, which these artificial files cannot match.
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: Path(path).exists())
     files = [*train_files, test_file]
     rows = DRAWS.integers(0, 256, (2 * len(files), 3072), dtype=np.uint8)
@@ -90,14 +90,14 @@ def test_cifar_files_become_channel_first_images(
     dataset = dataset_class(root=str(tmp_path))
     dataset.prepare()
     examples = dataset.load()
-    # A CIFAR row is all red pixels, then all green, then all blue.
+    # A row of CIFAR holds all red pixels, then all green ones, then all blue ones.
     assert np.array_equal(examples.inputs, rows.reshape(-1, 3, 32, 32))
     assert examples.inputs.is_contiguous() and examples.inputs.dtype == torch.uint8
     assert examples.targets.tolist() == labels and examples.num_train == 2 * len(train_files)
 
 
 @pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "letters", "digits", "mnist"])
-def test_emnist_stands_upright_and_counts_from_0(tmp_path, split):
+def test_emnist_images_are_upright_and_labels_begin_at_0(tmp_path, split):
     dataset = EMNIST(split, root=str(tmp_path))
     first = 1 if split == "letters" else 0
     images = DRAWS.integers(0, 256, (5, 28, 28), dtype=np.uint8)
@@ -107,7 +107,7 @@ def test_emnist_stands_upright_and_counts_from_0(tmp_path, split):
         write_idx(tmp_path / f"EMNIST/raw/emnist-{split}-{name}-labels-idx1-ubyte", labels[part])
     dataset.prepare()
     examples = dataset.load()
-    # The files hold columns where an image has rows.
+    # The files hold transposed images.
     assert np.array_equal(examples.inputs[:, 0], images.transpose(0, 2, 1))
     assert examples.targets.tolist() == (labels.astype(int) - first).tolist() and examples.num_train == 3
     assert examples.num_classes == dataset.num_classes
@@ -123,7 +123,7 @@ def test_emnist_has_six_splits():
 def test_svhn_files_become_channel_first_images(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.svhn.check_integrity", lambda path, md5=None: Path(path).exists())
     images = DRAWS.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
-    labels = np.array([10, 1, 9, 10, 2], dtype=np.uint8)  # the files call the digit 0 ten
+    labels = np.array([10, 1, 9, 10, 2], dtype=np.uint8)  # the files give the digit 0 the label 10
     for name, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
         content = {"X": images[part].transpose(2, 3, 1, 0), "y": labels[part, None]}
         scipy.io.savemat(tmp_path / f"{name}_32x32.mat", content)
@@ -149,7 +149,7 @@ class Part(SimpleNamespace):
         ("none", (0, 0, 0), (1, 1, 1)),
     ],
 )
-def test_images_are_normalised_as_named(monkeypatch, normalisation, mean, std):
+def test_normalisation_has_the_named_mean_and_std(monkeypatch, normalisation, mean, std):
     images = DRAWS.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     dataset = CIFAR10(normalisation=normalisation)
     monkeypatch.setattr(dataset, "_parts", lambda download: [Part(data=images, targets=[1, 0])] * 2)
@@ -160,7 +160,7 @@ def test_images_are_normalised_as_named(monkeypatch, normalisation, mean, std):
 
 @pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST])
 @pytest.mark.parametrize(("normalisation", "mean", "std"), [("standard", 0.1307, 0.3081), ("half", 0.5, 0.5)])
-def test_grey_images_can_be_made_like_cifars(monkeypatch, dataset_class, normalisation, mean, std):
+def test_grey_images_can_be_converted_to_the_shape_of_cifar(monkeypatch, dataset_class, normalisation, mean, std):
     images = torch.from_numpy(DRAWS.integers(0, 256, (2, 28, 28), dtype=np.uint8))
     dataset = dataset_class(normalisation=normalisation, like_cifar=True)
     monkeypatch.setattr(dataset, "_parts", lambda download: [Part(data=images, targets=[1, 0])] * 2)
@@ -180,7 +180,7 @@ def test_an_unknown_normalisation_is_refused():
 
 
 @pytest.mark.parametrize("dataset_class", [MNIST, FashionMNIST, CIFAR10, CIFAR100])
-def test_missing_files_are_explained(tmp_path, dataset_class):
+def test_error_explains_missing_files(tmp_path, dataset_class):
     root = tmp_path / "nowhere"
     with pytest.raises(FileNotFoundError) as caught:
         dataset_class(root=str(root)).prepare()
@@ -190,7 +190,7 @@ def test_missing_files_are_explained(tmp_path, dataset_class):
     assert f"torchvision.datasets.{dataset_class.__name__}({str(root)!r}, download=True)" in message
 
 
-def test_the_command_that_fetches_names_the_split():
+def test_download_command_names_the_split():
     with pytest.raises(FileNotFoundError, match=r"datasets.EMNIST\('none', split='letters', download=True\)\""):
         EMNIST("letters", root="none").prepare()
     parts = r"SVHN\('none', split='train', download=True\); .*SVHN\('none', split='test', download=True\)\""
@@ -198,7 +198,7 @@ def test_the_command_that_fetches_names_the_split():
         SVHN(root="none").prepare()
 
 
-def test_a_failed_download_is_explained(monkeypatch):
+def test_error_explains_a_failed_download(monkeypatch):
     def offline(*args, **kwargs):
         raise urllib.error.URLError("no route")
 
@@ -207,11 +207,11 @@ def test_a_failed_download_is_explained(monkeypatch):
         MNIST(download=True).prepare()
 
 
-def test_digits_are_scikit_learns():
+def test_digits_are_those_of_scikit_learn():
     examples = Digits().load()
     assert examples.inputs.shape == (1797, 1, 8, 8) and examples.num_train == 1797
     assert examples.inputs.min() == 0 and examples.inputs.max() == 1
-    # The first digit of the set is a 0; its first row as printed in scikit-learn's documentation.
+    # The first digit is a 0, and this is its first row in scikit-learn's documentation.
     assert (examples.inputs[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and examples.targets[0] == 0
 
 
@@ -228,7 +228,7 @@ def test_synthetic_classes_are_separable():
     assert (inputs[:150] - means[targets[:150]]).std() == pytest.approx(1.0, abs=0.06)
 
 
-def test_synthetic_without_separation_or_test_images():
+def test_synthetic_without_separation_or_test_samples():
     examples = Synthetic(num_classes=2, num_features=4, samples_per_class=2000, test_per_class=0, separation=0).load()
     assert examples.num_train == len(examples) == 4000
     assert abs(examples.inputs.mean()) < 0.05
@@ -242,7 +242,7 @@ def test_synthetic_is_a_function_of_its_seed():
 
 
 @pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_classes=3), CIFAR100(), MNIST(), EMNIST("letters")])
-def test_random_like_has_shape_and_classes_and_needs_no_file(dataset):
+def test_random_like_has_shape_and_classes_without_files(dataset):
     stand_in = RandomLike(dataset, num_samples=400, seed=1)
     stand_in.prepare()
     examples = stand_in.load()
@@ -285,16 +285,16 @@ def test_tensors_that_do_not_fit_are_refused(test, words):
         Tensors((torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)), test)
 
 
-def test_tensors_may_be_arrays_and_lists_and_floats_become_float32():
+def test_tensors_accept_arrays_and_lists_and_convert_floats_to_float32():
     dataset = Tensors((np.array([[0.5], [2.0]]), np.array([1, 0], dtype=np.uint8)), (torch.ones(1, 1).double(), [1]))
     inputs, targets = dataset.load().batch(np.array([0, 2]), CPU)
     assert inputs.tolist() == [[0.5], [1.0]] and inputs.dtype == dataset.dtype == torch.float32
     assert targets.tolist() == [1, 1] and dataset.shape == (1,)
-    with pytest.raises(ValueError, match=r"one integer per image, got shape \(2,\) of float32"):
+    with pytest.raises(ValueError, match=r"one integer per sample, got shape \(2,\) of float32"):
         Tensors((torch.zeros(2, 1), torch.tensor([0.0, 1.0]))).load()
 
 
-def test_tensors_of_bytes_are_scaled_and_other_integers_stay_what_they_are():
+def test_uint8_tensors_are_scaled_and_other_integers_keep_their_type():
     for given, used, value in ((torch.uint8, torch.float32, 1.0), (torch.int64, torch.int64, 255)):
         dataset = Tensors((torch.full((2, 3), 255, dtype=given), torch.tensor([0, 1])))
         inputs, _ = dataset.load().batch(np.array([0]), CPU)
@@ -314,7 +314,7 @@ def test_tensors_of_bytes_are_scaled_and_other_integers_stay_what_they_are():
     ],
     ids=str,
 )
-def test_datasets_know_shape_and_type_of_their_items(item, shape, dtype):
+def test_datasets_know_shape_and_type_of_items(item, shape, dtype):
     dataset = Datasets([(item, label) for label in (0, 1, 1, 0)], num_classes=2)
     assert (dataset.shape, dataset.dtype, dataset.num_classes) == (shape, dtype, 2)
     examples = dataset.load()
@@ -322,14 +322,14 @@ def test_datasets_know_shape_and_type_of_their_items(item, shape, dtype):
     assert (inputs.shape, inputs.dtype, targets.tolist()) == ((4, *shape), dtype, [0, 1, 1, 0])
 
 
-def test_a_data_set_whose_first_item_is_unusable_is_refused_at_once():
+def test_unusable_first_item_is_refused_at_once():
     with pytest.raises(ValueError, match="PIL image"):
         Datasets([(Image.new("L", (2, 2)), 0)], num_classes=2)
     with pytest.raises(ValueError, match="map-style"):
         Datasets(TensorDataset(torch.zeros(1), torch.zeros(1)), num_classes=2, test=iter([]))
 
 
-def test_reading_the_first_item_leaves_the_callers_generators_alone():
+def test_reading_the_first_item_does_not_advance_global_generators():
     class Random(TensorDataset):
         def __getitem__(self, index):
             return torch.rand(2), 0

@@ -1,4 +1,4 @@
-"""What holds for every partition: disjoint, in range, sorted, reproducible, or a clear error."""
+"""Tests of the properties of every partition: disjoint, in range, sorted and reproducible, or a clear error."""
 
 import json
 import subprocess
@@ -36,12 +36,12 @@ PUBLIC = {getattr(lcfl.data.partition, name) for name in lcfl.data.partition.__a
 CLASSES = {each for each in PUBLIC if isinstance(each, type) and issubclass(each, Partition)} - {Partition}
 
 
-def test_the_properties_are_tested_of_every_partition():
+def test_every_partition_is_covered_by_the_property_tests():
     assert {FromFile, Subsampled, PartOfPool, *RULES, *OVERLAPPING} == CLASSES
 
 
 def checked(partition, labels, num_clients, seed):
-    """What every partition must give, or None where it refuses in words of its own, not of numpy."""
+    """Returns checked shares, or None if the partition refuses with its own message and not with one of numpy."""
     try:
         shares = partition(labels, num_clients, np.random.default_rng(seed))
     except ValueError as error:
@@ -68,7 +68,7 @@ def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, 
 
 @settings(max_examples=100, deadline=None)
 @given(OVERLAPPING_PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
-def test_an_index_belongs_to_several_clients_only_by_name(partition, labels, num_clients, seed):
+def test_only_overlapping_partitions_share_indices(partition, labels, num_clients, seed):
     shares = checked(partition, labels, num_clients, seed)
     assert shares is None or shares.overlapping
 
@@ -155,7 +155,7 @@ def test_another_seed_deals_differently():
         (lambda: PartOfPool(IID(), 0), "num_samples"),
     ],
 )
-def test_bad_parameters_are_refused_at_once(make, words):
+def test_invalid_parameters_are_refused_at_once(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -171,13 +171,13 @@ def test_bad_parameters_are_refused_at_once(make, words):
         (np.array([0, 1]), 3, "3 clients cannot share 2 samples"),
     ],
 )
-def test_bad_arguments_are_named(labels, num_clients, words):
+def test_errors_name_the_invalid_argument(labels, num_clients, words):
     with pytest.raises(ValueError, match=words):
         IID()(labels, num_clients, np.random.default_rng(0))
 
 
 class Broken(Partition):
-    """Returns what it is told to."""
+    """Returns the shares that the test gives it."""
 
     def __init__(self, *indices, groups=None, overlapping=False):
         self.shares = Shares([np.array(each, dtype=np.int64) for each in indices], groups, overlapping)
@@ -191,32 +191,32 @@ class Broken(Partition):
     [
         (Broken([0, 1], [1, 2]), r"index 1 at client\(s\) 0, 1"),
         (Broken([0, 0], [1, 2]), r"index 0 at client\(s\) 0\)"),
-        (Broken([0, 1, 0], [1, 2], overlapping=True), r"1 indices .* at client\(s\) 0\); .* to a client once only"),
-        (Broken([0], [4]), "index 4 lies outside the pool, whose indices are 0 to 3"),
+        (Broken([0, 1, 0], [1, 2], overlapping=True), r"1 indices .* at client\(s\) 0\); .* only once in a client"),
+        (Broken([0], [4]), "index 4 is outside the pool, whose indices are 0 to 3"),
         (Broken([0], [-1]), "index -1"),
-        (Broken([0], []), "1 of 2 clients got no sample .the first is client 1"),
-        (Broken([0]), "holds 1 clients, num_clients is 2"),
+        (Broken([0], []), "1 of 2 clients got no samples .the first is client 1"),
+        (Broken([0]), "holds 1 clients, but num_clients is 2"),
         (Broken([0], [1], groups=np.array([0])), "1 groups for 2 clients"),
     ],
 )
-def test_a_users_partition_is_checked_like_ours(partition, words):
+def test_user_defined_partition_is_checked(partition, words):
     with pytest.raises(ValueError, match=words):
         partition(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
 
 
-def test_a_users_partition_may_overlap_if_it_says_so():
+def test_user_defined_partition_may_declare_overlap():
     shares = Broken([0, 1], [1, 2], overlapping=True)(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
     assert [share.tolist() for share in shares.indices] == [[0, 1], [1, 2]] and shares.overlapping
 
 
-def test_a_users_partition_need_not_sort():
+def test_user_defined_partition_need_not_sort():
     shares = Broken([3, 0], [2])(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
     assert shares.indices[0].tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("groups", [None, np.array([0, 0, 1])])
 @pytest.mark.parametrize("partition", [IID(), CopyPerGroup(3)])
-def test_written_partition_is_read_back(tmp_path: Path, groups, partition):
+def test_from_file_restores_a_written_partition(tmp_path: Path, groups, partition):
     labels = np.arange(30) % 3
     drawn = partition(labels, 3, np.random.default_rng(0))
     written = Shares(drawn.indices, groups, drawn.overlapping)
@@ -239,24 +239,24 @@ def test_written_partition_is_read_back(tmp_path: Path, groups, partition):
         (json.dumps({"indices": [[0], [2**70]]}), "64 bits"),
         (json.dumps({"indices": [[0], [0]]}), "more than once"),
         (json.dumps({"indices": [[0], [0]], "overlapping": 1}), "overlapping .* must be true or false, got 1"),
-        (json.dumps({"indices": [[0], [7]]}), "index 7 lies outside"),
+        (json.dumps({"indices": [[0], [7]]}), "index 7 is outside"),
         (json.dumps({"indices": [[0], []]}), "got no sample"),
         (json.dumps({"indices": [[0]]}), "num_clients is 2"),
     ],
 )
-def test_a_bad_file_is_refused(tmp_path: Path, text, words):
+def test_invalid_file_is_refused(tmp_path: Path, text, words):
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         FromFile(str(path))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_error_names_a_missing_file(tmp_path: Path):
     with pytest.raises(ValueError, match=r"no file .*nothing.json"):
         FromFile(str(tmp_path / "nothing.json"))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
 
 
-def test_partitions_are_light_to_import():
+def test_partitions_import_no_heavy_packages():
     code = "import sys, lcfl.data.partition; print({'torch', 'torchvision', 'lightning'} & set(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""The rules of partitions by label sets, against numbers worked by hand and the literature's code."""
+"""Tests of partitions by label sets against numbers computed by hand and by the code of the literature."""
 
 import numpy as np
 import pytest
@@ -21,8 +21,8 @@ from tests.data.partitions import CIFAR10, Scripted, counts_of
     ],
 )
 @pytest.mark.parametrize("sizes", [None, (50, 350)])
-def test_pathological_blocks_are_those_of_pfllib(num_classes, per_client, expected, sizes):
-    # 100 clients.
+def test_pathological_has_the_blocks_of_pfllib(num_classes, per_client, expected, sizes):
+    # The expected blocks are those of 100 clients.
     labels = np.repeat(np.arange(num_classes), 50_000 // num_classes)
     shares = Pathological(per_client, sizes)(labels, 100, np.random.default_rng(0))
     owned = [tuple(np.unique(labels[share]).tolist()) for share in shares.indices]
@@ -31,7 +31,7 @@ def test_pathological_blocks_are_those_of_pfllib(num_classes, per_client, expect
 
 
 @given(st.integers(1, 60), st.integers(1, 30), st.data())
-def test_class_blocks_leave_nobody_out(num_clients, num_classes, data):
+def test_class_blocks_give_every_client_a_class(num_clients, num_classes, data):
     per_client = data.draw(st.integers(1, num_classes))
     owned = class_blocks(num_clients, num_classes, per_client).sum(axis=1)
     assert owned.min() >= 1 and owned.max() <= per_client
@@ -44,17 +44,17 @@ def test_pathological_spreads_a_clients_size_evenly():
         assert sorted(row[row > 0].tolist()) == [6, 7, 7]
 
 
-def test_pathological_deals_whole_classes():
+def test_pathological_deals_out_whole_classes():
     labels = np.repeat(np.arange(4), [10, 11, 12, 13])
     counts = counts_of(labels, Pathological(2)(labels, 6, np.random.default_rng(0)))
     assert counts.tolist() == [[4, 4, 0, 0], [3, 4, 0, 0], [3, 3, 0, 0], [0, 0, 4, 5], [0, 0, 4, 4], [0, 0, 4, 4]]
 
 
-def test_unbalanced_pathological_is_pfllibs():
+def test_unbalanced_pathological_follows_pfllib():
     labels = np.repeat(np.arange(4), 1000)
     counts = counts_of(labels, Pathological(2, balanced=False)(labels, 20, np.random.default_rng(0)))
     assert counts.sum(axis=0).tolist() == [1000] * 4
-    # 10 owners a class: all but the last hold 10 to 99 samples, the last the rest.
+    # A class has 10 owners. All but the last one hold 10 to 99 samples, and the last one holds the rest.
     first = counts[:9, :2]
     assert first.min() >= 10 and first.max() <= 99 and len(np.unique(first)) > 5
     assert (counts[9, :2] == 1000 - first.sum(axis=0)).all()
@@ -63,12 +63,12 @@ def test_unbalanced_pathological_is_pfllibs():
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (Pathological(5), "classes_per_client is 5, the pool has 4 classes"),
-        (Pathological(4), "owners of class number 0 need 8 samples of it, the pool has 5"),
-        (Pathological(2, (5, 5)), "class number 0 need .* samples of it, the pool has 5"),
+        (Pathological(5), "classes_per_client is 5, but the pool has 4 classes"),
+        (Pathological(4), "owners of class number 0 need 8 samples of it, but the pool has 5"),
+        (Pathological(2, (5, 5)), "class number 0 need .* samples of it, but the pool has 5"),
     ],
 )
-def test_pathological_says_which_class_runs_short(partition, words):
+def test_pathological_error_names_the_class_with_too_few_samples(partition, words):
     with pytest.raises(ValueError, match=words):
         partition(np.repeat(np.arange(4), 5), 8, np.random.default_rng(0))
 
@@ -76,7 +76,7 @@ def test_pathological_says_which_class_runs_short(partition, words):
 @pytest.mark.parametrize("sizes", [None, (50, 350)])
 @pytest.mark.parametrize(("num_classes", "num_labels"), [(10, 2), (10, 3), (100, 20), (100, 10)])
 def test_label_skew_gives_every_client_its_number_of_labels(num_classes, num_labels, sizes):
-    # 10 of 100: NIID-Bench's own special case, which takes classes 0 to 9 for everybody, is not followed.
+    # For 10 of 100 classes, lcfl does not follow NIID-Bench's special case, which gives all clients classes 0 to 9.
     labels = np.repeat(np.arange(num_classes), 50_000 // num_classes)
     counts = counts_of(labels, LabelSkew(num_labels, sizes=sizes)(labels, 100, np.random.default_rng(0)))
     assert ((counts > 0).sum(axis=1) == num_labels).all()
@@ -121,20 +121,21 @@ def test_label_ring_follows_a_power_law():
     assert set(even[even > 0].tolist()) == {1250}
 
 
-def test_label_ring_weighs_by_the_exponential():
+def test_label_ring_weights_are_exponentials():
     class Normals(Scripted):
         def standard_normal(self, size):
             return np.array(self.draws.pop(0))
 
-    # Three owners of one class of 30, 2 each; the other 24 as 1 : e : e^2, so floor(2.16), floor(5.87), the rest.
+    # Three owners of a class of 30 samples get 2 each. They share the other 24 in the ratio 1 : e : e^2, which gives
+    # floor(2.16), floor(5.87) and the rest.
     shares = LabelRing(1, log_std=2.0, min_per_label=2)(np.zeros(30, dtype=np.int64), 3, Normals((0.0, 0.5, 1.0)))
     assert [len(each) for each in shares.indices] == [2 + 2, 2 + 5, 2 + 17]
 
 
-def test_mcmahans_shards_may_straddle_two_classes():
+def test_shards_of_mcmahan_may_hold_two_classes():
     labels = np.repeat(np.arange(3), 10)
     shares = Shards(2)(labels, 2, np.random.default_rng(0))
-    # Four shards of the sorted pool: 8, 8, 7 and 7 samples.
+    # The sorted pool is cut into four shards of 8, 8, 7 and 7 samples.
     sizes = sorted(len(each) for each in shares.indices)
     assert sum(sizes) == 30 and sizes[0] >= 14
     pool = [Shards(2)(np.sort(np.arange(600) % 10), 100, np.random.default_rng(seed)) for seed in range(3)]
@@ -143,24 +144,24 @@ def test_mcmahans_shards_may_straddle_two_classes():
         assert max(len(np.unique(np.sort(np.arange(600) % 10)[share])) for share in each.indices) == 2
 
 
-def test_shards_by_class_are_pure_and_repeat():
+def test_shards_by_class_hold_one_class_and_may_repeat_it():
     labels = np.repeat(np.arange(10), 600)
     counts = counts_of(labels, Shards(2, by_class=True)(labels, 100, np.random.default_rng(0)))
-    # 20 shards of 30 images in each class.
+    # Each class has 20 shards of 30 samples.
     assert set(counts.reshape(-1).tolist()) == {0, 30, 60}
     assert (counts.sum(axis=1) == 60).all() and (counts.sum(axis=0) == 600).all()
     assert 0 < (counts == 60).sum() < 30
 
 
-def test_shards_by_class_with_sizes_give_a_repeated_class_twice_as_much():
+def test_shards_by_class_with_sizes_give_a_repeated_class_more_samples():
     labels = np.repeat(np.arange(2), 600)
     counts = counts_of(labels, Shards(3, by_class=True, sizes=(30, 30))(labels, 20, np.random.default_rng(0)))
     assert {tuple(row) for row in counts.tolist()} <= {(30, 0), (20, 10), (10, 20), (0, 30)}
     assert len({tuple(row) for row in counts.tolist()}) > 2
 
 
-def test_shards_need_not_divide():
-    # 9 shards over 4 classes: one random class has three.
+def test_number_of_shards_need_not_be_a_multiple_of_the_classes():
+    # With 9 shards and 4 classes, one random class has three shards.
     labels = np.repeat(np.arange(4), 12)
     tops = set()
     for seed in range(20):
@@ -173,21 +174,21 @@ def test_shards_need_not_divide():
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (LabelSkew(5), "num_labels is 5, the pool has 4 classes"),
-        (LabelSkew(4), "owners of class number 0 need 8 samples of it, the pool has 5"),
-        (LabelRing(5), "num_labels is 5, the pool has 4 classes"),
-        (LabelRing(1), "owners of class number 0 need 20 samples of it, the pool has 5"),
-        (Shards(3), "8 clients x shards_per_client 3 need 24 samples at least, the pool has 20"),
-        (Shards(3, by_class=True), "owners of class number 0 need 6 samples of it, the pool has 5"),
+        (LabelSkew(5), "num_labels is 5, but the pool has 4 classes"),
+        (LabelSkew(4), "owners of class number 0 need 8 samples of it, but the pool has 5"),
+        (LabelRing(5), "num_labels is 5, but the pool has 4 classes"),
+        (LabelRing(1), "owners of class number 0 need 20 samples of it, but the pool has 5"),
+        (Shards(3), "8 clients x shards_per_client 3 need at least 24 samples, but the pool has 20"),
+        (Shards(3, by_class=True), "owners of class number 0 need 6 samples of it, but the pool has 5"),
         (CopyPerGroup(9), "num_groups 9 is more than num_clients 8"),
         (CopyPerGroup(2, 6), "4 clients of a group x samples_per_client 6 need 24 .* can be at most 5"),
     ],
 )
-def test_what_a_pool_cannot_give_is_said(partition, words):
+def test_errors_name_what_the_pool_lacks(partition, words):
     with pytest.raises(ValueError, match=words):
         partition(np.repeat(np.arange(4), 5), 8, np.random.default_rng(0))
 
 
-def test_too_few_shards_for_the_classes():
-    with pytest.raises(ValueError, match="2 shards leave some of the 4 classes without one"):
+def test_fewer_shards_than_classes_are_refused():
+    with pytest.raises(ValueError, match="2 shards leave some of the 4 classes without a shard"):
         Shards(1, by_class=True)(np.arange(8) % 4, 2, np.random.default_rng(0))

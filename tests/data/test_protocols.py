@@ -1,4 +1,4 @@
-"""Protocols as pure functions, on a split small enough to see."""
+"""Tests of test protocols as pure functions on a small split."""
 
 import numpy as np
 import pytest
@@ -18,22 +18,25 @@ def split(official):
     return Split(train, val, held_out, np.array(official), TARGETS)
 
 
-def test_own_split_is_what_was_held_out():
+def test_own_split_gives_the_held_out_samples():
     assert [each.tolist() for each in own_split(split([6, 7, 8, 9]))] == [[2], [5]]
 
 
-def test_label_view_is_every_free_official_image_of_the_labels_learnt():
-    # Client 0 learns labels 0 and 1; client 1 learns 2 (its held-out image of label 0 does not count).
+def test_label_view_gives_all_free_official_samples_of_learnt_labels():
+    # Client 0 learns labels 0 and 1. Client 1 learns label 2; its held-out sample of label 0 does not count.
     assert [each.tolist() for each in label_view(split([6, 7, 8, 9]))] == [[6, 7, 9], [8]]
     assert [each.tolist() for each in label_view(split([6, 9]))] == [[6, 9], []]
 
 
-def test_global_is_every_free_official_image_for_everybody():
+def test_global_gives_all_free_official_samples_to_every_client():
     assert [each.tolist() for each in global_test(split([6, 9]))] == [[6, 9], [6, 9]]
 
 
 def proportional(learnt, free, seed=0):
-    """Labels of the test set of one client that learns `learnt` images of each label, `free` of each being there."""
+    """Returns the label counts of one client's test set.
+
+    The client learns ``learnt`` samples of each label, and ``free`` official test samples of each label are free.
+    """
     targets = np.concatenate([np.repeat(np.arange(len(each)), each) for each in (learnt, free)])
     official = np.arange(sum(learnt), len(targets))
     parts = [[np.arange(sum(learnt))], [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]]
@@ -48,9 +51,9 @@ def proportional(learnt, free, seed=0):
         ([30, 10, 0], [60, 60, 60], [60, 20, 0]),
         ([30, 10, 0], [60, 5, 60], [15, 5, 0]),
         ([7, 3, 1], [10, 10, 10], [10, 4, 1]),  # floor(30 / 7), floor(10 / 7)
-        ([3, 2, 1], [0, 4, 4], [0, 4, 2]),  # nobody can be tested on label 0
+        ([3, 2, 1], [0, 4, 4], [0, 4, 2]),  # no client can be tested on label 0
         ([3, 0, 0], [0, 4, 4], [0, 0, 0]),
-        ([49, 49, 0], [1, 5, 0], [1, 1, 0]),  # 49 * (1 / 49) is less than 1 in floating-point numbers
+        ([49, 49, 0], [1, 5, 0], [1, 1, 0]),  # 49 * (1 / 49) is less than 1 in floating-point arithmetic
     ],
 )
 def test_label_proportional_by_hand(learnt, free, expected):
@@ -58,7 +61,7 @@ def test_label_proportional_by_hand(learnt, free, expected):
 
 
 @given(arrays(np.int64, 4, elements=st.integers(1, 40)), arrays(np.int64, 4, elements=st.integers(1, 40)))
-def test_label_proportional_is_as_large_as_can_be(learnt, free):
+def test_label_proportional_is_as_large_as_possible(learnt, free):
     counts = np.array(proportional(learnt, free))
     assert (counts <= free).all() and (counts == free).any()
     scale = (free / learnt).min()
@@ -74,10 +77,10 @@ def test_label_proportional_is_a_random_part_drawn_for_each_client():
     assert [len(each) for each in sets[0]] == [20, 90 + 9]
     assert all(map(np.array_equal, sets[0], sets[1]))
     assert not np.array_equal(sets[0][0], sets[2][0])
-    # Client 0 is tested on ten of the ninety images of label 0: not the first ones.
+    # Client 0 is tested on ten of the ninety samples of label 0, which are not the first ten.
     assert sets[0][0][9] > 119
 
 
-def test_validation_images_count_as_learnt():
-    # Client 1 trains on label 2 and validates on label 2; with label 0 held out it is tested on label 2 alone.
+def test_validation_samples_count_as_learnt():
+    # Client 1 trains and validates on label 2. Its sample of label 0 is held out, so it is tested only on label 2.
     assert [each.tolist() for each in label_proportional(split([6, 7, 8, 9]))][1] == [8]

@@ -1,4 +1,4 @@
-"""Batches are the images asked for, normalised as the formula says, and fingerprints see every change."""
+"""Tests of samples: batches hold the requested samples, normalised, and fingerprints detect every change."""
 
 import random
 import warnings
@@ -27,23 +27,23 @@ def test_images_are_scaled_and_normalised_per_channel():
     assert torch.equal(examples.inputs, before) and examples.inputs.dtype == torch.uint8
 
 
-def test_bytes_without_normalisation_lie_in_0_to_1():
+def test_uint8_inputs_are_scaled_to_0_to_1_without_normalisation():
     inputs, _ = TensorSamples(PIXELS, LABELS, 12, 4).batch(torch.arange(12), CPU)
     torch.testing.assert_close(inputs, PIXELS / 255)
 
 
 @pytest.mark.parametrize("indices", [np.array([1, 4, 9, 11]), torch.tensor([1, 4, 9, 11])])
-def test_images_that_nobody_has_are_let_go_and_nothing_else_changes(indices):
+def test_unused_samples_are_freed_and_nothing_else_changes(indices):
     whole = TensorSamples(PIXELS, LABELS, 8, 4, (0.1, 0.2, 0.3), (0.5, 0.25, 2.0))
     kept = whole.only(np.array([1, 4, 9, 11]))
     assert len(kept.inputs) == 4 and len(kept) == 12 and kept.fingerprint() == whole.fingerprint()
     for found, expected in zip(kept.batch(indices, CPU), whole.batch(indices, CPU), strict=True):
         assert torch.equal(found, expected)
-    with pytest.raises(IndexError, match="image 0 is not in memory: nobody trains"):
+    with pytest.raises(IndexError, match="sample 0 is not in memory: no client trains"):
         kept.batch(np.array([1, 0]), CPU)
 
 
-def test_where_most_images_are_in_use_all_stay():
+def test_all_samples_stay_if_most_are_in_use():
     examples = TensorSamples(PIXELS, LABELS, 8, 4)
     examples.batch(np.arange(3), CPU)
     assert examples.only(np.arange(10)) is examples and len(examples.inputs) == 12
@@ -60,7 +60,7 @@ def test_where_most_images_are_in_use_all_stay():
         (torch.int32, torch.int32),
     ],
 )
-def test_floats_become_float32_and_integers_stay_what_they_are(dtype, used):
+def test_floats_become_float32_and_integers_keep_their_type(dtype, used):
     values = torch.arange(24).reshape(12, 2).to(dtype)
     examples = TensorSamples(values, torch.from_numpy(LABELS), 12, 4)
     inputs, _ = examples.batch(np.array([3, 1]), CPU)
@@ -76,8 +76,8 @@ def test_floats_can_be_normalised():
     assert values.tolist() == [[1.0, 10.0], [3.0, 30.0]]
 
 
-def test_a_set_too_large_for_the_device_is_gathered_on_the_host(monkeypatch):
-    # The meta device stands in for an accelerator: it has shapes and a place, no memory.
+def test_data_too_large_for_the_device_are_gathered_on_the_host(monkeypatch):
+    # The meta device stands in for an accelerator, because its tensors have a shape and a device but no memory.
     meta = torch.device("meta")
     small = TensorSamples(PIXELS, LABELS, 8, 4)
     assert small.batch(np.array([1, 2]), meta)[0].shape == (2, 3, 4, 4)
@@ -110,7 +110,7 @@ def test_unusable_data_is_refused(arguments, words):
         TensorSamples(*arguments)
 
 
-def test_fingerprint_sees_content_and_nothing_else():
+def test_fingerprint_depends_only_on_content():
     def fingerprint(pixels=PIXELS, labels=LABELS, num_train=8, num_classes=4, mean=(0, 0, 0), std=(1, 1, 1)):
         return TensorSamples(pixels, labels, num_train, num_classes, mean, std).fingerprint()
 
@@ -132,7 +132,10 @@ def test_fingerprint_sees_content_and_nothing_else():
 
 
 class Items(Dataset):
-    """Twice as many items as are looked at (number 32 is not): vectors and labels 0 and 1; remembers what is read."""
+    """Items of vectors with labels 0 and 1 that record which items are read.
+
+    There are twice as many items as lcfl inspects, and item 32 is not inspected.
+    """
 
     def __init__(self, make=lambda index: (torch.full((2,), float(index)), index % 2), number=64):
         self.make, self.number, self.read = make, number, []
@@ -149,7 +152,7 @@ def rolled(index):
     return torch.rand(2), index % 2
 
 
-def test_any_dataset_of_pairs_can_be_used():
+def test_any_data_set_of_pairs_can_be_used():
     data = torch.arange(10.0).reshape(5, 2)
     train, test = TensorDataset(data, torch.tensor([0, 1, 0, 1, 2])), [(torch.tensor([7.0, 8.0]), 1)]
     examples = DatasetSamples(train, test, 3)
@@ -161,7 +164,7 @@ def test_any_dataset_of_pairs_can_be_used():
 
 
 @pytest.mark.parametrize("as_item", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensor", "array"])
-def test_bytes_of_items_are_scaled_like_those_of_tensors(as_item):
+def test_uint8_items_are_scaled_like_uint8_tensors(as_item):
     items = DatasetSamples([(as_item(image), int(label)) for image, label in zip(PIXELS, LABELS, strict=True)], None, 4)
     whole = TensorSamples(PIXELS, LABELS, 12, 4)
     for one, other in zip(items.batch(np.arange(12), CPU), whole.batch(np.arange(12), CPU), strict=True):
@@ -169,16 +172,20 @@ def test_bytes_of_items_are_scaled_like_those_of_tensors(as_item):
     assert PIXELS.dtype == torch.uint8
 
 
-def test_inputs_of_another_shape_or_type_are_named():
+def test_errors_name_inputs_of_another_shape_or_type():
     for odd in (torch.zeros(3), torch.zeros(2, dtype=torch.int64)):
         good = (torch.zeros(2), 0)
-        with pytest.raises(ValueError, match=r"item 1 of train has an input of shape .*item 0 of train of \(2,\)"):
+        with pytest.raises(
+            ValueError, match=r"item 1 of train has an input of shape .*item 0 of train has shape \(2,\)"
+        ):
             DatasetSamples([good, (odd, 0)], None, 1)
-        with pytest.raises(ValueError, match=r"item 0 of test has an input of .*all inputs must be alike: resize"):
+        with pytest.raises(
+            ValueError, match=r"item 0 of test has an input of .*all inputs must have the same shape and type: resize"
+        ):
             DatasetSamples([good], [(odd, 0)], 1)
 
 
-def test_an_item_that_nobody_looked_at_is_still_named_when_it_is_read():
+def test_item_that_was_not_inspected_is_checked_when_it_is_read():
     items = Items(lambda index: (torch.zeros(3 if index == 32 else 2), 0))
     items.targets = [0] * 64
     examples = DatasetSamples(items, None, 1)
@@ -190,7 +197,7 @@ def test_an_item_that_nobody_looked_at_is_still_named_when_it_is_read():
         DatasetSamples(items, None, 1)
 
 
-def test_a_data_set_without_items_is_refused_and_a_test_set_without_is_not():
+def test_empty_training_set_is_refused_but_an_empty_test_set_is_not():
     with pytest.raises(ValueError, match=r"Datasets: train has no items; give at least one training sample"):
         DatasetSamples([], None, 2)
     assert len(DatasetSamples([(torch.zeros(2), 0)], [], 2)) == 1
@@ -207,7 +214,7 @@ def test_labels_are_read_from_an_attribute_that_agrees_with_the_items(name):
 @pytest.mark.parametrize(
     "attribute", [[0] * 64, [0, 1], ["even", "odd"] * 32, [0.0, 1.0] * 32, [[0], [1, 2]] * 32, None, lambda: [0, 1]]
 )
-def test_an_attribute_that_holds_something_else_is_passed_over(attribute):
+def test_attribute_that_holds_no_labels_is_ignored(attribute):
     items = Items()
     items.targets = attribute
     assert DatasetSamples(items, None, 2).targets.tolist() == [0, 1] * 32
@@ -221,7 +228,7 @@ def test_transformed_labels_are_read_from_the_items():
     assert DatasetSamples(Subset(items, [0, 32]), None, 2).targets.tolist() == [0, 1]
 
 
-def test_reading_items_leaves_the_callers_generators_alone():
+def test_reading_items_does_not_advance_global_generators():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -234,7 +241,7 @@ def test_dataset_labels_are_checked():
         DatasetSamples(Items(), None, 1)
 
 
-def test_dataset_fingerprint_sees_raw_data_and_labels():
+def test_dataset_fingerprint_depends_on_raw_data_and_labels():
     def fingerprint(value=0.0, label=0, test=None):
         return DatasetSamples(TensorDataset(torch.tensor([[value]]), torch.tensor([label])), test, 2).fingerprint()
 
@@ -252,7 +259,7 @@ def test_dataset_fingerprint_sees_raw_data_and_labels():
     ],
     ids=["torch", "numpy", "random"],
 )
-def test_dataset_fingerprint_sees_a_sample_of_items_also_under_random_transforms(draw):
+def test_dataset_fingerprint_depends_on_items_under_random_transforms(draw):
     def fingerprint(scale=1.0, shift=0.0, changed=0):
         def make(index):
             return scale * draw(2) + shift * (index == changed), index % 2
@@ -268,7 +275,7 @@ def test_dataset_fingerprint_sees_a_sample_of_items_also_under_random_transforms
     assert len({first, fingerprint(scale=2.0), fingerprint(shift=1.0), fingerprint(shift=1.0, changed=63)}) == 4
 
 
-def test_items_from_a_generator_of_their_own_are_left_out_with_a_warning():
+def test_items_from_a_private_generator_are_left_out_with_a_warning():
     own = np.random.default_rng()
     noisy = DatasetSamples(Items(lambda index: (own.normal(size=2), index % 2)), None, 2)
     with pytest.warns(UserWarning, match=r"items of train differ from one reading to the next.*global generator"):
@@ -281,11 +288,11 @@ def test_items_from_a_generator_of_their_own_are_left_out_with_a_warning():
         assert again.fingerprint() == first
 
 
-def test_inputs_with_nan_or_infinity_are_counted_and_the_first_is_named():
+def test_warning_counts_inputs_with_nan_or_infinity_and_names_the_first():
     inputs = torch.zeros(9, 3)
     inputs[4, 1], inputs[7, 0] = torch.nan, torch.inf
     with pytest.warns(UserWarning, match=r"2 of 9 inputs hold NaN or infinity \(the first is number 4\)"):
         TensorSamples(inputs, [0] * 9, 9, 2)
     pairs = [(row, 0) for row in inputs.repeat(10, 1)]
-    with pytest.warns(UserWarning, match=r"of 32 items of train that were looked at hold NaN"):
+    with pytest.warns(UserWarning, match=r"of 32 inspected items of train hold NaN"):
         DatasetSamples(pairs, None, 2)

@@ -1,4 +1,4 @@
-"""Stratified cuts, of one share and of shares that overlap."""
+"""Tests of stratified splits of single shares and of shares that overlap."""
 
 import numpy as np
 from hypothesis import given
@@ -15,15 +15,15 @@ def test_a_cut_keeps_label_proportions():
     assert np.bincount(labels[stays - 100]).tolist() == [6, 3]
 
 
-def test_a_label_with_one_sample_makes_the_cut_plain():
-    # Nine of label 0 and one of label 1: stratified, a cut of one would always be of label 0.
+def test_cut_is_not_stratified_if_a_label_has_one_sample():
+    # There are nine samples of label 0 and one of label 1. A stratified cut of one sample would always have label 0.
     share, labels = np.arange(10), np.repeat([0, 1], [9, 1])
     cuts = {int(split_share(share, labels, 1, np.random.default_rng(seed))[1][0]) for seed in range(200)}
     assert cuts == set(range(10))
 
 
-def test_remainders_are_shared_out_at_random():
-    # Each of four labels is entitled to half an image: no label may always lose.
+def test_remainders_are_assigned_at_random():
+    # Each of four labels is entitled to half a sample, so no label may always lose.
     share, labels = np.arange(8), np.repeat(np.arange(4), 2)
     winners = [
         set(labels[split_share(share, labels, 2, np.random.default_rng(seed))[1]].tolist()) for seed in range(60)
@@ -33,7 +33,7 @@ def test_remainders_are_shared_out_at_random():
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data(), st.integers(0, 10**6))
-def test_a_cut_has_the_size_asked_for(label_list, data, seed):
+def test_cut_has_the_requested_size(label_list, data, seed):
     labels = np.array(label_list)
     number = data.draw(st.integers(0, len(labels)))
     share = np.arange(len(labels)) * 3 + 1
@@ -47,7 +47,7 @@ def test_a_cut_has_the_size_asked_for(label_list, data, seed):
         assert (np.abs(taken - number * counts / len(labels)) < 1).all()
 
 
-def test_overlapping_shares_give_an_image_one_role_for_everybody():
+def test_overlapping_shares_give_a_sample_the_same_role_everywhere():
     targets = np.arange(200) % 4
     draw = np.random.default_rng(0)
     shares = [np.arange(100), *(np.sort(draw.permutation(100)[:60]) for _ in range(4))]
@@ -56,7 +56,7 @@ def test_overlapping_shares_give_an_image_one_role_for_everybody():
         assert np.array_equal(np.sort(np.concatenate(roles)), share)
         assert all((np.diff(each) > 0).all() for each in roles)
     sets = [set(np.concatenate(part).tolist()) for part in (train, val, test)]
-    # All 100 images are held: 25 to test, 15 of the others to validation, each stratified.
+    # Clients hold all 100 samples: 25 are for testing and 15 of the others for validation, each stratified.
     assert [len(each) for each in sets] == [60, 15, 25] and len(set.union(*sets)) == 100
     assert np.bincount([targets[each] for each in sets[0]]).tolist() == [15, 15, 15, 15]
     again = split_together(shares, targets, 0.25, 0.2, seed=7)
@@ -65,7 +65,7 @@ def test_overlapping_shares_give_an_image_one_role_for_everybody():
     assert all(len(each) == 0 for each in split_together(shares, targets, 0.0, 0.2, seed=7)[2])
 
 
-def test_a_clients_own_cut_depends_on_its_number_and_share_alone():
+def test_split_of_a_client_depends_only_on_its_number_and_share():
     targets = np.arange(60) % 3
     shares = [np.arange(20), np.arange(20, 40)]
     first = split_apart(shares, targets, 0.25, 0.1, seed=7)

@@ -1,4 +1,4 @@
-"""Which view each client gets, and which true groups that makes."""
+"""Tests of the view that each client gets and of the true groups that follow."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ def turns(*args, **options):
     return [view.number for view in views(*args, **options)]
 
 
-def test_rotations_go_by_client_or_group():
+def test_angles_are_assigned_by_client_or_group():
     assert turns(Rotation(), 6, None) == [0, 1, 2, 3, 0, 1]
     assert turns(Rotation((0, 180), by="group")) == [0, 0, 2, 2, 0]
     assert turns(Rotation((-90, 450), by="client"), 2) == [3, 1]
 
 
-def test_rotations_may_be_drawn():
+def test_angles_can_be_drawn():
     drawn = turns(Rotation(by="random"), 4000, None)
     assert np.bincount(drawn).tolist() == pytest.approx([1000] * 4, abs=130)
     assert drawn == turns(Rotation(by="random"), 4000, None) != turns(Rotation(by="random"), 4000, None, seed=1)
@@ -37,7 +37,7 @@ def test_noise_grows_with_the_clients_number():
     assert found == views(GaussianNoise(0.5)) != views(GaussianNoise(0.5), seed=1)
 
 
-def test_every_group_has_a_permutation_of_its_own():
+def test_every_group_has_a_different_permutation():
     found = views(LabelPermutation())
     assert found[0] == found[1] and found[2] == found[3]
     assert found[0].labels == (0, 1, 2, 3)
@@ -60,20 +60,23 @@ def test_every_group_has_a_permutation_of_its_own():
         (lambda: LabelPermutation(2, by="image"), "got by='image'"),
         (lambda: views(Rotation(by="group"), groups=None), "Rotation: by 'group' needs a partition that knows"),
         (lambda: views(LabelPermutation(), groups=None), "LabelPermutation: by 'group' needs a partition"),
-        (lambda: views(LabelPermutation(7, by="client"), num_classes=3), "3 classes have no 7 different permutations"),
+        (
+            lambda: views(LabelPermutation(7, by="client"), num_classes=3),
+            "3 classes do not have 7 different permutations",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused(make, words):
+def test_invalid_arguments_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
 class Plain(View):
-    """Forgot the decorator: two of these would be equal whatever they do."""
+    """Has no dataclass decorator, so any two instances would compare equal whatever they do."""
 
 
 class Given(ClientTransform):
-    """Gives what it is told to."""
+    """Returns the views that the test gives it."""
 
     def __init__(self, *given):
         self.given = given
@@ -86,10 +89,10 @@ class Given(ClientTransform):
     ("transform", "words"),
     [
         (Given(View()), "Given: gives 1 views for 2 clients"),
-        (Given(View(), Plain()), r"Given: the view Plain is no dataclass.*@dataclass\(frozen=True\)"),
+        (Given(View(), Plain()), r"Given: the view Plain is not a dataclass.*@dataclass\(frozen=True\)"),
     ],
 )
-def test_a_users_views_are_checked(transform, words):
+def test_user_defined_views_are_checked(transform, words):
     with pytest.raises(ValueError, match=words):
         views(transform, 2)
 
@@ -104,7 +107,7 @@ def test_a_users_views_are_checked(transform, words):
         ((0, 180), (28, 28), False),
     ],
 )
-def test_rotations_know_the_shapes_they_can_take(angles, shape, fits):
+def test_rotation_checks_the_shape_of_inputs(angles, shape, fits):
     if fits:
         Rotation(angles).check(shape, torch.float32)
     else:
@@ -119,7 +122,7 @@ def test_noise_needs_floating_inputs():
     LabelPermutation().check((3,), torch.int64)
 
 
-def test_true_groups_are_those_of_partition_and_views_together():
+def test_true_groups_combine_partition_and_views():
     half = Rotation((0, 180), by="client")
     seen = [QuarterTurns(0), QuarterTurns(2), QuarterTurns(0), QuarterTurns(2), QuarterTurns(0)]
     assert true_groups(GROUPS, [half], [seen]).tolist() == [0, 1, 2, 3, 4]
@@ -129,7 +132,7 @@ def test_true_groups_are_those_of_partition_and_views_together():
     assert true_groups(None, [half, half], [seen, by_group]).tolist() == [0, 1, 2, 3, 0]
 
 
-def test_what_all_share_and_noise_make_no_groups():
+def test_noise_and_views_that_all_clients_share_make_no_groups():
     noise = [Noise(0.1, 1), Noise(0.2, 2)]
     assert true_groups(None, [GaussianNoise(0.2)], [noise]) is None
     assert true_groups(None, [Rotation((90,))], [[QuarterTurns(1)] * 2]) is None

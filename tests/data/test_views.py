@@ -1,4 +1,4 @@
-"""Views against numpy, and that nothing they do depends on when or beside what an image is read."""
+"""Tests of views against numpy, and of their independence of the batch in which a sample is read."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ LABELS = torch.tensor([0, 1, 2, 1, 0])
 NUMBERS = torch.arange(5)
 
 
-def test_a_view_changes_nothing_by_itself():
+def test_base_view_changes_nothing():
     assert View() == View() != QuarterTurns(0)
     assert View().inputs(IMAGES, NUMBERS) is IMAGES and View().targets(LABELS) is LABELS
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_quarter_turns_are_numpys(number):
+def test_quarter_turns_equal_those_of_numpy(number):
     turned = QuarterTurns(number).inputs(IMAGES, NUMBERS)
     assert np.array_equal(turned, np.rot90(IMAGES.numpy(), number, axes=(2, 3))) and turned.is_contiguous()
     assert torch.equal(QuarterTurns(number).targets(LABELS), LABELS)
@@ -31,21 +31,21 @@ def test_a_quarter_turn_is_counter_clockwise():
     assert QuarterTurns(1).inputs(image, NUMBERS[:1]).tolist() == [[[[2, 4], [1, 3]]]]
 
 
-def test_labels_are_looked_up():
+def test_relabelling_looks_labels_up():
     assert Relabelling((2, 0, 1)).targets(LABELS).tolist() == [2, 0, 1, 0, 2]
     assert Relabelling((2, 0, 1)).inputs(IMAGES, NUMBERS) is IMAGES
 
 
-def test_noise_is_added_in_its_proportion():
+def test_noise_is_proportional_to_sigma():
     small, large = (Noise(sigma, key=5).inputs(IMAGES, NUMBERS) - IMAGES for sigma in (0.5, 1.0))
     torch.testing.assert_close(2 * small, large, atol=1e-4, rtol=0)
     assert Noise(0.0, key=5).inputs(IMAGES, NUMBERS) is IMAGES
-    assert IMAGES[0, 0, 0, 1] == 1, "the data set's own pixels stay"
+    assert IMAGES[0, 0, 0, 1] == 1, "the pixels of the data set do not change"
     assert Noise(1.0, 5).inputs(IMAGES.double(), NUMBERS).dtype == torch.float64
 
 
 @pytest.mark.parametrize("num_values", [1, 7, 64, 3072])
-def test_an_images_noise_is_the_same_in_every_batch(num_values):
+def test_noise_of_a_sample_is_the_same_in_every_batch(num_values):
     numbers = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:19]
     together = standard_normal(7, numbers, num_values)
     assert together.shape == (19, num_values)
@@ -58,14 +58,14 @@ def test_an_images_noise_is_the_same_in_every_batch(num_values):
 def test_numbers_are_normal(key):
     values = standard_normal(key, torch.arange(500), 401).double()
     count = values.numel()
-    # Mean, variance, third and fourth moment in units of their standard errors.
+    # Each row holds a power, the mean of this power of a normal number, and its variance.
     for power, moment, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(values.pow(power).mean() - moment) < 4.5 * (spread / count) ** 0.5
     below = (values.flatten().sort().values[:, None] <= torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])).double().mean(0)
     assert below.tolist() == pytest.approx([0.02275, 0.15866, 0.5, 0.84134, 0.97725], abs=4e-3)
 
 
-def test_numbers_of_images_pixels_and_keys_are_independent():
+def test_numbers_of_samples_pixels_and_keys_are_independent():
     values = standard_normal(3, torch.arange(400), 50).double()
     other = standard_normal(4, torch.arange(400), 50).double()
     flat = values.flatten()
@@ -80,7 +80,7 @@ def seen(*views):
     return ViewedSamples(TensorSamples(IMAGES, LABELS, 4, 3), views)
 
 
-def test_seen_examples_apply_views_in_order_and_by_index():
+def test_viewed_samples_apply_views_in_order_and_by_index():
     first, second = Noise(1.0, 9), QuarterTurns(1)
     inputs, targets = seen(first, second, Relabelling((1, 2, 0))).batch(np.array([4, 1]), CPU)
     noise = standard_normal(9, torch.tensor([4, 1]), 18).reshape(2, 2, 3, 3)
@@ -89,7 +89,7 @@ def test_seen_examples_apply_views_in_order_and_by_index():
     assert not torch.equal(inputs, seen(second, first).batch(np.array([4, 1]), CPU)[0])
 
 
-def test_training_batches_are_augmented_before_a_client_sees_them():
+def test_training_batches_are_augmented_before_views():
     class Negative(Augmentation):
         def __call__(self, images):
             return -images
@@ -103,7 +103,7 @@ def test_training_batches_are_augmented_before_a_client_sees_them():
     assert torch.equal(targets, same)
 
 
-def test_seen_examples_are_examples():
+def test_viewed_samples_behave_like_samples():
     examples = seen(Relabelling((1, 2, 0)))
     assert examples.targets.tolist() == [1, 2, 0, 2, 1]
     assert (len(examples), examples.num_train, examples.num_classes) == (5, 4, 3)

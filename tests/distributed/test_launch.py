@@ -1,4 +1,4 @@
-"""Ranks that were launched give their result or one clean error, and leave nothing behind."""
+"""Launched ranks return their result or raise one clean error, and leave nothing behind."""
 
 import gc
 import multiprocessing
@@ -23,15 +23,15 @@ def rank_0(fabric, flag, *args):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_rank_0_returns_comes_back_also_the_second_time(on_ranks, number):
+def test_launch_returns_the_result_of_rank_0_also_the_second_time(on_ranks, number):
     for _ in range(2):
-        got = on_ranks(number, rank_0, "a", 2)
-        assert (got["pid"] == os.getpid()) == (number == 1)
-        assert (got["rank"], got["size"], got["args"]) == (0, number, ("a", 2))
+        result = on_ranks(number, rank_0, "a", 2)
+        assert (result["pid"] == os.getpid()) == (number == 1)
+        assert (result["rank"], result["size"], result["args"]) == (0, number, ("a", 2))
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_environment_threads_and_handlers_are_left_alone(on_ranks, fails):
+def test_environment_threads_and_handlers_are_restored(on_ranks, fails):
     def work(fabric, flag):
         fabric.barrier()
         assert torch.get_num_threads() == 1
@@ -47,7 +47,7 @@ def test_environment_threads_and_handlers_are_left_alone(on_ranks, fails):
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
-def test_forked_ranks_collect_no_garbage_among_what_they_share(on_ranks):
+def test_forked_ranks_do_not_garbage_collect_shared_objects(on_ranks):
     def frozen(fabric=None, flag=None):
         return gc.get_freeze_count()
 
@@ -56,7 +56,7 @@ def test_forked_ranks_collect_no_garbage_among_what_they_share(on_ranks):
     assert frozen() == before
 
 
-def test_ranks_that_were_started_elsewhere_end_at_a_signal_until_they_have_met():
+def test_no_signal_handler_is_installed_for_ranks_that_were_started_elsewhere():
     def handlers(fabric=None, flag=None):
         return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
@@ -67,7 +67,7 @@ def test_ranks_that_were_started_elsewhere_end_at_a_signal_until_they_have_met()
     assert module.launch(fabric, handlers) != handlers()
 
 
-def test_an_address_of_the_users_own_is_kept(on_ranks, monkeypatch):
+def test_a_user_defined_address_is_kept(on_ranks, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     on_ranks(2, rank_0)
     assert os.environ["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" not in os.environ
@@ -99,7 +99,7 @@ def test_the_first_error_is_raised_with_its_type_and_rank(on_ranks, number, rank
     def work(fabric, flag):
         if fabric.global_rank == rank:
             raise Special("the cause")
-        fabric.barrier()  # fails because of the other
+        fabric.barrier()  # fails because of the other rank
 
     with pytest.raises(Special) as caught:
         on_ranks(number, work)
@@ -119,7 +119,7 @@ def test_an_error_leaves_no_file(on_ranks, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_one_process_is_raised_as_it_is(on_ranks):
+def test_an_error_in_a_single_process_is_raised_unchanged(on_ranks):
     def work(fabric, flag):
         raise Unportable(1, 2)
 
@@ -127,7 +127,7 @@ def test_an_error_in_one_process_is_raised_as_it_is(on_ranks):
         on_ranks(1, work)
 
 
-def test_an_error_that_cannot_be_pickled_is_told_in_words(on_ranks):
+def test_an_error_that_cannot_be_pickled_is_raised_as_text(on_ranks):
     def work(fabric, flag):
         if fabric.global_rank == 1:
             raise Unportable("this", "that")
@@ -162,14 +162,14 @@ def test_only_the_first_error_is_put_into_the_pipe(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [Special("x"), Special("x" * PIPE_BYTES), Unportable(1, "y" * PIPE_BYTES)], ids=type)
-def test_what_goes_through_the_pipe_always_fits(error):
+def test_errors_always_fit_into_the_pipe(error):
     portable = module._portable(error)
     assert len(pickle.dumps(portable)) <= PIPE_BYTES
     assert str(portable)[-50:-10] in f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_is_lost(on_ranks, rank):
+def test_a_killed_rank_is_reported_as_lost(on_ranks, rank):
     def work(fabric, flag):
         if fabric.global_rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -179,7 +179,7 @@ def test_a_rank_that_is_killed_is_lost(on_ranks, rank):
         on_ranks(2, work)
 
 
-def test_all_ranks_killed_is_lost_too(on_ranks):
+def test_an_error_is_raised_if_all_ranks_are_killed(on_ranks):
     with pytest.raises(RuntimeError, match="a rank was lost"):
         on_ranks(2, lambda fabric, flag: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -197,7 +197,7 @@ def test_a_signal_to_the_parent_reaches_all_ranks(on_ranks):
     assert on_ranks(2, work) == signal.SIGTERM
 
 
-def test_an_interrupt_of_the_whole_terminal_is_left_to_the_parent(on_ranks):
+def test_ranks_leave_an_interrupt_of_the_terminal_to_the_parent(on_ranks):
     def work(fabric, flag):
         os.kill(os.getpid(), signal.SIGINT)
         fabric.barrier()
@@ -212,7 +212,7 @@ def test_ranks_die_with_their_parent(on_ranks):
     def work(fabric, flag):
         os.write(writing, b".")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(400)  # ends them where this test fails
+        signal.alarm(400)  # ends the ranks if this test fails
         signal.pause()
 
     parent = os.fork()
@@ -223,14 +223,14 @@ def test_ranks_die_with_their_parent(on_ranks):
         finally:
             os._exit(1)
     os.close(writing)
-    assert os.read(reading, 1) + os.read(reading, 1) == b".."  # both ranks are at work
+    assert os.read(reading, 1) + os.read(reading, 1) == b".."  # both ranks are running
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert os.read(reading, 1) == b"", "the pipe's end comes when nobody who could write is left"
+    assert os.read(reading, 1) == b"", "the pipe ends when no process that could write is left"
     os.close(reading)
 
 
-def test_a_rank_whose_parent_is_gone_already_ends_at_once():
+def test_a_rank_whose_parent_has_died_ends_at_once():
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""One signal asks for a stop after the round, a second one ends everything, and handlers are put back."""
+"""One signal requests a stop after the round, a second one ends everything, and handlers are restored."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ def handlers():
     return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
 
-def test_the_first_signal_is_noted_and_the_second_ends_everything():
+def test_the_first_signal_is_recorded_and_the_second_ends_everything():
     flag, before = StopFlag(), handlers()
     with handlers_kept():
         flag.install()
@@ -26,7 +26,7 @@ def test_the_first_signal_is_noted_and_the_second_ends_everything():
     assert handlers() == before
 
 
-def test_handlers_are_put_back_after_an_error():
+def test_handlers_are_restored_after_an_error():
     before = handlers()
     with pytest.raises(ValueError, match="inside"), handlers_kept():
         StopFlag().install()
@@ -73,7 +73,7 @@ def test_a_forked_rank_leaves_signals_to_its_parent():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_lost_rank_is_no_signal():
+def test_a_lost_rank_is_not_a_signal():
     flag = StopFlag()
     flag.mark_lost()
     assert flag.signal == 0

@@ -1,4 +1,4 @@
-"""How many ranks, on how many machines, and how they are started; `auto` is what the machine or the job offers."""
+"""The number of ranks and machines, and how ranks are started. `auto` depends on the machine or the job."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ SLURM = {"SLURM_NTASKS": "6", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_J
 
 @pytest.fixture
 def started(monkeypatch):
-    """``started(environment)``: as if torchrun or SLURM, or neither, had started this process."""
+    """``started(environment)`` sets the environment as if torchrun, SLURM or neither had started this process."""
 
     def call(environment):
         for name in [name for name in os.environ if name.startswith(("TORCHELASTIC", "SLURM", "LOCAL_", "GROUP_"))]:
@@ -28,20 +28,20 @@ def started(monkeypatch):
 
 
 @pytest.mark.parametrize(("cores", "most", "expected"), [(8, 100, 8), (8, 3, 3), (1, 100, 1), (8, 1, 1)])
-def test_auto_is_one_rank_a_core_and_never_more_than_clients_per_round(started, monkeypatch, cores, most, expected):
+def test_auto_is_one_rank_per_core_and_at_most_clients_per_round(started, monkeypatch, cores, most, expected):
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
     strategy = "ddp_fork" if expected > 1 else "auto"
     assert resolve_placement("cpu", "auto", 1, "auto", most) == Placement(expected, 1, strategy)
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(0, 1), (1, 1), (4, 4), (9, 5)])
-def test_auto_on_cuda_is_one_rank_a_gpu(started, monkeypatch, gpus, expected):
+def test_auto_on_cuda_is_one_rank_per_gpu(started, monkeypatch, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert resolve_placement("cuda", "auto", 1, "auto", 5).devices == expected
 
 
 @pytest.mark.parametrize(("strategy", "expected"), [("auto", 1), ("ddp_fork", 1), ("ddp_spawn", 8), ("ddp", 8)])
-def test_auto_is_one_rank_where_forking_is_not_safe(started, monkeypatch, strategy, expected):
+def test_auto_is_one_rank_if_forking_is_not_safe(started, monkeypatch, strategy, expected):
     monkeypatch.setattr(module, "usable_cores", lambda: 8)
     monkeypatch.setattr(module.sys, "platform", "darwin")
     assert resolve_placement("cpu", "auto", 1, strategy, 100).devices == expected
@@ -59,12 +59,12 @@ def test_auto_is_one_rank_where_forking_is_not_safe(started, monkeypatch, strate
         ([5, 7], 1, "auto", Placement([5, 7], 1, "ddp_fork")),
     ],
 )
-def test_numbers_and_lists_are_taken_as_they_are(started, devices, num_nodes, strategy, expected):
+def test_numbers_and_lists_are_used_unchanged(started, devices, num_nodes, strategy, expected):
     assert resolve_placement("cuda", devices, num_nodes, strategy, most=2) == expected
 
 
 @pytest.mark.parametrize(("devices", "num_nodes"), [("two", 1), ("2", 1), (0, 1), (-1, 1), (2, 0)])
-def test_a_number_of_ranks_that_is_none_is_an_error(started, devices, num_nodes):
+def test_an_invalid_number_of_ranks_is_an_error(started, devices, num_nodes):
     with pytest.raises(ValueError, match=f"got .*{devices!r}".replace("[", r"\[")):
         resolve_placement("cpu", devices, num_nodes, "auto", most=5)
 
@@ -74,7 +74,7 @@ def test_an_empty_list_of_gpus_is_an_error(started):
         resolve_placement("cuda", [], 1, "auto", most=5)
 
 
-def test_a_list_of_gpus_is_none_of_processes(started):
+def test_a_list_of_gpus_is_an_error_on_a_cpu(started):
     with pytest.raises(ValueError, match=r"trainer.devices: got \[0, 1\] on a CPU; a list names GPUs"):
         resolve_placement("cpu", [0, 1], 1, "auto", most=5)
 
@@ -89,13 +89,13 @@ def test_a_list_of_gpus_is_none_of_processes(started):
     ],
 )
 @pytest.mark.parametrize("strategy", ["auto", "ddp"])
-def test_under_torchrun_and_slurm_auto_is_what_was_started(started, environment, expected, strategy):
+def test_under_torchrun_and_slurm_auto_is_the_number_of_started_ranks(started, environment, expected, strategy):
     started(environment)
     assert resolve_placement("cpu", "auto", 1, strategy, most=1) == expected
     assert resolve_placement("cpu", expected.devices, expected.num_nodes, strategy, most=1) == expected
 
 
-def test_several_machines_need_something_that_starts_them(started):
+def test_several_machines_need_torchrun_or_slurm(started):
     with pytest.raises(ValueError, match=r"trainer.num_nodes: got 2, but nothing has started .* with torchrun"):
         resolve_placement("cpu", 1, 2, "auto", most=5)
 
@@ -111,14 +111,16 @@ def test_several_machines_need_something_that_starts_them(started):
         ("auto", 1, "ddp_spawn", r"trainer\.strategy: got ddp_spawn"),
     ],
 )
-def test_what_disagrees_with_torchrun_or_slurm_is_an_error(started, environment, devices, num_nodes, strategy, message):
+def test_settings_that_disagree_with_the_started_job_are_an_error(
+    started, environment, devices, num_nodes, strategy, message
+):
     started(environment)
     with pytest.raises(ValueError, match=message):
         resolve_placement("cpu", devices, num_nodes, strategy, most=100)
 
 
 @pytest.mark.parametrize("name", ["bash", "interactive"])
-def test_a_shell_inside_slurm_has_started_nothing(started, name):
+def test_a_shell_inside_slurm_starts_no_ranks(started, name):
     started(SLURM | {"SLURM_JOB_NAME": name})
     assert resolve_placement("cpu", 2, 1, "auto", most=100) == Placement(2, 1, "ddp_fork")
 
@@ -126,7 +128,7 @@ def test_a_shell_inside_slurm_has_started_nothing(started, name):
 @pytest.mark.parametrize(
     ("quota", "expected"), [("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)]
 )
-def test_usable_cores_are_the_affinity_cut_by_the_quota(monkeypatch, tmp_path, quota, expected):
+def test_usable_cores_are_the_affinity_limited_by_the_quota(monkeypatch, tmp_path, quota, expected):
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / Path(path).name)

@@ -1,4 +1,4 @@
-"""Which rank carries out a task changes nothing: order, results, errors."""
+"""Order, results and errors do not depend on which rank carries out a task."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ WORLDS = [1, 2, 3]
 
 
 def session(fabric, flag, run, lead):
-    """As lcfl.federation.session does it: rank 0 leads, the others serve."""
+    """Runs a session as lcfl.federation.session does: rank 0 leads, the others serve."""
     ranks = Ranks(fabric, lambda tasks: [run(fabric, task) for task in tasks], flag)
     if not fabric.is_global_zero:
         ranks.serve()
@@ -25,7 +25,7 @@ def session(fabric, flag, run, lead):
 
 
 def compute(fabric, task):
-    """Something whose last bits would show a different number of threads or a different input."""
+    """Returns a result whose last bits depend on the number of threads and on the input."""
     number, tensor = task
     return number, os.getpid(), (tensor.sin() @ tensor.cos()).sum()
 
@@ -45,13 +45,13 @@ def lead(ranks):
 
 def test_results_come_in_the_order_of_the_tasks_and_are_equal_on_any_number_of_ranks(on_ranks):
     by_world = {world: on_ranks(world, session, compute, lead) for world in WORLDS}
-    assert [by_world[world][0] for world in WORLDS] == WORLDS, "every rank has work"
+    assert [by_world[world][0] for world in WORLDS] == WORLDS, "every rank has a task"
     results = by_world[1][1]
     assert [[number for number, _ in answers] for answers in results] == [list(range(n)) for n in (7, 1, 0, 12)]
     assert by_world[2][1] == results and by_world[3][1] == results
 
 
-def test_what_a_task_returned_survives_the_next_map(on_ranks):
+def test_results_are_valid_after_the_next_map(on_ranks):
     def lead(ranks):
         first = ranks.map([torch.zeros(500)] * 4, [1] * 4)
         ranks.map([torch.ones(500)] * 4, [1] * 4)
@@ -69,7 +69,7 @@ def test_the_heaviest_tasks_are_spread(on_ranks):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_exception_while_others_wait_lets_them_go(on_ranks, world):
+def test_an_exception_ends_ranks_that_wait(on_ranks, world):
     def lead(ranks):
         ranks.map(tasks_of(3), [1] * 3)
         raise KeyError("server")
@@ -79,7 +79,7 @@ def test_an_exception_while_others_wait_lets_them_go(on_ranks, world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_exception_while_others_work_lets_them_go(on_ranks, world):
+def test_an_exception_ends_ranks_that_are_busy(on_ranks, world):
     def run(fabric, task):
         if fabric.is_global_zero:
             raise KeyError("server")
@@ -89,7 +89,7 @@ def test_an_exception_while_others_work_lets_them_go(on_ranks, world):
         on_ranks(world, session, run, lambda ranks: ranks.map(tasks_of(6), [1] * 6))
 
 
-def test_a_task_that_cannot_be_sent_lets_them_go(on_ranks):
+def test_a_task_that_cannot_be_sent_ends_the_other_ranks(on_ranks):
     with pytest.raises((AttributeError, TypeError, RuntimeError), match="pickle"):
         on_ranks(3, session, compute, lambda ranks: ranks.map([(0, lambda: 1)] * 3, [3, 2, 1]))
 
@@ -120,7 +120,7 @@ def test_failures_travel_like_results(on_ranks):
 
 def test_a_signal_on_any_rank_reaches_the_server(on_ranks):
     def work(fabric, flag):
-        own = StopFlag()  # ranks that were not forked do not share theirs
+        own = StopFlag()  # ranks that were not forked do not share their flags
         if fabric.global_rank == 1:
             own._shared.fill_(15)
         return session(fabric, own, compute, lambda ranks: (ranks.stop_signal, ranks.map([], []), ranks.stop_signal))
@@ -142,7 +142,7 @@ def test_the_servers_own_signal_counts(on_ranks):
     "apart", ["", "platform.node", "lcfl.distributed.ranks._boot", "lcfl.distributed.ranks._processes"]
 )
 def test_only_ranks_that_see_each_other_share_memory(on_ranks, monkeypatch, apart):
-    """They do not on machines of different names, or of one name, or in containers on one machine."""
+    """They do not share it on two machines, with different names or the same, or in containers on one machine."""
     kind = NetworkLink if apart else MemoryLink
     if apart:
         monkeypatch.setattr(apart, lambda: f"{os.getpid()}")
@@ -158,7 +158,7 @@ def test_only_ranks_that_see_each_other_share_memory(on_ranks, monkeypatch, apar
     assert on_ranks(3, work) == [[0], [2], [4], [6], [8]]
 
 
-def test_where_memory_cannot_be_shared_the_network_is_used(on_ranks, monkeypatch):
+def test_the_network_is_used_if_memory_cannot_be_shared(on_ranks, monkeypatch):
     monkeypatch.setattr("lcfl.distributed.ranks.can_share_memory", lambda: False)
 
     def work(fabric, flag):

@@ -1,4 +1,4 @@
-"""Ranks that are started anew, by torchrun, as scripts or spawned: the bits and the files of one process."""
+"""Ranks that are started by torchrun, as scripts or by spawning give the same bits and files as one process."""
 
 import os
 import signal
@@ -28,70 +28,70 @@ OPTIONS = (
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 ENDLESS = ("--trainer.rounds=1000000", "--trainer.callbacks=Checkpoint", "--trainer.callbacks.every_n_rounds=1000000")
-SECONDS = 300  # whatever takes longer hangs, also on a busy machine
-KILLED = "forcefully exiting"  # torchrun's words for a rank that has not ended 30 s after it was told to
+SECONDS = 300  # a process that takes longer hangs, also on a busy machine
+KILLED = "forcefully exiting"  # torchrun's message about a rank that has not ended 30 s after the signal
 
 
-def begun(*words):
-    """Starts Python with these words; torchrun leaves an empty folder where it may write logs."""
+def start_python(*words):
+    """Starts Python with these words. TMPDIR is set because torchrun leaves an empty folder for logs behind."""
     pipe, environ = subprocess.PIPE, os.environ | {"TMPDIR": os.getcwd()}
     command = [sys.executable, *map(str, words)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environ)
 
 
-def ended(process):
-    """Status, standard output and standard error; torchrun itself is told to end its ranks where they hang."""
+def finish(process):
+    """Returns status, standard output and standard error. If the ranks hang, torchrun is told to end them."""
     try:
-        shown, said = process.communicate(timeout=SECONDS)
+        stdout, stderr = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         process.terminate()
         raise
-    return process.returncode, shown, said
+    return process.returncode, stdout, stderr
 
 
-def started(*words):
-    """Runs Python with these words to its end; what it printed on standard output and on standard error."""
-    status, shown, said = ended(begun(*words))
-    assert status == 0, shown + said
-    return shown, said
+def run_python(*words):
+    """Runs Python with these words to its end and returns its standard output and standard error."""
+    status, stdout, stderr = finish(start_python(*words))
+    assert status == 0, stdout + stderr
+    return stdout, stderr
 
 
 def state_of(root):
-    """The last state of the only run below `root`."""
+    """Returns the last state of the only run below `root`."""
     (run,) = (Path(root) / "lcfl").iterdir()
     return newest_state(run)
 
 
 @pytest.fixture
 def single():
-    """The root of the same run by one process."""
+    """The root of the same run in one process."""
     lcfl("fit", *OPTIONS, "--trainer.devices=1", "--trainer.default_root_dir=one")
     return "one"
 
 
-def test_two_processes_of_torchrun_give_the_bits_and_the_directory_of_one(single):
-    shown, said = started(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
-    assert "2 x cpu" in shown and shown.count("majority class") == 1
-    assert "Traceback" not in said
+def test_two_processes_of_torchrun_give_the_same_bits_and_directory_as_one(single):
+    stdout, stderr = run_python(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
+    assert "2 x cpu" in stdout and stdout.count("majority class") == 1
+    assert "Traceback" not in stderr
     assert_same_state(state_of(single), state_of("two"))
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.mark.slow
-def test_two_machines_give_the_bits_of_one_process(single):
-    """Two agents of torchrun that meet over the network, as docs/howto/machines.md starts them, here on one machine."""
+def test_two_machines_give_the_same_bits_as_one_process(single):
+    """Two agents of torchrun meet over the network, as in docs/howto/machines.md, but here on one machine."""
     port = free_port()
     words = ("-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
     agent = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1")
-    machines = [begun(*agent, f"--master_port={port}", f"--node_rank={number}", *words) for number in (0, 1)]
-    outcomes = [ended(machine) for machine in machines]
+    machines = [start_python(*agent, f"--master_port={port}", f"--node_rank={number}", *words) for number in (0, 1)]
+    outcomes = [finish(machine) for machine in machines]
     assert [status for status, *_ in outcomes] == [0, 0], outcomes
-    first, second = (shown for _, shown, _ in outcomes)
+    first, second = (stdout for _, stdout, _ in outcomes)
     assert "2 x cpu" in first and "majority class" in first
     assert "majority class" not in second
     assert_same_state(state_of(single), state_of("two"))
@@ -99,19 +99,19 @@ def test_two_machines_give_the_bits_of_one_process(single):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-def test_scripts_and_spawned_ranks_give_the_bits_of_one(single, strategy):
+def test_scripts_and_spawned_ranks_give_the_same_bits_as_one(single, strategy):
     words = ("--trainer.default_root_dir=two", "--trainer.devices=2", f"--trainer.strategy={strategy}")
-    shown, said = started("-m", "lcfl", "fit", *OPTIONS, *words)
-    assert "2 x cpu" in shown and shown.count("majority class") == 1
-    assert "Traceback" not in said
+    stdout, stderr = run_python("-m", "lcfl", "fit", *OPTIONS, *words)
+    assert "2 x cpu" in stdout and stdout.count("majority class") == 1
+    assert "Traceback" not in stderr
     assert_same_state(state_of(single), state_of("two"))
 
 
 @pytest.mark.slow
-def test_torchrun_evaluates_too(single):
+def test_lcfl_test_runs_under_torchrun(single):
     words = ("--trainer.default_root_dir=one", "--ckpt_path=last")
-    shown, said = started(*TORCHRUN, "-m", "lcfl", "test", *OPTIONS, *words)
-    assert shown.count("majority class") == 1 and "Traceback" not in said
+    stdout, stderr = run_python(*TORCHRUN, "-m", "lcfl", "test", *OPTIONS, *words)
+    assert stdout.count("majority class") == 1 and "Traceback" not in stderr
     assert len(list(Path("one/lcfl").iterdir())) == 1
 
 
@@ -129,7 +129,7 @@ class OnlyThere(Synthetic):
 class Mortal(MLP):
     steps = 0
 
-    def forward(self, inputs):  # which the compiled engine reads once and never calls again
+    def forward(self, inputs):  # the compiled engine would only trace it once
         Mortal.steps += 1
         if os.environ["RANK"] == "{rank}" and Mortal.steps == 200:
             os._exit(9)
@@ -145,29 +145,29 @@ class Mortal(MLP):
         ("--data.dataset=broken.OnlyThere",),
         ("--model.network=broken.Mortal", "--model.network.in_features=16", "--trainer.engine=sequential"),
     ],
-    ids=["while it sets up", "in a round"],
+    ids=["during setup", "in a round"],
 )
 def test_a_rank_that_fails_ends_the_other_at_once(rank, words):
     Path("broken.py").write_text(BROKEN.format(rank=rank))
-    status, shown, said = ended(begun(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS, *words))
-    assert status != 0, shown
-    assert ("on purpose" in said) == ("broken.OnlyThere" in words[0]), said
-    assert KILLED not in said
+    status, stdout, stderr = finish(start_python(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS, *words))
+    assert status != 0, stdout
+    assert ("on purpose" in stderr) == ("broken.OnlyThere" in words[0]), stderr
+    assert KILLED not in stderr
 
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_saves_the_last_complete_round():
-    process = begun(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS)
+    process = start_python(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, *ENDLESS)
     table, deadline = Path("logs/lcfl/version_0/metrics.csv"), time.monotonic() + SECONDS
     while not table.is_file() or table.read_text().count("\n") < 4:
-        assert process.poll() is None and time.monotonic() < deadline, ended(process)
+        assert process.poll() is None and time.monotonic() < deadline, finish(process)
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    status, _, said = ended(process)
-    assert status != 0 and KILLED not in said
+    status, _, stderr = finish(process)
+    assert status != 0 and KILLED not in stderr
     saved = newest_state(table.parent).round
     assert saved >= 2
-    assert len(table.read_text().splitlines()) == saved + 2  # a head, the warm-up round, and every complete round
+    assert len(table.read_text().splitlines()) == saved + 2  # a header, the warm-up round, and every complete round
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Messages between ranks come out as they went in, without pickled tensors and without a file left behind."""
+"""Messages between ranks arrive unchanged, without pickled tensors, and leave no file behind."""
 
 import os
 import tempfile
@@ -26,7 +26,7 @@ class Message:
 
 
 def tensors():
-    """One of each kind that has gone wrong somewhere."""
+    """Returns one tensor of each kind that may cause trouble."""
     return {
         "float": torch.tensor([1 / 3, float("inf"), -0.0, float("nan")]),
         "double": torch.full((2, 3), 1 / 7, dtype=torch.float64),
@@ -49,22 +49,22 @@ def tensors():
 
 
 @given(st.lists(st.integers(0, 20), max_size=7), st.integers(1, 3))
-def test_balance_places_every_task_once_and_is_near_the_best(work, num_ranks):
-    shares = balance(work, num_ranks)
+def test_balance_places_every_task_once_and_is_close_to_the_optimum(costs, num_ranks):
+    shares = balance(costs, num_ranks)
     assert len(shares) == num_ranks
-    assert sorted(task for share in shares for task in share) == list(range(len(work)))
+    assert sorted(task for share in shares for task in share) == list(range(len(costs)))
     assert all(share == sorted(share) for share in shares)
     best = min(
-        max(sum(load for load, rank in zip(work, ranks, strict=True) if rank == each) for each in range(num_ranks))
-        for ranks in product(range(num_ranks), repeat=len(work))
+        max(sum(cost for cost, rank in zip(costs, ranks, strict=True) if rank == each) for each in range(num_ranks))
+        for ranks in product(range(num_ranks), repeat=len(costs))
     )
-    largest = max(sum(work[task] for task in share) for share in shares)
-    assert 3 * num_ranks * largest <= (4 * num_ranks - 1) * best  # Graham (1969): longest first
+    largest = max(sum(costs[task] for task in share) for share in shares)
+    assert 3 * num_ranks * largest <= (4 * num_ranks - 1) * best  # Graham (1969), longest task first
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=100), st.integers(1, 20))
-def test_no_rank_is_idle_while_another_has_two(work, num_ranks):
-    sizes = [len(share) for share in balance(work, num_ranks)]
+def test_no_rank_is_idle_while_another_has_two_tasks(costs, num_ranks):
+    sizes = [len(share) for share in balance(costs, num_ranks)]
     assert min(sizes) >= 1 or max(sizes) <= 1
 
 
@@ -77,12 +77,12 @@ def test_equal_tasks_are_dealt_out_in_turn():
 # pack, unpack
 
 
-def test_what_was_packed_is_unpacked():
+def test_unpack_inverts_pack():
     message = Message("outer", [Message("inner", tensors()), (None, 3, "x", b"\0", {"deep": [torch.ones(2)]})])
     assert same(message, unpack(*pack(message)))
 
 
-def test_a_tensor_met_twice_is_sent_once_and_is_one_again():
+def test_a_tensor_that_occurs_twice_is_sent_once_and_shared_again():
     model, other = torch.rand(5), torch.rand(5)
     message = [model, {"again": model, "view": model[:]}, other, model[:3], model.view(torch.int32)]
     content, sent = pack(message)
@@ -92,7 +92,7 @@ def test_a_tensor_met_twice_is_sent_once_and_is_one_again():
     assert same(message, back)
 
 
-def test_equal_tensors_in_different_places_stay_two():
+def test_equal_tensors_in_different_memory_stay_separate():
     one, other = unpack(*pack([torch.ones(3), torch.ones(3)]))
     one.zero_()
     assert other.tolist() == [1, 1, 1]
@@ -104,7 +104,7 @@ def test_the_numbers_are_not_in_the_pickle():
     assert [tensor.numel() for tensor in sent] == [10_000]
 
 
-def test_tensors_to_send_are_plain_and_in_one_piece():
+def test_tensors_to_send_are_plain_and_contiguous():
     _, sent = pack(tensors())
     assert all(tensor.is_contiguous() and not tensor.requires_grad and tensor.device.type == "cpu" for tensor in sent)
 
@@ -117,14 +117,14 @@ def link_of(kind, fabric):
 
 
 def echo(link, number):
-    """The other end: sends back whatever comes, with a tensor of its own."""
+    """Sends back every message that it receives, together with another tensor."""
     for _ in range(number):
         message = link.receive()
         link.send((message, torch.tensor(1)))
 
 
 def exchange(fabric, flag, kind):
-    """Messages of every size there and back: growing, shrinking, with nothing in them, and growing again."""
+    """Sends messages there and back: growing, shrinking, empty, and growing again."""
     link = link_of(kind, fabric)
     messages = [
         tensors(),
@@ -153,7 +153,7 @@ def test_messages_of_any_size_go_there_and_back(on_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_outlives_the_next_message(on_ranks, kind):
+def test_a_copy_is_valid_after_the_next_message(on_ranks, kind):
     def work(fabric, flag):
         link = link_of(kind, fabric)
         if fabric.global_rank == 1:
@@ -177,11 +177,11 @@ def test_without_a_copy_nothing_is_copied(on_ranks):
         link.receive()
         return first.sum().item()
 
-    assert on_ranks(2, work) == 1000  # the memory is used again: valid until the next `receive`, as documented
+    assert on_ranks(2, work) == 1000  # the memory is reused: it is valid until the next `receive`, as documented
 
 
 def no_room_in(folders, monkeypatch):
-    """Makes files in these folders impossible to fill."""
+    """Makes the allocation of files in these folders fail."""
     real = os.posix_fallocate
 
     def fallocate(descriptor, offset, length):
@@ -193,11 +193,11 @@ def no_room_in(folders, monkeypatch):
 
 
 def recording(kind, fabric, flag):
-    """`exchange`, and the folders in which it made files; none of them ever has a name."""
+    """Runs `exchange` and returns its results and the folders of its files. Checks that the files have no name."""
     folders, allocate = [], transport.unnamed_memory
 
-    def allocate_and_note(wanted, num_bytes, what):
-        file, memory = allocate(wanted, num_bytes, what)
+    def allocate_and_note(candidates, num_bytes, what):
+        file, memory = allocate(candidates, num_bytes, what)
         assert os.stat(file.fileno()).st_nlink == 0 and len(memory) == num_bytes
         folders.append(os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}")))
         return file, memory
@@ -223,7 +223,7 @@ def test_a_small_dev_shm_is_replaced_by_the_temporary_folder(on_ranks, monkeypat
     assert folders == [str(tmp_path)]
 
 
-def test_no_room_anywhere_is_said_and_leaves_no_file(monkeypatch, tmp_path):
+def test_no_room_anywhere_raises_an_error_and_leaves_no_file(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     no_room_in(["/"], monkeypatch)
     made, real = [], tempfile.TemporaryFile

@@ -1,4 +1,4 @@
-"""A task is a function of its arguments: of nothing that happened in the process before."""
+"""The result of a task depends on its arguments, and not on what happened in the process before."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from lcfl.models.module import FederatedModule
 from tests.helpers.builders import alone, dealt, fedavg, linear_module, two_sided
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(size=6)
-SAME = [TRAIN[0][[3] * 6]] * 2  # two clients with one image over and over: the order of batches does not count
+SAME = [TRAIN[0][[3] * 6]] * 2  # two clients with one sample repeated, so the order of batches does not matter
 
 
 def noisy():
@@ -51,7 +51,7 @@ def test_dropout_draws_from_the_clients_own_stream():
     assert torch.pdist(models).min() > 0
 
 
-def test_measuring_between_two_runs_changes_nothing():
+def test_evaluation_between_two_runs_changes_nothing():
     one = worker()
     first = one.train(task()).output.model
     one.evaluate(EvaluationTask(START + 1, (TEST[0],), (4, 7)))
@@ -59,7 +59,7 @@ def test_measuring_between_two_runs_changes_nothing():
 
 
 @pytest.mark.parametrize(("method", "keeps"), [(alone(steps=2), True), (fedavg(steps=2), False)])
-def test_a_result_is_what_stays_and_what_goes_up(method, keeps):
+def test_a_result_contains_the_new_state_and_the_uplink(method, keeps):
     start = Downlink({"model": START}) if not keeps else Downlink({})
     result = worker(method=method).train(TrainingTask(1, 0, ClientState(START, 7), start))
     assert (result.state.model is result.output.model) == keeps
@@ -69,13 +69,13 @@ def test_a_result_is_what_stays_and_what_goes_up(method, keeps):
     assert result.is_finite()
 
 
-def test_an_opening_round_may_bring_its_own_work():
+def test_a_task_may_bring_its_own_local_update():
     short = worker().train(task(local_update=LocalTraining(steps=1)))
     assert short.state.consumed == 7 + 5
     assert not torch.equal(short.output.model, worker().train(task()).output.model)
 
 
-def test_an_exception_becomes_words():
+def test_an_exception_becomes_a_failure():
     class Broken(FederatedModule):
         def training_step(self, batch, batch_idx=0):
             raise ZeroDivisionError("by hand")
@@ -89,7 +89,7 @@ def test_an_exception_becomes_words():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
-def test_a_client_that_fails_is_named_and_the_others_go_on(engine):
+def test_a_client_that_fails_is_named_and_the_others_continue(engine):
     module = linear_module()
     start, short = module.initial_model(0), torch.zeros(3)
     tasks = [TrainingTask(i % 2, 4, ClientState(short if i == 1 else start, 7), Downlink({})) for i in range(3)]
@@ -108,13 +108,13 @@ def test_a_client_that_fails_is_named_and_the_others_go_on(engine):
 
 
 def seen_through(data, *views):
-    """The same data, each client with such a view."""
+    """Returns the same data, with one of the views for each client."""
     examples, people = data._loaded
     data._loaded = examples, replace(people, views=[(view,) for view in views])
     return data
 
 
-def test_a_client_trains_on_what_it_sees():
+def test_a_client_trains_on_its_transformed_samples():
     module = FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
     fabric = Fabric(accelerator="cpu", devices=1)
     swapped = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
@@ -124,7 +124,7 @@ def test_a_client_trains_on_what_it_sees():
     assert torch.equal(both.train(task(0)).output.model, worker().train(task(0)).output.model)
 
 
-def test_a_set_is_seen_as_by_its_owner():
+def test_a_set_is_evaluated_with_the_transforms_of_its_owner():
     module = FederatedModule(noisy)
     fabric = Fabric(accelerator="cpu", devices=1)
     data = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))

@@ -1,4 +1,4 @@
-"""The same bits on one rank and on several, also when the parent has computed with two threads."""
+"""One rank and several give the same bits, also if the parent has computed with two threads."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_ranks_do_not_change_bits(tmp_path, reference, method, ranks):
     assert_same_run(one, fit(tmp_path, method, ranks).path)
 
 
-def test_parent_that_computed_with_two_threads(tmp_path, reference):
+def test_a_parent_that_computed_with_two_threads_does_not_change_bits(tmp_path, reference):
     one, _ = reference("lcfed")
     torch.set_num_threads(2)
     left = torch.rand(700, 700)
@@ -53,10 +53,10 @@ def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path, method):
         assert_same_run(one, full)
 
 
-def test_ranks_that_have_chosen_another_engine_take_the_servers(tmp_path, on_ranks, monkeypatch):
-    """Under torchrun each chooses by itself, on a machine that may lack a compiler."""
+def test_ranks_that_have_chosen_another_engine_use_the_servers(tmp_path, on_ranks, monkeypatch):
+    """Under torchrun every rank chooses by itself, on a machine that may lack a compiler."""
 
-    class Told(Worker):
+    class Noting(Worker):
         def __init__(self, fabric, *arguments):
             super().__init__(fabric, *arguments)
             (tmp_path / f"rank{fabric.global_rank}").write_text(type(self.engine).__name__)
@@ -67,14 +67,14 @@ def test_ranks_that_have_chosen_another_engine_take_the_servers(tmp_path, on_ran
         session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), None)
         return session(fabric, flag)
 
-    monkeypatch.setattr("lcfl.federation.session.Worker", Told)
+    monkeypatch.setattr("lcfl.federation.session.Worker", Noting)
     on_ranks(2, work)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["StackedEngine"] * 2
 
 
 @pytest.mark.parametrize("method", ["lcfed", "fednova"])
-def test_ranks_that_share_no_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
-    """As on machines of their own: every message goes over gloo."""
+def test_ranks_without_shared_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
+    """Every message goes over gloo, as between several machines."""
     links, send = tmp_path / "links", NetworkLink.send
 
     def noted(link, message):
@@ -107,16 +107,16 @@ def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
     assert number(4) - number(2) == 2 * 2
 
 
-def test_clients_are_handed_out_with_the_samples_that_they_compute(tmp_path, monkeypatch):
-    """Seven, two and four images in two epochs each, which is what the ranks are balanced by."""
-    handed, original = [], Ranks.map
+def test_ranks_are_balanced_by_the_samples_that_clients_compute(tmp_path, monkeypatch):
+    """The clients train on seven, two and four samples in two epochs each."""
+    balanced_by, original = [], Ranks.map
 
-    def handing(ranks, tasks, work):
-        handed.append(list(work))
-        return original(ranks, tasks, work)
+    def recording(ranks, tasks, costs):
+        balanced_by.append(list(costs))
+        return original(ranks, tasks, costs)
 
-    monkeypatch.setattr(Ranks, "map", handing)
+    monkeypatch.setattr(Ranks, "map", recording)
     inputs, targets, (images, _), test = two_sided(2, size=14)
     data = dealt(inputs, targets, [images[:7], images[7:9], images[9:13]], test=[test[0]] * 3)
     builders.fit(linear_module(), data, fedavg(epochs=2), tmp_path)
-    assert handed[0] == [14, 4, 8]
+    assert balanced_by[0] == [14, 4, 8]

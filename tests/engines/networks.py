@@ -1,4 +1,4 @@
-"""Networks of all the layers that the kernels know, in the ways people write them."""
+"""Networks with all layers that the kernels support, written in the usual ways."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ SHAPE = (3, 11, 9)
 
 
 class Plain(SplitNetwork):
-    """Odd sizes, two channels over: padded, strided, overlapping windows; GroupNorm without weights at the end."""
+    """Odd sizes and numbers of channels; padded, strided and overlapping windows; GroupNorm without weights."""
 
     def __init__(self):
         embedding = nn.Sequential(
@@ -47,7 +47,7 @@ class Normal(SplitNetwork):
 
 
 class Functional(nn.Module):
-    """Written as most own networks are, with a shortcut, and a value that two layers read."""
+    """A network in functional style, with a shortcut and a value that two layers read."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Functional(nn.Module):
 
 
 class Scratch(Normal):
-    """With numbers that belong to no model, in front of those that do."""
+    """A network with a buffer that is not persistent, and so in no model, before the others."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Scratch(Normal):
 
 
 class Inner(nn.Module):
-    """A network of features."""
+    """A network for feature vectors."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class Inner(nn.Module):
 
 
 class Frozen(Inner):
-    """Of its parameters one is not trained, and two take no part."""
+    """One of the parameters is not trained, and two are not used."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ class Frozen(Inner):
 
 
 class Counting(Inner):
-    """Counts its steps, and has a number that never changes."""
+    """Counts its steps, and has a buffer that never changes."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ class Counting(Inner):
 
 
 class Watching(Inner):
-    """Keeps a mean of what it has seen, which no score in training depends on."""
+    """Keeps a mean of its inputs, which no score in training depends on."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The compiled engine agrees with the sequential one, which autograd computes."""
+"""The compiled engine agrees with the sequential engine, which uses autograd."""
 
 import functools
 import platform
@@ -44,7 +44,7 @@ def data_of(shape, number=160):
 
 
 def engines(network, shape, optimizer=None, number=160, **options):
-    """Both, on the same data, each with a module of its own."""
+    """Makes both engines on the same data, each with its own module."""
     data, fabric = data_of(shape, number), Fabric(accelerator="cpu", devices=1)
     optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
     return tuple(
@@ -63,31 +63,31 @@ def near(model, seed=1):
 
 
 def assert_same_gradient(name, size):
-    """Of a batch of this size by both engines."""
+    """Checks that both engines compute the same gradient of a batch of this size."""
     network, shape = NETWORKS[name]
     sequential, compiled = engines(network, shape)
     assert type(compiled) is CompiledEngine
     model = sequential.module.initial_model(3)
     (batch,) = batches_of(size)
-    theirs, ours = (engine.gradient(model, batch) for engine in (sequential, compiled))
-    scale = float(theirs.vector.abs().max())
-    torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, **TOLERANCE)
-    torch.testing.assert_close(ours.loss, theirs.loss.to(torch.float32), **TOLERANCE)
-    torch.testing.assert_close(ours.buffers, theirs.buffers, **TOLERANCE)
+    expected, actual = (engine.gradient(model, batch) for engine in (sequential, compiled))
+    scale = float(expected.vector.abs().max())
+    torch.testing.assert_close(actual.vector / scale, expected.vector / scale, **TOLERANCE)
+    torch.testing.assert_close(actual.loss, expected.loss.to(torch.float32), **TOLERANCE)
+    torch.testing.assert_close(actual.buffers, expected.buffers, **TOLERANCE)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_one_gradient_of_every_layer_and_batch_size(name, size):
+def test_gradient_for_every_layer_and_batch_size(name, size):
     if size == 1 and name in ("normal", "CNN"):
         pytest.skip("batch normalisation of one sample has no variance")
     assert_same_gradient(name, size)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are of x86")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")
 @pytest.mark.parametrize("flag", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)])
 def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
-    """As a processor without AVX-512, or without AVX, has them."""
+    """Processors without AVX-512, or without AVX, have narrower vectors."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", shlex.join([*kernels.compiler_command(), flag]))
     monkeypatch.setattr(kernels, "load", functools.cache(kernels.load.__wrapped__))
@@ -96,11 +96,11 @@ def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
             assert_same_gradient(name, size)
 
 
-def test_buffers_that_belong_to_no_model_take_no_place_in_it():
+def test_buffers_that_are_not_persistent_are_not_part_of_the_model():
     pair = engines(Scratch, SHAPE)
     model = pair[0].module.initial_model(3)
-    theirs, ours = (engine.run_optimizer(model, batches_of(9, 9)) for engine in pair)
-    torch.testing.assert_close(ours.model, theirs.model, **TOLERANCE)
+    expected, actual = (engine.run_optimizer(model, batches_of(9, 9)) for engine in pair)
+    torch.testing.assert_close(actual.model, expected.model, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -109,7 +109,7 @@ def test_scores_and_loss_in_evaluation(name):
     sequential, compiled = engines(network, shape)
     model = sequential.module.initial_model(3)
     if sequential.layout.buffers:
-        model = sequential.run_optimizer(model, batches_of(9, 9)).model  # statistics that say something
+        model = sequential.run_optimizer(model, batches_of(9, 9)).model  # changes the running statistics
     indices = np.arange(75)
     inputs, _ = sequential.samples.batch(indices, torch.device("cpu"))
     with torch.no_grad():
@@ -129,45 +129,45 @@ def test_scores_and_loss_in_evaluation(name):
     ids=str,
 )
 @pytest.mark.parametrize("pulls", ["none", "centre", "embedding", "both"])
-def test_a_run_of_sgd_with_everything_that_enters_a_step(settings, pulls):
+def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
     optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
     both = engines(Plain, SHAPE, optimizer, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
     centre = near(model) if pulls in ("centre", "both") else None
     embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
-    theirs, ours = (
+    expected, actual = (
         each.run_optimizer(model, batches_of(32, 5, 17), centre, embedding, rate_scale=0.5) for each in both
     )
-    torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
-    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
-    assert not torch.equal(ours.model, model)
+    torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert not torch.equal(actual.model, model)
 
 
-def test_pulls_enter_the_gradient_of_methods_that_step_by_themselves():
+def test_gradients_include_the_pulls():
     both = engines(Plain, SHAPE, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
     targets = near(model), near(model, 2)[: both[0].layout.num_embedding]
-    theirs, ours = (each.gradient(model, batches_of(10)[0], 0, *targets) for each in both)
-    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
-    assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=1e-5)
+    expected, actual = (each.gradient(model, batches_of(10)[0], 0, *targets) for each in both)
+    torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
+    assert float(actual.loss) == pytest.approx(float(expected.loss), rel=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
-def test_buffers_go_where_the_policy_says(policy):
+def test_buffers_follow_the_policy(policy):
     both = engines(Normal, SHAPE, buffer_policy=policy)
     model = both[0].module.initial_model(3)
     first = both[0].module.initial_buffers(3)
     for engine in both:
         engine.buffers = None if first is None else first.clone()
-    theirs, ours = (engine.run_optimizer(model, batches_of(12, 8)) for engine in both)
-    torch.testing.assert_close(ours.model, theirs.model, rtol=1e-4, atol=1e-5)
+    expected, actual = (engine.run_optimizer(model, batches_of(12, 8)) for engine in both)
+    torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
     if first is not None:
         for engine in both:
             assert torch.equal(engine.buffers, first) == (policy == "keep_server")
         torch.testing.assert_close(both[1].buffers, both[0].buffers, **TOLERANCE)
 
 
-def test_what_it_is_given_stays_as_it_is():
+def test_arguments_are_not_changed():
     _, engine = engines(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
     model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
     copies, centre = (model.clone(), buffers.clone()), near(model)
@@ -179,7 +179,7 @@ def test_what_it_is_given_stays_as_it_is():
     assert torch.equal(centre, near(model))
 
 
-def test_the_same_bits_whatever_was_trained_before():
+def test_bits_do_not_depend_on_what_was_trained_before():
     _, engine = engines(Normal, SHAPE)
     model = engine.module.initial_model(3)
     first = engine.run_optimizer(model, batches_of(12, 33)).model
@@ -192,12 +192,12 @@ def test_hessian_products_are_those_of_autograd():
     sequential, compiled = engines(Inner, (7,))
     model = sequential.module.initial_model(3)
     direction = near(torch.zeros(len(model)))
-    theirs, ours = (each.hessian_product(model, batches_of(9)[0], direction) for each in (sequential, compiled))
-    assert torch.equal(ours.vector, theirs.vector)
+    expected, actual = (each.hessian_product(model, batches_of(9)[0], direction) for each in (sequential, compiled))
+    assert torch.equal(actual.vector, expected.vector)
 
 
 class Pooled(nn.Module):
-    """Windows that overlap, and no ReLU before them."""
+    """A network with overlapping windows and no ReLU before them."""
 
     def __init__(self):
         super().__init__()
@@ -212,14 +212,14 @@ class Pooled(nn.Module):
 def test_ties_within_a_window_go_to_the_first_pixel_as_in_torch():
     sequential, compiled = engines(Pooled, (1, 4, 4))
     for engine in (sequential, compiled):
-        engine.samples.inputs.round_()  # many equal pixels
+        engine.samples.inputs.round_()  # makes many pixels equal
     model = sequential.module.initial_model(3)
-    theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
-    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+    expected, actual = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
+    torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_weight_that_is_nan_spoils_the_scores_and_the_loss_and_never_wins(name):
+def test_a_nan_weight_makes_scores_and_loss_nan_and_never_has_the_least_loss(name):
     network, shape = NETWORKS[name]
     sequential, compiled = engines(network, shape)
     model = sequential.module.initial_model(3)
@@ -228,22 +228,22 @@ def test_a_weight_that_is_nan_spoils_the_scores_and_the_loss_and_never_wins(name
     indices = np.arange(75)
     inputs, _ = sequential.samples.batch(indices, torch.device("cpu"))
     with torch.no_grad():
-        theirs, ours = (engine.scorer(broken)(inputs).isnan() for engine in (sequential, compiled))
-    assert theirs.any() and torch.equal(ours, theirs)
+        expected, actual = (engine.scorer(broken)(inputs).isnan() for engine in (sequential, compiled))
+    assert expected.any() and torch.equal(actual, expected)
     assert np.isnan(compiled.loss(broken, indices))
     assert least_loss(torch.stack([broken, model]), LocalData(indices, 10, 0, 0), compiled)[0] == 1
 
 
 @pytest.mark.parametrize("pixel", range(16))
-def test_a_window_with_a_nan_is_nan_wherever_it_lies(pixel):
+def test_a_window_with_a_nan_is_nan_whichever_pixel_it_is(pixel):
     sequential, compiled = engines(Pooled, (1, 4, 4))
     model = sequential.module.initial_model(3)
     inputs = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     inputs[::3].view(-1, 16)[:, pixel] = torch.nan
     with torch.no_grad():
-        theirs, ours = (engine.scorer(model)(inputs) for engine in (sequential, compiled))
-    assert int(theirs.isnan().all(dim=1).sum()) == 14
-    torch.testing.assert_close(ours, theirs, equal_nan=True, **TOLERANCE)
+        expected, actual = (engine.scorer(model)(inputs) for engine in (sequential, compiled))
+    assert int(expected.isnan().all(dim=1).sum()) == 14
+    torch.testing.assert_close(actual, expected, equal_nan=True, **TOLERANCE)
 
 
 def test_scores_that_a_relu_reads_are_not_overwritten():
@@ -255,12 +255,12 @@ def test_scores_that_a_relu_reads_are_not_overwritten():
 
     sequential, compiled = engines(Keeping, (7,))
     model = sequential.module.initial_model(3)
-    theirs, ours = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
-    torch.testing.assert_close(ours.vector, theirs.vector, **TOLERANCE)
+    expected, actual = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
+    torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
 
 
-class Made(View):
-    """A client's view that makes something else of inputs and labels."""
+class Changing(View):
+    """A view that changes inputs and labels."""
 
     def __init__(self, inputs=None, targets=None):
         self._inputs, self._targets = inputs, targets
@@ -273,28 +273,28 @@ class Made(View):
 
 
 @pytest.mark.parametrize(
-    ("view", "says"),
+    ("view", "message"),
     [
-        (Made(torch.Tensor.double), r"of shape \(7,\) in torch.float32, and .* made them \(7,\) in torch.float64"),
-        (Made(lambda inputs: inputs[:, 1:]), r"made them \(6,\) in torch.float32; set trainer.engine=sequential"),
-        (Made(targets=torch.Tensor.int), "labels: got torch.int32; needed is torch.int64"),
+        (Changing(torch.Tensor.double), r"of shape \(7,\) in torch.float32, but .* returned \(7,\) in torch.float64"),
+        (Changing(lambda inputs: inputs[:, 1:]), r"returned \(6,\) in torch.float32; set trainer.engine=sequential"),
+        (Changing(targets=torch.Tensor.int), "labels: got torch.int32; they must be torch.int64"),
     ],
 )
-def test_refuses_batches_that_it_was_not_made_for(view, says):
+def test_refuses_batches_that_it_was_not_made_for(view, message):
     _, compiled = engines(Inner, (7,))
     compiled.samples = ViewedSamples(compiled.samples, (view,))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         compiled.run_optimizer(compiled.module.initial_model(3), batches_of(9))
 
 
 def test_a_residual_network_of_forty_operations():
-    """ResNet-9 on 8 pixels: shortcuts, group normalisation, windows of one pixel."""
+    """ResNet-9 on images of 8 x 8 pixels has shortcuts, group normalisation and windows of one pixel."""
     both = engines(partial(ResNet9, 3, 8, 4), (3, 8, 8), number=20)
     model = both[0].module.initial_model(3)
     (batch,) = [np.arange(3)]
-    theirs, ours = (each.gradient(model, batch) for each in both)
-    scale = float(theirs.vector.abs().max())
-    torch.testing.assert_close(ours.vector / scale, theirs.vector / scale, rtol=1e-3, atol=1e-5)
+    expected, actual = (each.gradient(model, batch) for each in both)
+    scale = float(expected.vector.abs().max())
+    torch.testing.assert_close(actual.vector / scale, expected.vector / scale, rtol=1e-3, atol=1e-5)
 
 
 def test_max_steps_cuts_a_run():

@@ -1,4 +1,4 @@
-"""The fused engine gives each client what the sequential one gives it alone, with few programs."""
+"""The fused engine gives each client the same result as the sequential engine, with few programs."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from tests.engines.test_stacked import (
     SIZES,
     TOLERANCE,
     Logging,
-    assert_alone_with_it,
+    assert_only_this_client_diverges,
     assert_same_runs,
     batches_of,
     both,
@@ -32,22 +32,22 @@ from tests.helpers.fits import fit
 
 @pytest.fixture(autouse=True)
 def compiled_where_slow(request):
-    """Only slow tests wait for a compiler."""
+    """Compiles only in slow tests."""
     if request.node.get_closest_marker("slow") is None:
         request.getfixturevalue("not_compiled")
 
 
 def pair_of(*arguments, batch_size=32, budget=None, **options):
-    """A sequential engine and a fused one."""
+    """Makes a sequential and a fused engine."""
     sequential, stacked = engines(*arguments, **options)
-    made = FusedEngine(
+    fused = FusedEngine(
         sequential.fabric, stacked.module, stacked.samples, arguments[1], torch.float32, batch_size, budget=budget
     )
-    return sequential, made
+    return sequential, fused
 
 
-def assert_same_gradients(theirs, ours):
-    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+def assert_same_gradients(expected, actual):
+    for (one, _), (other, _) in zip(expected, actual, strict=True):
         torch.testing.assert_close(other.vector, one.vector, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(other.loss, one.loss, **TOLERANCE)
 
@@ -62,51 +62,51 @@ def test_runs_of_unequal_clients(name):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.01)])
-def test_what_pulls_a_client_and_what_does_not(optimizer, precision):
+def test_clients_with_and_without_pulls(optimizer, precision):
     pair = pair_of(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3, precision=precision)
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         centre = near(model, 7) if client != 1 else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if client != 2 else None
         return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding)
 
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if precision == "32-true" else {"rtol": 0.05, "atol": 0.01}
-    theirs, ours = both(pair, work)
-    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+    expected, actual = both(pair, task)
+    for (one, _), (other, _) in zip(expected, actual, strict=True):
         torch.testing.assert_close(other.model, one.model, **tolerance)
 
 
-def test_gradients_also_of_batches_that_no_program_is_for():
+def test_gradients_of_batches_with_and_without_a_program():
     pair = pair_of(Inner, (7,), batch_size=8)
 
-    def work(size, client, engine):
+    def task(size, client, engine):
         return engine.gradient(model_of(engine, client), batches_of(client, [size - client])[0])
 
     for size in (8, 12):
-        assert_same_gradients(*both(pair, partial(work, size)))
+        assert_same_gradients(*both(pair, partial(task, size)))
     assert list(pair[1]._programs) == [(4, True, True)]
 
 
 def test_hessian_products():
     pair = pair_of(Inner, (7,))
 
-    def work(client, engine):
+    def task(client, engine):
         return engine.hessian_product(model_of(engine, client), batches_of(client, [9])[0], near(torch.zeros(232), 1))
 
-    assert_same_gradients(*both(pair, work))
+    assert_same_gradients(*both(pair, task))
 
 
-def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
-    """Five clients, then three of them, then two: stacks of 8, 4 and 2; a client's numbers are its own memory."""
+def test_programs_are_for_powers_of_two_and_their_results_are_not_overwritten(caplog):
+    """Steps of five, three and two clients use stacks of 8, 4 and 2. Each client's result has its own memory."""
     pair = pair_of(Inner, (7,))
     sizes = [(32,), (9, 9), (9, 9), (32, 32, 5), (4, 6, 1)]
 
-    def work(client, engine):
+    def task(client, engine):
         return engine.run_optimizer(model_of(engine, client), batches_of(client, sizes[client]))
 
     with caplog.at_level("INFO"):
-        first, again = (both(pair, work, range(5))[1] for _ in range(2))
+        first, again = (both(pair, task, range(5))[1] for _ in range(2))
     assert sorted(pair[1]._programs) == [(2, True, True), (4, True, True), (8, True, True)]
     assert caplog.text.count("Engine fused: compiled a step of 8 clients in") == 1
     assert all(torch.equal(one.model, other.model) for (one, _), (other, _) in zip(first, again, strict=True))
@@ -114,7 +114,7 @@ def test_programs_are_for_powers_of_two_and_what_they_gave_is_kept(caplog):
 
 @pytest.mark.parametrize("network", [Counting, Frozen])
 def test_buffers_and_parameters_that_are_not_trained(network):
-    """Also in the first step of a program, before which it is traced."""
+    """They are right also in the first step of a program, before which it is traced."""
     pair = pair_of(network, (7,), partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1))
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
@@ -128,14 +128,14 @@ def test_buffers_and_parameters_that_are_not_trained(network):
         partial(nn.CrossEntropyLoss, ignore_index=3),
     ],
 )
-def test_cross_entropy_with_settings_of_its_own(loss):
+def test_cross_entropy_with_settings(loss):
     pair = pair_of(Inner, (7,), loss=loss())
     check_fused(pair[1].module, (7,), torch.float32)
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
 
 
-def test_no_program_is_for_more_clients_than_the_budget():
+def test_no_program_exceeds_the_budget_of_clients():
     few = {"batch_size": 32, "budget": 7 * 10**5}
     (stacked,) = engines(Inner, (7,), budget=few["budget"])[1:]
     pair = pair_of(Inner, (7,), **few)
@@ -149,15 +149,15 @@ def test_no_program_is_for_more_clients_than_the_budget():
     assert max(clients for clients, *_ in pair[1]._programs) == pair[1].most_clients
 
 
-def test_programs_are_for_no_longer_batches_than_there_are():
+def test_programs_are_no_longer_than_the_longest_batch():
     data, fabric = loaded(blobs(batch_size=10**6)), Fabric(accelerator="cpu", devices=1)
-    made = make_engine("fused", fabric, blobs_module(), data)
-    assert made._batch_size == data.population.sizes.max() < 10**3
-    assert made.most_clients == 256
+    engine = make_engine("fused", fabric, blobs_module(), data)
+    assert engine._batch_size == data.population.sizes.max() < 10**3
+    assert engine.most_clients == 256
 
 
-def test_a_client_that_diverges_is_alone_with_it():
-    assert_alone_with_it(pair_of(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 3)
+def test_a_client_that_diverges_does_not_affect_the_others():
+    assert_only_this_client_diverges(pair_of(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 3)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +169,20 @@ def test_a_client_that_diverges_is_alone_with_it():
         partial(FederatedModule, Plain, loss=nn.NLLLoss()),
     ],
 )
-def test_refuses_what_has_no_one_size_of_batch(module):
+def test_refuses_modules_that_cannot_use_one_batch_size(module):
     with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
         check_fused(module(), SHAPE, torch.float32)
     with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
         check_fused(FederatedModule(Watching), (7,), torch.float32)
 
 
-def test_it_is_chosen_by_name_only():
+def test_is_chosen_only_by_name():
     assert choose_engine("fused", blobs_module(), blobs(), "cpu", "32-true") == "fused"
     with pytest.raises(ValueError, match=r"trainer\.engine: got fused, but 16-mixed needs a loss scale"):
         choose_engine("fused", blobs_module(), blobs(), "cuda", "16-mixed")
 
 
-def test_without_what_torch_compile_needs_it_is_refused(monkeypatch):
+def test_is_refused_without_the_requirements_of_torch_compile(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=r"got fused, but torch\.compile needs a compiler, and there is no C"):
         choose_engine("fused", blobs_module(), blobs(), "cpu", "32-true")

@@ -1,4 +1,4 @@
-"""Building the kernels: once, whole or not at all, and never a reason for a run to fail."""
+"""The kernels are built once, completely or not at all, and a failure never ends a run of engine auto."""
 
 import re
 import stat
@@ -14,14 +14,14 @@ SHARED = kernels.SOURCE.with_name("program.h")
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
-    """A cache folder of its own, and a process that has loaded nothing yet."""
+    """Sets up a new cache folder and a process that has not loaded the kernels yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernels, "load", kernels.load.__wrapped__)
     return tmp_path / "cache" / "lcfl"
 
 
 def compiler(tmp_path, script):
-    """A compiler that is a shell script, as $CXX."""
+    """Writes a shell script as a compiler and returns its path, for $CXX."""
     path = tmp_path / "cxx"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -42,14 +42,14 @@ def test_builds_once_and_leaves_one_file(fresh, tmp_path, monkeypatch):
     ("script", "why"),
     [("echo the end >&2; exit 1", "the end"), ("exit 0", "cannot be written")],
 )
-def test_says_why_it_cannot_build_and_leaves_nothing(fresh, tmp_path, monkeypatch, script, why):
+def test_a_failed_build_names_the_reason_and_leaves_no_files(fresh, tmp_path, monkeypatch, script, why):
     monkeypatch.setenv("CXX", compiler(tmp_path, script))
     with pytest.raises(kernels.Unavailable, match=why):
         kernels.load()
     assert list(fresh.iterdir()) == []
 
 
-def test_without_a_compiler_auto_goes_on_and_compiled_says_so(fresh, tmp_path, monkeypatch):
+def test_without_a_compiler_auto_is_sequential_and_compiled_is_refused(fresh, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
@@ -57,14 +57,14 @@ def test_without_a_compiler_auto_goes_on_and_compiled_says_so(fresh, tmp_path, m
         choose_engine("compiled", blobs_module(), blobs(), "cpu", "32-true")
 
 
-def test_a_folder_that_cannot_be_written_is_named(fresh, monkeypatch):
+def test_error_for_a_cache_folder_that_cannot_be_written(fresh, monkeypatch):
     fresh.parent.mkdir()
     fresh.touch()
     with pytest.raises(kernels.Unavailable, match="set XDG_CACHE_HOME"):
         kernels.load()
 
 
-def test_a_user_without_a_home_is_told_where_to_keep_them(fresh, monkeypatch):
+def test_error_for_a_user_without_a_home_names_xdg_cache_home(fresh, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -75,14 +75,14 @@ def test_a_user_without_a_home_is_told_where_to_keep_them(fresh, monkeypatch):
         kernels.load()
 
 
-def test_a_damaged_library_is_named(fresh):
+def test_error_for_a_damaged_library(fresh):
     fresh.mkdir(parents=True)
     (fresh / f"kernels-{kernels._fingerprint(kernels.compiler_command())}.so").write_bytes(b"not a library")
     with pytest.raises(kernels.Unavailable, match="delete it"):
         kernels.load()
 
 
-def test_another_source_compiler_or_processor_is_another_file(monkeypatch):
+def test_the_file_name_depends_on_compiler_and_processor(monkeypatch):
     names = {kernels._fingerprint(["c++"]), kernels._fingerprint(["c++", "-O0"])}
     monkeypatch.setattr(kernels, "_processor", lambda: "another")
     names.add(kernels._fingerprint(["c++"]))

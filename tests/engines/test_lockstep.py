@@ -1,4 +1,4 @@
-"""Functions in lockstep: who runs when, what they are answered, and what an exception leaves behind."""
+"""Functions in lockstep: their order, their answers, and their end after an exception."""
 
 import signal
 import threading
@@ -11,111 +11,111 @@ from lcfl.core import rng
 from lcfl.engines.lockstep import run_in_lockstep
 
 
-def doubled(questions):
-    return [2 * each for each in questions]
+def doubled(requests):
+    return [2 * each for each in requests]
 
 
-def test_all_questions_are_answered_at_once_and_in_order():
-    asked = []
+def test_all_requests_are_answered_at_once_and_in_order():
+    submitted = []
 
-    def answer(questions):
-        asked.append(list(questions))
-        return doubled(questions)
+    def answer(requests):
+        submitted.append(list(requests))
+        return doubled(requests)
 
-    def work(number, ask):
-        return [ask(10 * number + step) for step in range(number)]
+    def task(number, submit):
+        return [submit(10 * number + step) for step in range(number)]
 
-    found = run_in_lockstep([lambda ask, number=number: work(number, ask) for number in (2, 0, 3)], answer)
+    found = run_in_lockstep([lambda submit, number=number: task(number, submit) for number in (2, 0, 3)], answer)
     assert found == [[40, 42], [], [60, 62, 64]]
-    assert asked == [[20, 30], [21, 31], [32]]
+    assert submitted == [[20, 30], [21, 31], [32]]
 
 
-def test_no_work_asks_nothing():
+def test_no_tasks_submit_no_requests():
     assert run_in_lockstep([], doubled) == []
 
 
 def test_only_one_runs_at_a_time():
     running, most = set(), []
 
-    def work(ask):
+    def task(submit):
         for _ in range(20):
             running.add(threading.get_ident())
             most.append(len(running))
             sum(range(2000))
             running.remove(threading.get_ident())
-            ask(1)
+            submit(1)
 
-    run_in_lockstep([work] * 5, doubled)
+    run_in_lockstep([task] * 5, doubled)
     assert max(most) == 1
 
 
-def test_draws_go_on_after_a_question_as_if_nobody_else_drew():
-    def work(number, ask):
+def test_random_draws_after_a_request_do_not_depend_on_other_tasks():
+    def task(number, submit):
         with rng.scope(0, "work", number):
             first = torch.rand(2)
-            ask(1)
+            submit(1)
             return torch.cat([first, torch.rand(2)])
 
     before = torch.get_rng_state()
-    together = run_in_lockstep([lambda ask, number=number: work(number, ask) for number in range(3)], doubled)
+    together = run_in_lockstep([lambda submit, number=number: task(number, submit) for number in range(3)], doubled)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(torch.stack(together), torch.stack([work(number, lambda _: None) for number in range(3)]))
+    assert torch.equal(torch.stack(together), torch.stack([task(number, lambda _: None) for number in range(3)]))
 
 
-def test_an_answer_that_is_an_exception_is_raised_where_it_was_asked_for():
-    def work(ask):
+def test_an_answer_that_is_an_exception_is_raised_where_it_was_requested():
+    def task(submit):
         try:
-            return ask(1)
+            return submit(1)
         except KeyError as error:
             return error.args
 
-    assert run_in_lockstep([work, work], lambda questions: [5, KeyError("why")]) == [5, ("why",)]
+    assert run_in_lockstep([task, task], lambda requests: [5, KeyError("why")]) == [5, ("why",)]
 
 
 def waiting(ended):
-    def work(ask):
+    def task(submit):
         try:
-            ask(1)
+            submit(1)
         finally:
             ended.append(True)
 
-    return work
+    return task
 
 
-def failing(ask):
-    ask(1)
+def failing(submit):
+    submit(1)
     raise ZeroDivisionError("by hand")
 
 
-@pytest.mark.parametrize("fails", ["work", "answer"])
-def test_after_an_exception_nothing_is_left_running(fails):
+@pytest.mark.parametrize("fails", ["task", "answer"])
+def test_after_an_exception_no_thread_is_left(fails):
     ended, threads = [], threading.active_count()
 
-    def answer(questions):
+    def answer(requests):
         if fails == "answer":
             raise ZeroDivisionError("by hand")
-        return doubled(questions)
+        return doubled(requests)
 
-    def asks_twice(ask):
-        ask(1)
-        waiting(ended)(ask)
+    def submits_twice(submit):
+        submit(1)
+        waiting(ended)(submit)
 
-    works = [waiting(ended), failing, asks_twice] if fails == "answer" else [asks_twice, failing, waiting(ended)]
+    tasks = [waiting(ended), failing, submits_twice] if fails == "answer" else [submits_twice, failing, waiting(ended)]
     with pytest.raises(ZeroDivisionError, match="by hand"):
-        run_in_lockstep(works, answer)
+        run_in_lockstep(tasks, answer)
     assert threading.active_count() == threads
     assert len(ended) == (1 if fails == "answer" else 2)
 
 
-def test_an_interrupt_while_one_computes_ends_it_at_its_next_question():
-    went_on = []
+def test_an_interrupt_while_a_task_computes_ends_it_at_its_next_request():
+    continued = []
 
-    def work(ask):
+    def task(submit):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.2)  # the main thread has left by now
-        ask(1)
-        went_on.append(True)
+        submit(1)
+        continued.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        run_in_lockstep([work], doubled)
-    assert not went_on
+        run_in_lockstep([task], doubled)
+    assert not continued

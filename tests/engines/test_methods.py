@@ -1,4 +1,4 @@
-"""Every method gives the same federation with either engine, up to rounding; and which engine a run has."""
+"""Every method gives the same federation with every engine, up to rounding. Tests of the choice of the engine."""
 
 import json
 
@@ -15,14 +15,14 @@ from tests.helpers.fits import fit, newest_run, newest_state, rows
 pytestmark = pytest.mark.usefixtures("not_compiled")
 
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
-KINDS = {"cgpfl", "fednova", "ifca", "lcfed", "pacfl", "per_fedavg"}  # every kind of local work
+KINDS = {"cgpfl", "fednova", "ifca", "lcfed", "pacfl", "per_fedavg"}  # every kind of local update
 ENGINES = ("compiled", "stacked", "fused")
-QUICK = {"compiled": METHODS, "stacked": KINDS, "fused": {"lcfed", "per_fedavg"}}  # not marked slow
+QUICK = {"compiled": METHODS, "stacked": KINDS, "fused": {"lcfed", "per_fedavg"}}  # all others are marked slow
 UNEQUAL = ["--data.partition.init_args.sizes=[21,64]", "--model.optimizer.init_args.momentum=0.5"]
 
 
 def close(one, other):
-    """Equal up to rounding wherever there is a number; tensors, and text as it is."""
+    """Returns whether tensors or numbers are equal up to rounding, or texts are equal."""
     if isinstance(one, torch.Tensor):
         return torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-4)
     return one == other or float(one) == pytest.approx(float(other), rel=1e-3, abs=1e-4)
@@ -37,7 +37,7 @@ def engines_and_methods():
 
 @pytest.fixture(scope="module")
 def sequential(tmp_path_factory):
-    """Of a method three rounds by the sequential engine, made once."""
+    """``sequential(method)`` is the directory of three rounds with the sequential engine, which are run once."""
     made = {}
 
     def of(method):
@@ -50,14 +50,14 @@ def sequential(tmp_path_factory):
 
 
 def assert_agree(runs):
-    """Rows, merged models and every client's model of two runs."""
+    """Checks that two runs have the same rows, server models and client models, up to rounding."""
     for one, other in zip(*map(rows, runs), strict=True):
         assert one.keys() == other.keys()
         assert [name for name in one if not close(one[name], other[name])] == []
     states = [newest_state(run) for run in runs]
     for name in ("global_model", "participated"):
         assert close(*(getattr(state, name) for state in states)), name
-    # Which of two clusters comes first may hang on a last digit.
+    # The order of two clusters may depend on the last digit.
     clients = range(states[0].num_clients)
     assert close(*(torch.stack([state.centre_of(client) for client in clients]) for state in states))
     together = [state.assignment[:, None] == state.assignment for state in states]
@@ -98,14 +98,14 @@ def test_exact_meta_gradients(tmp_path, engine):
     assert_agree([fit(tmp_path / name, "per_fedavg", 1, 3, *words, f"--trainer.engine={name}").path for name in names])
 
 
-def test_stacks_of_two_ranks_agree_with_those_of_one(tmp_path):
-    """They are other stacks, so bits may differ, and nothing else; clients see their images each in its way."""
+def test_stacks_on_two_ranks_agree_with_those_on_one(tmp_path):
+    """The stacks differ, so bits may differ, but nothing else. Every client has its own noise on its samples."""
     noise = ["--data.client_transforms+=GaussianNoise", "--data.client_transforms.sigma=0.5"]
     words = [*noise, "--trainer.engine=stacked"]
     assert_agree([fit(tmp_path / str(devices), "lcfed", devices, 3, *UNEQUAL, *words).path for devices in (1, 2)])
 
 
-def test_auto_takes_the_compiled_engine_where_it_can():
+def test_auto_takes_the_compiled_engine_on_a_cpu():
     assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
 
 
@@ -114,15 +114,15 @@ def test_auto_takes_the_stacked_engine_on_a_gpu_only():
     assert choose_engine("stacked", blobs_module(), blobs(), "cpu", "32-true") == "stacked"
 
 
-def test_auto_says_once_why_it_cannot(caplog):
+def test_auto_logs_once_why_it_takes_the_sequential_engine(caplog):
     with caplog.at_level("INFO"):
         assert choose_engine("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
         assert choose_engine("auto", blobs_module(), blobs(), "cuda", "16-mixed") == "sequential"
-    assert caplog.text.count("Engine sequential, because compiled is not for this: it computes in float32") == 1
-    assert caplog.text.count("Engine sequential, because stacked is not for this: 16-mixed") == 1
+    assert caplog.text.count("Engine sequential, because compiled does not suit this run: it computes in float32") == 1
+    assert caplog.text.count("Engine sequential, because stacked does not suit this run: 16-mixed") == 1
 
 
-def test_an_engine_that_cannot_be_used_or_does_not_exist_is_refused():
+def test_unsuitable_and_unknown_engines_are_refused():
     with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but it computes in float32 on a CPU"):
         choose_engine("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):

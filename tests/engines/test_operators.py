@@ -1,4 +1,4 @@
-"""How much a local run asks of torch: operators are counted, because seconds depend on the machine."""
+"""The cost of a local run in torch operators, which are counted because seconds depend on the machine."""
 
 from collections import Counter
 from functools import partial
@@ -13,20 +13,20 @@ from lcfl.models import LeNet5
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import dealt, engine
 
-# Operators of LeNet-5 beside those of a plain loop over ready batches. The loop's are counted here, too, because they
-# depend on torch's version: 87 a step with 2.15. Whoever makes a run cheaper lowers the numbers; whoever raises one
-# makes every run slower.
-STEP = -8  # no optimizer; but it gathers inputs and targets, and keeps the loss
-# Puts the model into the network and takes it out, 2 x 10 parameters in views of a vector; means of losses; a copy of
+# Operators of LeNet-5 in addition to those of a plain loop over ready batches. The operators of the loop are counted
+# here, too, because they depend on torch's version: 87 a step with 2.15. Lower the numbers if you make a run cheaper.
+# Raising one makes every run slower.
+STEP = -8  # no optimizer, but it gathers inputs and targets, and keeps the loss
+# Copies the model into the network and out again, 2 x 10 parameters in views of a vector; means of losses; a copy of
 # the weights that have their channels innermost. Older versions need one more for each parameter.
 RUN = 55 if torch.__version__ >= (2, 15) else 65
 PULLS = 66  # the two regularisers and their gradients, of 10 parameters, one of which has its channels innermost
-COMPILED_STEP = 3  # positions as a tensor, inputs and targets by them
-STACKED_STEP = 123  # the views by which torch.vmap makes one operation of those of all clients
+COMPILED_STEP = 3  # positions as a tensor, and the inputs and targets at these positions
+STACKED_STEP = 123  # the views by which torch.vmap merges the operations of all clients into one
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators that reach torch's kernels, views included."""
+    """Counts the operators that reach torch's kernels, including views."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Operators(TorchDispatchMode):
 
 
 class CountedCalls:
-    """The library of kernels, noting the name of every function that is taken from it."""
+    """Wraps the library of kernels and records the name of every function that is read from it."""
 
     def __init__(self, library):
         self.library, self.names = library, []
@@ -54,7 +54,7 @@ def make_network():
 
 @pytest.fixture(scope="module")
 def count():
-    """Operators of a local run of so many steps."""
+    """``count(steps)`` is the number of operators of a local run with this number of steps."""
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
     data = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)])
     ready, start = engine(module, data), module.initial_model(0)
@@ -66,13 +66,13 @@ def count():
             ready.run_optimizer(start, batches, **(pulls if pulled else {}))
         return operators.counts.total()
 
-    counted(1)  # what is made once, such as the examples on the device
+    counted(1)  # makes what is only made once, such as the samples on the device
     return counted
 
 
 @pytest.fixture(scope="module")
 def loop():
-    """Operators of a step that everybody writes."""
+    """The number of operators of a step in a plain training loop."""
     network, inputs, targets = make_network(), torch.zeros(32, 1, 28, 28), torch.arange(32) % 10
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     with Operators() as operators:
@@ -87,7 +87,7 @@ def test_operators_of_a_step(count, loop):
     assert 0 < count(3) - count(2) <= loop + STEP
 
 
-def test_operators_of_a_run_beside_its_steps(count):
+def test_operators_of_a_run_without_its_steps(count):
     step = count(3) - count(2)
     assert 0 < count(1) - step <= RUN
 
@@ -97,7 +97,7 @@ def test_operators_of_the_pulls_in_a_step(count):
 
 
 def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
-    """However many there are: each operation is started once for all."""
+    """The number of clients does not matter, because each operation is started once for all clients."""
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01))
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -113,8 +113,8 @@ def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
     assert 0 < steps[2] == steps[7] <= loop + STACKED_STEP
 
 
-def test_a_compiled_step_asks_torch_for_its_batch_only_and_the_kernels_twice():
-    """Gathering inputs and targets, and a gradient and an update of all parameters: each pulled or not."""
+def test_a_compiled_step_uses_torch_only_for_its_batch_and_calls_the_kernels_twice():
+    """It gathers inputs and targets, and computes a gradient and an update of all parameters, with or without pulls."""
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
     compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.samples, (1, 28, 28))
@@ -134,5 +134,5 @@ def test_a_compiled_step_asks_torch_for_its_batch_only_and_the_kernels_twice():
         assert more_calls - few_calls == {"lcfl_gradient": 1, "lcfl_update": 1}
 
 
-def test_nothing_is_counted_that_grows_with_the_steps_before(count):
+def test_later_steps_cost_as_much_as_earlier_ones(count):
     assert count(9) - count(8) == count(3) - count(2)

@@ -1,4 +1,4 @@
-"""The engine against gradients worked in numpy, and that nothing passes from one client to the next."""
+"""The engine agrees with gradients computed in numpy, and no state passes from one client to the next."""
 
 from functools import partial
 
@@ -68,7 +68,7 @@ def test_a_step_with_both_pulls_by_hand():
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_momentum_starts_at_zero_at_every_participation():
+def test_momentum_starts_at_zero_in_every_run():
     module = FederatedModule(linear, partial(torch.optim.SGD, lr=0.5, momentum=0.9))
     w, rows = start(module), list(range(6))
     slope_of = lambda v: linear_step(v, INPUTS[rows], TARGETS[rows])[1]  # noqa: E731
@@ -104,7 +104,7 @@ def test_nothing_passes_from_one_client_to_the_next():
 
 
 class Remembering(SplitNetwork):
-    """Subtracts the mean of all inputs that it has seen, which is in a buffer that no state has."""
+    """Subtracts the mean of all inputs so far, which is in a buffer that is not persistent."""
 
     def __init__(self):
         super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -115,8 +115,8 @@ class Remembering(SplitNetwork):
         return super().forward(inputs - self.embedding.seen)
 
 
-def test_buffers_that_are_filled_later_or_shared_begin_anew_as_they_are():
-    """One that is None at first, one tensor in two layers, and a view of it that the network keeps."""
+def test_late_and_shared_buffers_are_reset_in_place():
+    """One buffer is None at first, one tensor is in two layers, and the network keeps a view of it."""
     table = torch.arange(4.0)
 
     class Late(Remembering):
@@ -142,7 +142,7 @@ def test_buffers_that_are_filled_later_or_shared_begin_anew_as_they_are():
     assert torch.equal(network.embedding.seen, torch.zeros(2)) and torch.equal(network.decision.table, table)
 
 
-def test_a_buffer_that_is_not_persistent_begins_anew_with_every_model():
+def test_a_buffer_that_is_not_persistent_is_reset_for_every_model():
     module = FederatedModule(Remembering, cut="decision")
     runs, evaluated = [], []
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_a_buffer_that_is_not_persistent_begins_anew_with_every_model():
     assert all(torch.equal(each, runs[0]) for each in runs) and evaluated[0] == evaluated[1]
 
 
-def test_two_participations_of_five_steps_are_one_of_ten():
+def test_two_runs_of_five_steps_equal_one_of_ten():
     module, data = linear_module(), dealt(INPUTS, TARGETS, TRAIN, batch_size=4)
     steps = engine(module, data)
     local = LocalData(data.population.train[1], 4, seed=0, client=1)
@@ -165,7 +165,7 @@ def test_two_participations_of_five_steps_are_one_of_ten():
     assert not torch.equal(first.model, second.model)
 
 
-def test_running_statistics_and_counters_come_back():
+def test_the_model_contains_running_statistics_and_counters():
     module = FederatedModule(Normed)
     w = start(module)
     model, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2), batch(3, 4, 5), batch(6, 7)])
@@ -205,8 +205,8 @@ def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():
         assert (seen.pop(), model.dtype) == (dtype, torch.float32)
 
 
-def test_a_step_of_ones_own_gets_inputs_in_their_usual_order():
-    """A `view` refuses the order that the convolutions of a wide network read fastest."""
+def test_a_custom_step_gets_inputs_in_their_usual_memory_order():
+    """A `view` does not accept the memory order that the convolutions of a wide network read fastest."""
 
     class Own(FederatedModule):
         def training_step(self, batch, batch_idx=0):
@@ -215,13 +215,13 @@ def test_a_step_of_ones_own_gets_inputs_in_their_usual_order():
 
     data = loaded(blobs(2, dataset=RandomLike(CIFAR10(), 40), partition=IID()))
     for kind, innermost in ((Own, False), (FederatedModule, True)):
-        made = engine(kind(LeNet5), data)
-        descent = made.run_optimizer(made.module.initial_model(0), [np.arange(8)])
-        assert made._channels_last is innermost
+        sequential = engine(kind(LeNet5), data)
+        descent = sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
+        assert sequential._channels_last is innermost
     assert np.isfinite(descent.loss)
 
 
-def test_the_start_stays_as_it_was():
+def test_the_start_is_not_changed():
     module = linear_module()
     w = start(module)
     before = w.clone()
@@ -229,7 +229,7 @@ def test_the_start_stays_as_it_was():
     assert torch.equal(w, before)
 
 
-def test_only_a_single_optimizer_will_do():
+def test_only_a_single_optimizer_is_accepted():
     class Scheduled(FederatedModule):
         def configure_optimizers(self):
             return [torch.optim.SGD(self.network.parameters(), lr=0.1)], []

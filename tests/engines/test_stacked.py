@@ -1,4 +1,4 @@
-"""The stacked engine gives each of several clients what the sequential one gives it alone."""
+"""The stacked engine gives each of several clients the same result as the sequential engine."""
 
 import itertools
 import random
@@ -24,11 +24,11 @@ from tests.engines.test_compiled import NETWORKS, near
 from tests.helpers.builders import blobs, loaded
 
 TOLERANCE = {"rtol": 5e-5, "atol": 1e-5}
-SIZES = [(32, 5, 17), (32, 32, 32, 9), (6,), (32, 17)]  # of the batches of four clients
+SIZES = [(32, 5, 17), (32, 32, 32, 9), (6,), (32, 17)]  # of the batches of four clients, in samples
 
 
 def engines(network, shape, optimizer=None, precision="32-true", augmentation=None, budget=None, **options):
-    """Both, on the same data, each with a module of its own."""
+    """Makes both engines on the same data, each with its own module."""
     draw = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(160, *shape, generator=draw), torch.randint(4, (160,), generator=draw)
     data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
@@ -44,13 +44,13 @@ def batches_of(client, sizes):
     return [draw.integers(0, 100, size) for size in sizes]
 
 
-def both(pair, work, clients=range(4)):
-    """What the work gives with either engine: client by client, each in its stream, and its buffers."""
+def both(pair, task, clients=range(4)):
+    """Returns the results of the task for both engines: for each client, in its random stream, with its buffers."""
 
     def one(client, engine):
         engine.buffers = None if first is None else first + client
         with rng.scope(0, "local", client):
-            return work(client, engine), engine.buffers
+            return task(client, engine), engine.buffers
 
     first = pair[0].module.initial_buffers(3)
     return [engine.run_all([partial(one, client) for client in clients]) for engine in pair]
@@ -60,9 +60,9 @@ def model_of(engine, client):
     return near(engine.module.initial_model(3), client)
 
 
-def assert_same_runs(theirs, ours, **tolerance):
+def assert_same_runs(expected, actual, **tolerance):
     tolerance = {**TOLERANCE, **tolerance}
-    for (one, kept), (other, own) in zip(theirs, ours, strict=True):
+    for (one, kept), (other, own) in zip(expected, actual, strict=True):
         torch.testing.assert_close(other.model, one.model, **tolerance)
         assert other.loss == pytest.approx(one.loss, rel=1e-4)
         assert other.logged == pytest.approx(one.logged, rel=1e-4)
@@ -83,7 +83,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def without_decay_of_biases(parameters):
-    """Tells them by their dimensions, as is usual."""
+    """Distinguishes them by actual_loss dimensions, as usual."""
     matrices, vectors = [], []
     for each in parameters:
         (matrices if each.ndim > 1 else vectors).append(each)
@@ -107,21 +107,21 @@ OPTIMIZERS = [
     ("pulls", "optimizer"),
     [*((pulls, SGD) for pulls in ("centre", "embedding")), *(("both", each) for each in OPTIMIZERS)],
 )
-def test_a_run_with_everything_that_enters_a_step(optimizer, pulls):
+def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
     pair = engines(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3)
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         centre = near(model, 7) if pulls in ("centre", "both") else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "both") else None
-        scale = 0.5 if client < 3 else 1.0  # one has a learning rate of its own
+        scale = 0.5 if client < 3 else 1.0  # one client has a different learning rate
         return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding, rate_scale=scale)
 
-    assert_same_runs(*both(pair, work), rtol=1e-3, atol=1e-4)
+    assert_same_runs(*both(pair, task), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
-def test_buffers_go_where_the_policy_says(policy):
+def test_buffers_follow_the_policy(policy):
     pair = engines(Normal, SHAPE, buffer_policy=policy)
     runs = both(
         pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, (9, 5, 9)[i:])), range(3)
@@ -135,17 +135,17 @@ def test_buffers_go_where_the_policy_says(policy):
 
 @pytest.mark.parametrize("name", ["plain", "normal", "LeNet5", "logistic regression"])
 @pytest.mark.parametrize("pulled", [False, True])
-def test_gradients_and_what_comes_with_them(name, pulled):
+def test_gradients_and_their_other_outputs(name, pulled):
     network, shape = NETWORKS[name]
     pair = engines(network, shape, cluster_weight=0.5, global_weight=0.3)
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         targets = (near(model, 7), near(model, 8)[: engine.layout.num_embedding]) if pulled else ()
         first = engine.gradient(model, batches_of(client, [5 + 3 * (client % 2)])[0], 0, *targets)
         return engine.gradient(first.step_from(model, 0.1), batches_of(client, [12])[0], 1, *targets)
 
-    for (one, _), (other, _) in zip(*both(pair, work), strict=True):
+    for (one, _), (other, _) in zip(*both(pair, task), strict=True):
         scale = float(one.vector.abs().max())
         torch.testing.assert_close(other.vector / scale, one.vector / scale, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(other.loss, one.loss, **TOLERANCE)
@@ -155,11 +155,11 @@ def test_gradients_and_what_comes_with_them(name, pulled):
 def test_hessian_products():
     pair = engines(Inner, (7,))
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         return engine.hessian_product(model, batches_of(client, [9])[0], near(torch.zeros(len(model)), client), 2)
 
-    for (one, _), (other, _) in zip(*both(pair, work), strict=True):
+    for (one, _), (other, _) in zip(*both(pair, task), strict=True):
         torch.testing.assert_close(other.vector, one.vector, **TOLERANCE)
 
 
@@ -170,21 +170,21 @@ def test_scores_and_losses(name, shared, monkeypatch):
     network, shape = NETWORKS[name]
     pair = engines(network, shape)
 
-    def work(client, engine):
+    def task(client, engine):
         indices = np.arange(75) if shared else np.arange(client, 20 + 40 * client)
         model = model_of(engine, client)
         return engine.scores(model, engine.samples, indices), engine.loss(model, indices)
 
-    for (((one, labels), loss), _), (((other, own), their), _) in zip(*both(pair, work), strict=True):
+    for (((one, labels), loss), _), (((other, own), actual_loss), _) in zip(*both(pair, task), strict=True):
         torch.testing.assert_close(other, one, **TOLERANCE)
         assert torch.equal(own, labels)
-        assert their == pytest.approx(loss, rel=1e-5)
+        assert actual_loss == pytest.approx(loss, rel=1e-5)
 
 
-def test_who_does_something_else_or_nothing_disturbs_nobody():
+def test_clients_with_different_tasks_do_not_affect_each_other():
     pair = engines(Inner, (7,))
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         if client == 0:
             return engine.loss(model, np.arange(30))
@@ -194,14 +194,14 @@ def test_who_does_something_else_or_nothing_disturbs_nobody():
             model = engine.gradient(model, batches_of(client, [8])[0], number).step_from(model, 0.1)
         return float(model.sum())
 
-    assert [ours for ours, _ in both(pair, work)[1]] == pytest.approx([ours for ours, _ in both(pair, work)[0]])
+    assert [other for other, _ in both(pair, task)[1]] == pytest.approx([one for one, _ in both(pair, task)[0]])
 
 
-def test_every_clients_draws_are_its_own(monkeypatch):
-    """Augmentation before and between what is asked for, and whatever else draws from global generators."""
+def test_every_client_has_its_own_random_draws(monkeypatch):
+    """Covers augmentation before and between requests, and other draws from the global generators."""
     pair = engines(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), augmentation=CropAndFlip(2))
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client)
         first = engine.run_optimizer(model, batches_of(client, [4, 3])).model
         drawn = torch.rand(1).item(), np.random.random(), random.random()
@@ -210,15 +210,15 @@ def test_every_clients_draws_are_its_own(monkeypatch):
 
     torch.manual_seed(5)
     before = torch.get_rng_state(), random.getstate()
-    theirs, ours = both(pair, work)
+    expected, actual = both(pair, task)
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    for (one, _), (other, _) in zip(theirs, ours, strict=True):
+    for (one, _), (other, _) in zip(expected, actual, strict=True):
         torch.testing.assert_close(other, one, **TOLERANCE)
         assert torch.equal(other[-5:], one[-5:])
 
 
 class Logging(FederatedModule):
-    """Its step has terms and words of its own."""
+    """Its step adds a term to the loss and logs values."""
 
     def training_step(self, batch, batch_idx=0):
         inputs, targets = batch
@@ -229,59 +229,60 @@ class Logging(FederatedModule):
         return super().training_step(batch, batch_idx) + 0.01 * scores.square().mean()
 
 
-def test_a_training_step_of_ones_own_is_used_with_what_it_logs():
+def test_a_custom_training_step_is_used_and_its_values_are_logged():
     sequential, _ = engines(Inner, (7,))
     made = [Logging(Inner, partial(torch.optim.SGD, lr=0.1)) for _ in range(2)]
     check_stacked(made[0], (7,), torch.float32)
     args = sequential.samples, (7,), torch.float32, 32
     pair = SequentialEngine(sequential.fabric, made[0], args[0]), StackedEngine(sequential.fabric, made[1], *args)
-    assert not pair[1]._fills_up, "the share of hits would count what is filled up"
+    assert not pair[1]._fills_up, "the share of hits would count the padding"
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
 
 
-def test_an_exception_reaches_the_client_that_is_to_blame():
+def test_an_exception_reaches_the_client_that_causes_it():
     pair = engines(Normal, SHAPE)
 
-    def work(client, engine):
+    def task(client, engine):
         try:
             return engine.run_optimizer(model_of(engine, client), batches_of(client, [6, 1 if client == 2 else 6])).loss
         except ValueError as error:
             return str(error)
 
-    theirs, ours = ([found for found, _ in each] for each in both(pair, work))
-    assert ours[2] == theirs[2] and "more than 1 value per channel" in ours[2]
-    assert ours[:2] + ours[3:] == pytest.approx(theirs[:2] + theirs[3:], rel=1e-4)
+    expected, actual = ([found for found, _ in each] for each in both(pair, task))
+    assert actual[2] == expected[2] and "more than 1 value per channel" in actual[2]
+    assert actual[:2] + actual[3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-4)
 
 
-def assert_alone_with_it(pair, diverged):
-    """The run of a client whose model is not finite, among those of four."""
+def assert_only_this_client_diverges(pair, diverged):
+    """Checks that a client whose model is not finite does not affect the others among four."""
 
-    def work(client, engine):
+    def task(client, engine):
         model = model_of(engine, client) * (float("inf") if client == diverged else 1)
         return engine.run_optimizer(model, batches_of(client, SIZES[client]))
 
-    theirs, ours = both(pair, work)
-    assert not ours.pop(diverged)[0].model.isfinite().all()
-    theirs.pop(diverged)
-    assert_same_runs(theirs, ours, rtol=1e-3, atol=1e-4)
+    expected, actual = both(pair, task)
+    assert not actual.pop(diverged)[0].model.isfinite().all()
+    expected.pop(diverged)
+    assert_same_runs(expected, actual, rtol=1e-3, atol=1e-4)
 
 
-def test_a_client_that_diverges_is_alone_with_it():
-    assert_alone_with_it(engines(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 1)
+def test_a_client_that_diverges_does_not_affect_the_others():
+    assert_only_this_client_diverges(engines(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 1)
 
 
-def test_what_it_is_given_stays_as_it_is_and_results_own_their_memory():
+def test_arguments_are_not_changed_and_results_own_their_memory():
     _, engine = engines(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
     model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
     copies, centre, weights = (model.clone(), buffers.clone()), near(model), engine.layout.pack(engine.module.network)
 
-    def work(client, seat):
-        seat.buffers = buffers
-        return seat.run_optimizer(model, batches_of(client, [12, 8]), centre).model, seat.buffers
+    def task(client, client_engine):
+        client_engine.buffers = buffers
+        end = client_engine.run_optimizer(model, batches_of(client, [12, 8]), centre).model
+        return end, client_engine.buffers
 
-    found = engine.run_all([partial(work, client) for client in range(3)])
+    found = engine.run_all([partial(task, client) for client in range(3)])
     assert torch.equal(model, copies[0]) and torch.equal(buffers, copies[1]) and torch.equal(centre, near(model))
     assert torch.equal(engine.layout.pack(engine.module.network), weights)
     for tensor in itertools.chain(*found):
@@ -289,23 +290,23 @@ def test_what_it_is_given_stays_as_it_is_and_results_own_their_memory():
 
 
 @pytest.mark.parametrize("budget", [1, 10**9])
-def test_a_budget_bounds_how_many_are_at_work_at_once(budget):
+def test_a_budget_limits_the_clients_that_train_at_once(budget):
     pair = engines(partial(MLP, 7, (50,), 4), (7,), budget=budget)
-    seen, at_work = [], set()
+    seen, training = [], set()
 
-    def work(client, engine):
-        at_work.add(client)
-        seen.append(len(at_work))
+    def task(client, engine):
+        training.add(client)
+        seen.append(len(training))
         found = engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
-        at_work.remove(client)
+        training.remove(client)
         return found
 
-    assert_same_runs(*both(pair, work))
+    assert_same_runs(*both(pair, task))
     assert max(seen) == (1 if budget == 1 else 4)
     assert pair[1].most_clients == (1 if budget == 1 else 256)
 
 
-def test_the_budget_is_shared_by_what_clients_need():
+def test_the_budget_allows_fewer_clients_with_larger_models():
     few, many = (engines(partial(MLP, 7, (width,), 4), (7,), budget=10**7)[1].most_clients for width in (500, 50))
     assert few < many < 256
 
@@ -319,17 +320,17 @@ def test_max_steps_cuts_a_run():
 
 
 @pytest.mark.parametrize("name", ["LeNet5", "MLP"])
-def test_in_bf16_it_is_no_further_from_the_sequential_engine_than_that_is_from_float32(name):
+def test_bf16_differs_from_the_sequential_engine_no_more_than_that_differs_from_float32(name):
     network, shape = NETWORKS[name]
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     pair = engines(network, shape, optimizer, precision="bf16-mixed")
     check_stacked(pair[0].module, shape, torch.float32, "bf16-mixed")
 
-    def work(client, engine):
+    def task(client, engine):
         return engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
 
-    narrow, stacked = ([run for run, _ in runs] for runs in both(pair, work))
-    wide = [run for run, _ in both(engines(network, shape, optimizer), work)[0]]
+    narrow, stacked = ([run for run, _ in runs] for runs in both(pair, task))
+    wide = [run for run, _ in both(engines(network, shape, optimizer), task)[0]]
     for one, other, exact in zip(narrow, stacked, wide, strict=True):
         assert 0 < (other.model - one.model).norm() < 1.5 * (one.model - exact.model).norm()
         assert other.loss == pytest.approx(exact.loss, rel=2e-2)
@@ -347,7 +348,7 @@ class OwnOptimizer(FederatedModule):
 
 
 def after(layer):
-    """A network that begins with such a layer."""
+    """Returns a function that makes a network with this layer first."""
     return lambda: SplitNetwork(nn.Sequential(layer(), nn.Flatten()), nn.Linear(3 * 11 * 9, 4))
 
 
@@ -362,12 +363,12 @@ def after(layer):
         ),
         (partial(FederatedModule, Normal), "bf16-mixed", r"torch\.vmap cannot map it"),
         (partial(FederatedModule, Plain), "16-mixed", "a loss scale for every client"),
-        (partial(FederatedModule, Plain, torch.optim.LBFGS), "32-true", "the optimizer is LBFGS, not one that acts"),
-        (partial(OwnOptimizer, Plain), "32-true", "OwnOptimizer has a configure_optimizers of its own"),
+        (partial(FederatedModule, Plain, torch.optim.LBFGS), "32-true", "the optimizer is LBFGS, not one that"),
+        (partial(OwnOptimizer, Plain), "32-true", "OwnOptimizer defines its own configure_optimizers"),
         (partial(Deciding, Plain), "32-true", r"torch\.vmap cannot map it over clients \(RuntimeError: .*control"),
     ],
 )
-def test_refuses_what_clients_at_once_would_change(made, precision, why):
+def test_refuses_modules_that_stacking_would_change(made, precision, why):
     with pytest.raises(Unsupported, match=why):
         check_stacked(made(), SHAPE, torch.float32, precision)
 
@@ -381,7 +382,7 @@ def test_a_trial_changes_nothing():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_words_as_inputs():
+def test_integer_inputs():
     class Bag(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""What a stacked step leaves beside the weights: buffers, what is logged, and parameters that are not trained."""
+"""Results of a stacked step other than weights: buffers, logged values, and parameters that are not trained."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from tests.engines.test_stacked import SIZES, assert_same_runs, batches_of, both
 
 
 class LoggingScores(FederatedModule):
-    """Logs where the step is lcfl's."""
+    """Logs in `forward`, so that the training step is lcfl's."""
 
     def forward(self, inputs):
         scores = super().forward(inputs)
@@ -30,8 +30,8 @@ class LoggingScores(FederatedModule):
         (partial(LoggingScores, Inner), False),
     ],
 )
-def test_what_a_step_leaves_beside_the_weights(module, fills_up):
-    """Batches are filled up only where nothing that is kept or logged would count what fills them."""
+def test_results_of_a_step_other_than_weights(module, fills_up):
+    """Batches are padded only if the padding does not change a buffer or a logged value."""
     sequential, _ = engines(Inner, (7,))
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
     stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.samples, (7,), torch.float32, 32)

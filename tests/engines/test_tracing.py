@@ -1,4 +1,4 @@
-"""What the compiled engine takes, and why it refuses the rest."""
+"""The modules that the compiled engine accepts, and its reasons to refuse others."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def check(made, dtype=torch.float32, **options):
     check_compiled(made, SHAPE, dtype, **options)
 
 
-def test_lenet_is_a_chain_whose_relus_take_no_memory():
+def test_lenet_is_a_chain_with_relus_in_place():
     program = trace(LeNet5(), (3, 32, 32))
     kinds = [NAMES[op.kind] for op in program.ops]
     assert kinds == [*["conv", "relu", "max_pool"] * 2, *["linear", "relu"] * 2, "linear"]
@@ -34,7 +34,7 @@ def test_lenet_is_a_chain_whose_relus_take_no_memory():
     assert (16, 5, 5) in shapes
 
 
-def test_places_are_those_of_the_flat_vector():
+def test_offsets_are_those_in_the_flat_vector():
     network = CNN(3, 9, 4, channels=(5,), hidden=(), batch_norm=True)
     program = trace(network, (3, 9, 9))
     conv, norm, *_, last = program.ops
@@ -132,7 +132,7 @@ class KeptInEvaluation(Plainly):
 
 
 class PreActivated(Plainly):
-    """The shortcut is of what the ReLU left."""
+    """The shortcut reads what the ReLU has changed in place."""
 
     def forward(self, x):
         x = self.one(x)
@@ -149,16 +149,16 @@ class Frozen(Hooked):
     ("network", "why"),
     [
         (layers(nn.Dropout(0.5)), "the layer Dropout embedding.0"),
-        (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with settings other"),
-        (layers(nn.Conv2d(3, 3, 1, groups=3)), "with settings other"),
-        (layers(nn.Conv2d(3, 3, 3, padding="same")), "with settings other"),
-        (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with settings other"),
-        (layers(nn.MaxPool2d(1, 1, ceil_mode=True)), "with settings other"),
-        (layers(nn.AdaptiveAvgPool2d(2), features=12), "with settings other"),
-        (layers(nn.BatchNorm2d(3, momentum=None)), "with settings other"),
-        (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with settings other"),
-        (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with settings other"),
-        (layers(nn.Flatten(), nn.GroupNorm(3, 297)), "GroupNorm embedding.1 with settings other"),
+        (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with unusual settings"),
+        (layers(nn.Conv2d(3, 3, 1, groups=3)), "with unusual settings"),
+        (layers(nn.Conv2d(3, 3, 3, padding="same")), "with unusual settings"),
+        (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with unusual settings"),
+        (layers(nn.MaxPool2d(1, 1, ceil_mode=True)), "with unusual settings"),
+        (layers(nn.AdaptiveAvgPool2d(2), features=12), "with unusual settings"),
+        (layers(nn.BatchNorm2d(3, momentum=None)), "with unusual settings"),
+        (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with unusual settings"),
+        (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with unusual settings"),
+        (layers(nn.Flatten(), nn.GroupNorm(3, 297)), "GroupNorm embedding.1 with unusual settings"),
         (layers(nn.LayerNorm(9)), "the layer LayerNorm"),
         (layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 1))), "the layer Parametrized"),
         (Shared, "uses the layer Conv2d one twice"),
@@ -168,15 +168,15 @@ class Frozen(Hooked):
         (Hooked, "Linear decision with hooks"),
         (HookedItself, "it has hooks"),
         (HookedParameter, "it has hooks"),
-        (Patched, "Conv2d one with hooks or a forward of its own"),
-        (OtherInTraining, "another one in training than in evaluation"),
+        (Patched, "Conv2d one with hooks or with its own forward"),
+        (OtherInTraining, "differs between training and evaluation"),
         (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
-        (PreActivated, "works in place on what its forward pass reads again"),
+        (PreActivated, "changes in place what its forward pass reads again"),
         (Frozen, "parameter one.weight is not trained"),
         (lambda: VGG16(), "Dropout"),
     ],
 )
-def test_refuses_networks_with_anything_else(network, why):
+def test_refuses_unsupported_networks(network, why):
     with pytest.raises(Unsupported, match=why):
         trace(network(), SHAPE)
 
@@ -203,14 +203,14 @@ def two_rates(parameters):
         (partial(module), {"precision": "bf16-mixed"}, "not bf16-mixed on cpu"),
         (partial(module), {"device": "cuda"}, "not 32-true on cuda"),
         (partial(module), {"dtype": torch.int64}, "inputs are torch.int64"),
-        (partial(module, kind=OwnStep), {}, "OwnStep has a training_step of its own"),
+        (partial(module, kind=OwnStep), {}, "OwnStep defines its own training_step"),
         (partial(module, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), {}, "not the plain cross-entropy"),
         (partial(module, loss=nn.CrossEntropyLoss(reduction="sum")), {}, "the loss is a sum"),
         (partial(module, loss=nn.CrossEntropyLoss(ignore_index=0)), {}, "the loss ignores label 0"),
         (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
-        (patched, {}, "FederatedModule has a regularizer of its own"),
+        (patched, {}, "FederatedModule defines its own regularizer"),
         (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
-        (partial(module, optimizer=two_rates), {}, "settings other than those of torch.optim.SGD"),
+        (partial(module, optimizer=two_rates), {}, "the same plain settings for all parameters"),
         (
             partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)),
             {},
@@ -218,17 +218,17 @@ def two_rates(parameters):
         ),
     ],
 )
-def test_steps_aside_for_what_it_would_replace(made, options, why):
+def test_refuses_modules_whose_step_it_would_replace(made, options, why):
     with pytest.raises(Unsupported, match=why):
         check(made(), **options)
 
 
-def test_takes_what_is_left():
+def test_accepts_plain_networks():
     check(module())
     check(module(Plainly))
 
 
-def test_leaves_the_network_as_it_is():
+def test_does_not_change_the_network():
     network = Plain().train()
     trace(network, SHAPE)
     assert all(each.training for each in network.modules())

@@ -1,4 +1,4 @@
-"""What is refused or warned of before training starts: the option, what it got, what it may be, and the cure."""
+"""Refusals and warnings before training starts: the option, what it got, what is allowed, and what to change."""
 
 import warnings
 from functools import partial
@@ -77,17 +77,17 @@ def test_a_count_lies_between_1_and_n(wanted):
     assert "counts from 1 to 20 and fractions in (0, 1]" in str(error.value)
 
 
-def test_a_trainers_callback_would_never_be_called():
+def test_callback_of_lightning_trainer_is_refused():
     with pytest.raises(ValueError, match=r"trainer.callbacks: LearningRateMonitor is a callback of lightning.Trainer"):
         check_callbacks([Callback(), LearningRateMonitor()])
 
 
-def test_a_misspelt_hook_would_never_be_called():
+def test_misspelt_hook_is_refused():
     class Misspelt(Callback):
         def on_round_ends(self):
             pass
 
-    with pytest.raises(ValueError, match=r"Misspelt.on_round_ends is no hook.*Did you mean on_round_end\?"):
+    with pytest.raises(ValueError, match=r"Misspelt.on_round_ends is not a hook.*Did you mean on_round_end\?"):
         check_callbacks([Misspelt()])
 
     class Clusters(LowRankCosine):
@@ -95,11 +95,11 @@ def test_a_misspelt_hook_would_never_be_called():
             pass
 
     method = Method(LocalTraining(steps=1), CentreAndEmbedding(), ClusterMean(), [Clusters()])
-    with pytest.raises(ValueError, match=r"Clusters.on_aggregate is no hook.*Did you mean on_aggregated\?"):
+    with pytest.raises(ValueError, match=r"Clusters.on_aggregate is not a hook.*Did you mean on_aggregated\?"):
         check_method(method, linear_module(), 20)
 
 
-def test_good_settings_are_silent():
+def test_valid_settings_give_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_method(lcfed(), linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5), 20)
@@ -109,13 +109,13 @@ def test_good_settings_are_silent():
         check_callbacks([Callback()])
 
 
-def test_more_clusters_than_clients():
+def test_more_clusters_than_clients_are_refused():
     with pytest.raises(ValueError, match=r"num_clusters=4 for data.num_clients=3"):
         check_method(lcfed(4), linear_module(), 3)
 
 
 @pytest.mark.parametrize("start", ["centre", "embedding"])
-def test_a_start_that_is_not_sent(start):
+def test_start_that_is_not_sent_is_refused(start):
     method = Method(LocalTraining(steps=1, start=start), NoExchange(), NoAggregation())
     with pytest.raises(ValueError, match=rf"method.local_update: got start={start}, but NoExchange sends no {start}"):
         check_method(method, linear_module(), 5)
@@ -130,7 +130,7 @@ def test_a_start_that_is_not_sent(start):
         (MetaTraining(steps=1), GlobalReference(), "use an exchange that sends a model or keeps it"),
     ],
 )
-def test_nothing_to_start_from(local_update, exchange, cure):
+def test_local_update_without_a_model_to_start_from_is_refused(local_update, exchange, cure):
     method = Method(local_update, exchange, NoAggregation())
     name = type(exchange).__name__
     with pytest.raises(ValueError, match=rf"starts from the client's own model, but with {name} clients keep .*{cure}"):
@@ -138,7 +138,7 @@ def test_nothing_to_start_from(local_update, exchange, cure):
 
 
 @pytest.mark.filterwarnings("error")
-def test_parts_of_ones_own_may_find_a_model_elsewhere():
+def test_user_defined_parts_may_find_a_model_elsewhere():
     class Halved(GlobalReference):
         def at_client(self, downlink, state, layout):
             return Downlink({"model": downlink.payload["centre"] / 2})
@@ -152,7 +152,7 @@ def test_parts_of_ones_own_may_find_a_model_elsewhere():
 
 
 @pytest.mark.parametrize("start", ["centre", "embedding"])
-def test_a_start_without_an_effect(start):
+def test_start_without_an_effect_is_a_warning(start):
     method = Method(LocalTraining(steps=1, start=start), FullModel(), GlobalMean())
     with pytest.warns(UserWarning, match=rf"method.local_update: start={start} has no effect: FullModel sends a model"):
         check_method(method, linear_module(), 5)
@@ -162,7 +162,7 @@ def test_a_start_without_an_effect(start):
     ("option", "symbol", "needed"), [("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")]
 )
 @pytest.mark.parametrize("method", [fedavg, alone])
-def test_a_weight_without_an_effect(option, symbol, needed, method):
+def test_weight_without_an_effect_is_a_warning(option, symbol, needed, method):
     module = linear_module(**{option: 0.3})
     with pytest.warns(UserWarning) as caught:
         check_method(method(), module, 5)
@@ -171,7 +171,7 @@ def test_a_weight_without_an_effect(option, symbol, needed, method):
     assert [str(each.message) for each in caught] == [text]
 
 
-def test_steps_that_diverge_by_the_pull_alone():
+def test_learning_rate_at_which_the_pull_alone_diverges_is_a_warning():
     with pytest.warns(UserWarning, match=r"learning rate 1.0 times .* = 2.0 is >= 2.*Keep the product at 1 or below"):
         check_method(lcfed(), linear_module(lr=1.0, cluster_weight=1.5, global_weight=0.5), 5)
     with warnings.catch_warnings():
@@ -179,13 +179,13 @@ def test_steps_that_diverge_by_the_pull_alone():
         check_method(lcfed(), linear_module(lr=1.0, cluster_weight=1.4, global_weight=0.5), 5)
 
 
-def test_a_pull_that_is_not_sent_does_not_diverge():
+def test_pull_without_a_target_does_not_diverge():
     with pytest.warns(UserWarning) as caught:
         check_method(fedavg(), linear_module(lr=1.0, cluster_weight=9.0), 5)
     assert len(caught) == 1
 
 
-def test_one_optimizer_and_nothing_else():
+def test_anything_but_one_optimizer_is_refused():
     class Scheduled(FederatedModule):
         def configure_optimizers(self):
             return {"optimizer": torch.optim.SGD(self.network.parameters(), lr=0.1)}
@@ -196,7 +196,7 @@ def test_one_optimizer_and_nothing_else():
         check_method(fedavg(), Scheduled(linear), 5)
 
 
-def test_hooks_of_a_trainer_have_no_effect():
+def test_hooks_of_lightning_trainer_are_a_warning():
     class Hooked(FederatedModule):
         def on_before_optimizer_step(self, optimizer):
             pass
@@ -222,42 +222,42 @@ def test_each_kind_of_hook_is_warned_of(name):
         check_method(fedavg(), type("Hooked", (FederatedModule,), {name: lambda self: None})(linear), 5)
 
 
-def test_a_network_of_another_shape():
+def test_network_with_another_input_shape_is_refused():
     with pytest.raises(ValueError, match=r"model.network: LeNet5 cannot take inputs of shape \(16,\)") as error:
         check_network(FederatedModule(partial(LeNet5, 1, 28)), blobs())
     assert "Synthetic" in str(error.value)
     assert "in_channels and image_size" in str(error.value)
 
 
-def test_too_few_classes():
+def test_too_few_scores_are_refused():
     module = FederatedModule(partial(MLP, 16, [4], 7))
-    with pytest.raises(ValueError, match=r"MLP gives scores of shape \(7,\), but Synthetic has 8 classes") as error:
+    with pytest.raises(ValueError, match=r"MLP returns scores of shape \(7,\), but Synthetic has 8 classes") as error:
         check_network(module, blobs())
     assert "set its num_classes to 8" in str(error.value)
 
 
-def test_scores_are_one_vector_per_input():
+def test_scores_must_be_one_vector_per_input():
     module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 16), nn.Unflatten(1, (8, 2))), cut=None)
-    with pytest.raises(ValueError, match=r"Sequential gives scores of shape \(8, 2\)"):
+    with pytest.raises(ValueError, match=r"Sequential returns scores of shape \(8, 2\)"):
         check_network(module, blobs())
 
 
 class Twice(MLP):
-    """Gives its scores and what they are made of."""
+    """Returns its scores and its inputs."""
 
     def forward(self, inputs):
         return super().forward(inputs), inputs
 
 
-def test_a_network_that_gives_something_else_than_scores():
-    with pytest.raises(ValueError, match=r"model.network: Twice gives a tuple; needed is one tensor of scores"):
+def test_network_that_returns_something_other_than_scores_is_refused():
+    with pytest.raises(ValueError, match=r"model.network: Twice returns a tuple; it must return one tensor of scores"):
         check_network(FederatedModule(partial(Twice, 16, [4], 8)), blobs())
 
 
-def test_a_loss_that_cannot_take_scores_and_labels():
+def test_loss_that_cannot_take_scores_and_labels_is_refused():
     module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.MSELoss())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of the shapes
+        warnings.simplefilter("ignore")  # torch warns about the shapes
         with pytest.raises(
             ValueError, match=r"model.loss: MSELoss cannot take scores \[2, 8\] and labels \[2\] \(Runtime"
         ):
@@ -268,7 +268,7 @@ def test_more_scores_than_classes_are_fine():
     check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
 
 
-def test_a_network_of_integers_is_tried_with_integers():
+def test_network_for_integers_is_tried_with_integers():
     tokens = blobs(dataset=Tensors((torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([0, 1]))))
 
     def network():
@@ -276,12 +276,12 @@ def test_a_network_of_integers_is_tried_with_integers():
 
     check_network(FederatedModule(network, cut=None), tokens)
     with pytest.raises(
-        ValueError, match=r"MLP cannot take inputs of shape \(3,\) and torch.int64, which Tensors gives"
+        ValueError, match=r"MLP cannot take inputs of shape \(3,\) and type torch.int64, which Tensors provides"
     ):
         check_network(FederatedModule(partial(MLP, 3, [4], 2)), tokens)
 
 
-def test_whatever_a_network_raises_on_blank_inputs_is_explained():
+def test_exception_of_a_network_on_blank_inputs_is_explained():
     class Fussy(nn.Linear):
         def forward(self, inputs):
             raise TypeError("images wanted")
@@ -298,7 +298,7 @@ def normed(**options):
 
 
 def sized(*sizes, **options):
-    """Clients with so many training samples."""
+    """Returns a data module of clients with these numbers of training samples."""
     inputs, targets, *_ = two_sided(size=sum(sizes))
     ends = torch.tensor(sizes).cumsum(0).tolist()
     train = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -323,7 +323,7 @@ def sized(*sizes, **options):
             {"batch_size": 4, "drop_last": True},
             "client 1 with 1 .*: a client with one training sample needs a data.p",
         ),
-        ((5, 1), {"batch_size": 4}, "2 of 2 .* set data.drop_last=true, or another data.batch_size; a client with one"),
+        ((5, 1), {"batch_size": 4}, "2 of 2 .* set data.drop_last=true or another data.batch_size; a client with one"),
         (
             (8, 6),
             {"batch_size": 1},
@@ -332,7 +332,7 @@ def sized(*sizes, **options):
         ((8, 6), {"batch_size": 1, "drop_last": True}, "2 of 2 clients .* set data.batch_size to 2 or more"),
     ],
 )
-def test_a_batch_of_one_sample_that_the_network_cannot_take(sizes, options, words):
+def test_batch_of_one_sample_that_the_network_cannot_take_is_refused(sizes, options, words):
     with pytest.raises(ValueError, match=rf"^data.batch_size: got .*{words}") as error:
         check_batches(normed(), sized(*sizes, **options))
     assert "Normed cannot train on that (Expected more than 1 value per channel when training" in str(error.value)
@@ -380,7 +380,7 @@ def test_a_step_that_logs_is_tried_like_any_other():
         check_batches(Logs(Normed), sized(9, batch_size=4))
 
 
-def test_trying_a_batch_leaves_module_and_generators_as_they_were():
+def test_check_of_batches_does_not_change_module_or_generators():
     module = FederatedModule(lambda: nn.Sequential(Normed(), nn.Dropout()), cut=None).eval()
     before, state = module.layout.pack(module.network), torch.get_rng_state()
     with pytest.raises(ValueError, match="batch_size"):
@@ -394,8 +394,8 @@ class NormedDigits(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
 
-def test_batch_normalisation_trains_or_is_refused_before_it_starts(tmp_path, monkeypatch):
-    """20 clients with 60 or 61 training images: batches of 10 leave one over."""
+def test_batch_normalisation_trains_or_is_refused_before_training(tmp_path, monkeypatch):
+    """The 20 clients have 60 or 61 training images, so batches of 10 leave some clients with a batch of one."""
     module = FederatedModule(NormedDigits, partial(torch.optim.SGD, lr=0.1), cut=None)
 
     def digits(**options):
@@ -418,8 +418,8 @@ def test_batch_normalisation_trains_or_is_refused_before_it_starts(tmp_path, mon
         fit(module, digits(), fedavg(epochs=1), tmp_path)
 
 
-def test_a_trial_does_not_fail_by_its_own_small_clients(tmp_path):
-    """8 random inputs a client leave 5 for training: one batch of 4 and one of a single sample."""
+def test_trial_run_does_not_fail_because_its_clients_are_small(tmp_path):
+    """Eight random inputs per client leave 5 for training: one batch of 4 and one of a single sample."""
     data = blobs(4, batch_size=4)
     assert loaded(data.random_like()).population.sizes.tolist() == [5] * 4
     module = FederatedModule(lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), cut=None)

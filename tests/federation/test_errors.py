@@ -1,4 +1,4 @@
-"""Bad input: an error before training starts that names the option, the value, what is allowed and a fix."""
+"""Bad input raises an error before training starts, which names the option, the value, what is allowed and a fix."""
 
 import csv
 import json
@@ -58,11 +58,11 @@ def partition(name, **arguments):
 
 
 THREE = ("--data.num_clients=3", "--trainer.clients_per_round=1", "--method.clustering.init_args.num_clusters=2")
-# what is wrong: the options, and the words that its message must have: option, value, what is allowed, fix
+# Maps what is wrong to the options and to the words of the message: option, value, what is allowed, fix.
 REFUSED = {
     "more clusters than clients": (
         ["--method.clustering.init_args.num_clusters=21"],
-        ["num_clusters=21", "data.num_clients=20", "lower num_clusters", "raise data.num_clients"],
+        ["num_clusters=21", "data.num_clients=20", "Lower num_clusters", "raise data.num_clients"],
     ),
     "no cluster": (["--method.clustering.init_args.num_clusters=0"], ["num_clusters=0", "at least 1"]),
     "more clients a round than clients": (
@@ -238,7 +238,7 @@ UNPARSED = {
 
 @pytest.fixture
 def nothing_written(tmp_path):
-    """The working directory with modules and files of one's own; no run may be in it afterwards."""
+    """A working directory with user-defined modules and files, in which no run may be afterwards."""
     (tmp_path / "own.py").write_text(PARTS)
     (tmp_path / "shares.json").write_text(json.dumps({"indices": [[0, 1, 2, 3], [], [4, 5, 6, 7]], "groups": None}))
     yield
@@ -279,8 +279,8 @@ def test_a_pull_without_a_target_is_a_warning():
         lcfl(*FIT[:-1], "--trainer.rounds=0", "-c", without)
 
 
-def test_more_components_than_the_models_span_are_fewer_with_a_warning():
-    with pytest.warns(UserWarning, match=r"dimension=50, but 20 models span only 19.*going on with 19"):
+def test_dimension_above_the_span_of_the_models_is_reduced_with_a_warning():
+    with pytest.warns(UserWarning, match=r"dimension=50, but 20 models span only 19.*using 19"):
         run = lcfl(*FIT, "--method.clustering.init_args.dimension=50")
     assert run.state.projection.shape[1] == 19
 
@@ -291,13 +291,13 @@ def test_a_client_that_diverges_is_named_left_out_and_counted(tmp_path):
         "from torch import nn\n"
         "class Fragile(nn.CrossEntropyLoss):\n"
         "    def forward(self, scores, targets):\n"
-        "        return super().forward(scores, targets) / (targets > 1).all()\n"  # the clients of labels 0 and 1
+        "        return super().forward(scores, targets) / (targets > 1).all()\n"  # fails for labels 0 and 1
     )
     args = (*FIT, "--trainer.clients_per_round=20", "--model.loss=own_module.Fragile")
     with pytest.warns(UserWarning) as warned:
         run = lcfl(*args)
     texts = [str(warning.message) for warning in warned]
-    for number in (-1, 0, 1):  # one line a round
+    for number in (-1, 0, 1):  # one warning per round
         (line,) = [text for text in texts if text.startswith(f"round {number}: ")]
         assert "5 of 20 clients is not finite (0, 1, 2, 3, 4); they are left out" in line
     with open(run.path / "metrics.csv") as file:
@@ -307,12 +307,12 @@ def test_a_client_that_diverges_is_named_left_out_and_counted(tmp_path):
     assert run.state.centres.isfinite().all() and run.state.global_model.isfinite().all()
 
 
-def test_a_metric_that_is_never_measured_is_named_with_those_that_are():
-    with pytest.raises(ValueError, match=r"no metric val/nothing; there are .*val/own_split/personal/acc"):
+def test_unknown_monitored_metric_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"no metric val/nothing; the metrics are .*val/own_split/personal/acc"):
         lcfl(*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/nothing")
 
 
-def test_a_run_that_diverges_is_reported_as_json_can(tmp_path):
+def test_summary_of_a_diverged_run_is_valid_json(tmp_path):
     with pytest.warns(UserWarning, match=r"after_local/loss is not finite for \d+ of 20 clients"):
         run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--model.optimizer=SGD", "--model.optimizer.lr=1e30")
     text = (run.path / "summary.json").read_text()
@@ -322,6 +322,6 @@ def test_a_run_that_diverges_is_reported_as_json_can(tmp_path):
     assert all(isnan(run.metrics[name]) for name in broken) and len(run.metrics) == len(metrics)
 
 
-def test_a_trial_run_starts_from_the_beginning():
-    with pytest.warns(UserWarning, match=r"fast_dev_run starts from the beginning: ckpt_path is not used"):
+def test_trial_run_ignores_ckpt_path():
+    with pytest.warns(UserWarning, match=r"fast_dev_run starts from the beginning and ignores ckpt_path"):
         lcfl(*FIT, "--trainer.fast_dev_run=true", "--ckpt_path=last")

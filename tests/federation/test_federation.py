@@ -1,4 +1,4 @@
-"""Settings and objects that a federation refuses, and what it says."""
+"""Settings and objects that a federation refuses, and its messages."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ from tests.helpers.builders import blobs, blobs_module, fedavg
         ({"name": ".."}, "trainer.name: got '..'"),
     ],
 )
-def test_a_setting_that_is_not_allowed_is_named_with_what_is(settings, message):
+def test_refused_setting_is_named_with_the_allowed_values(settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Federation(**settings)
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numpy_numbers_are_accepted(tmp_path):
     def state_of(number, fraction, part, truth, root):
         federation = Federation(
             rounds=number(2),
@@ -56,7 +56,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert torch.equal(model, of_numpy) and identity == same
 
 
-def test_no_logger_is_none(tmp_path):
+def test_logger_none_means_no_logger(tmp_path):
     assert Federation(logger=None).loggers is False and Federation(logger=False).loggers is False
     logger = CSVLogger(tmp_path)
     assert Federation(logger=logger).loggers == Federation(logger=iter([logger])).loggers == [logger]
@@ -67,34 +67,34 @@ def test_no_logger_is_none(tmp_path):
     [
         (
             {"callbacks": [EarlyStopping]},
-            "trainer.callbacks: got the class EarlyStopping, not one made of it; .* Callb",
+            "trainer.callbacks: got the class EarlyStopping, not an instance of it; .* Callb",
         ),
-        ({"callbacks": EarlyStopping}, "trainer.callbacks: got the class EarlyStopping, not one made of it"),
-        ({"callbacks": ["Monitor"]}, r"trainer.callbacks: got str; it must be of the class Callback\."),
-        ({"logger": CSVLogger}, "trainer.logger: got the class CSVLogger, not one made of it; .* of the class Logger"),
-        ({"logger": "csv"}, r"trainer.logger: got str; it must be of the class Logger\."),
-        ({"logger": 3}, r"trainer.logger: got int; it must be of the class Logger\."),
+        ({"callbacks": EarlyStopping}, "trainer.callbacks: got the class EarlyStopping, not an instance of it"),
+        ({"callbacks": ["Monitor"]}, r"trainer.callbacks: got str; it must be an instance of Callback\."),
+        ({"logger": CSVLogger}, "trainer.logger: got the class CSVLogger, not an instance of it; .* of Logger"),
+        ({"logger": "csv"}, r"trainer.logger: got str; it must be an instance of Logger\."),
+        ({"logger": 3}, r"trainer.logger: got int; it must be an instance of Logger\."),
     ],
 )
-def test_callbacks_and_loggers_that_are_none_are_named(settings, message):
+def test_objects_that_are_not_callbacks_or_loggers_are_named(settings, message):
     with pytest.raises(TypeError, match=f"^{message}"):
         Federation(**settings)
 
 
-def test_other_objects_than_those_needed_are_named(tmp_path):
+def test_objects_of_another_class_are_named(tmp_path):
     data, module, method = blobs(), blobs_module(), fedavg()
     federation = Federation(default_root_dir=tmp_path)
-    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must be of the class FederatedModule\.$"):
+    with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; .* an instance of FederatedModule\.$"):
         federation.fit(data, module, method)
     with pytest.raises(TypeError, match=r"^model: got FederatedDataModule; it must"):
         Federation(fast_dev_run=True).fit(data, module, method)
-    with pytest.raises(TypeError, match=r"^method: got LocalTraining; it must be of the class Method\.$"):
+    with pytest.raises(TypeError, match=r"^method: got LocalTraining; it must be an instance of Method\.$"):
         federation.fit(module, data, method.local_update)
-    with pytest.raises(TypeError, match=r"^method.aggregation: got the class GlobalMean, not one made of it; it must"):
+    with pytest.raises(TypeError, match=r"^method.aggregation: got the class GlobalMean, not an instance of it; it"):
         Method(method.local_update, method.exchange, GlobalMean)
-    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; it must be of the class list\.$"):
+    with pytest.raises(TypeError, match=r"^method.clustering: got LowRankCosine; it must be an instance of list\.$"):
         Method(method.local_update, method.exchange, method.aggregation, LowRankCosine(2))
-    with pytest.raises(TypeError, match=r"^method.clustering.0: got GlobalMean; it must be of the class Clustering\.$"):
+    with pytest.raises(TypeError, match=r"^method.clustering.0: got GlobalMean; .* an instance of Clustering\.$"):
         Method(method.local_update, method.exchange, method.aggregation, [GlobalMean()])
     with pytest.raises(
         TypeError, match=r"^data.dataset: got TensorDataset; .* Datasets makes one of your own data sets"
@@ -105,6 +105,6 @@ def test_other_objects_than_those_needed_are_named(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("accelerator", ["cuda", "gpu"])
-def test_a_gpu_that_is_not_there(accelerator):
+def test_missing_gpu_is_refused(accelerator):
     with pytest.raises(ValueError, match=rf"trainer.accelerator: got {accelerator}, but torch finds no GPU"):
         Federation(accelerator=accelerator)

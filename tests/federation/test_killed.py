@@ -1,4 +1,4 @@
-"""A run that was killed at any moment, or stopped by a signal, goes on as if nothing had happened."""
+"""A run that was killed at any moment, or stopped by a signal, resumes as if nothing had happened."""
 
 import os
 import random
@@ -24,13 +24,13 @@ def killed_fit(started, delay, args):
 
 
 def resume(root):
-    """The option by which a run goes on, if there is anything to go on from."""
+    """Returns the option that resumes a run, if there is a checkpoint to resume from."""
     return ["--ckpt_path=last"] if list(Path(root).glob("run/*/checkpoints/round-*.ckpt")) else []
 
 
 @pytest.fixture
 def killed_and_resumed(tmp_path, reference, started):
-    """One trial: a run killed at a random moment, up to three times, resumed with another number of ranks."""
+    """A trial: a run is killed at random moments, up to three times, and resumed with another number of ranks."""
 
     def trial(moment):
         random.seed(moment)
@@ -47,7 +47,7 @@ def killed_and_resumed(tmp_path, reference, started):
 
 
 @pytest.mark.parametrize("moment", range(3))
-def test_killed_run_goes_on_as_if_nothing_had_happened(killed_and_resumed, moment):
+def test_killed_run_resumes_as_if_nothing_had_happened(killed_and_resumed, moment):
     killed_and_resumed(moment)
 
 
@@ -71,6 +71,6 @@ def test_signal_saves_the_last_complete_round_and_resumes(tmp_path, started, num
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + number
     saved = newest_state(tmp_path / "run" / "version_0").round
     assert saved >= 2
-    assert len(table.read_text().splitlines()) == saved + 2  # a head, the warm-up round, and every complete round
+    assert len(table.read_text().splitlines()) == saved + 2  # a header, the warm-up round, and every complete round
     run = fit(tmp_path, "lcfed", 1, saved + 2, "--ckpt_path=last")
     assert run.state.round == saved + 2

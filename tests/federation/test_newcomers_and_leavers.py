@@ -1,4 +1,4 @@
-"""Clients that are kept out of the federation, and clients that leave it."""
+"""Newcomers, which are kept out of the federation, and leavers, which leave it."""
 
 import json
 from functools import partial
@@ -32,7 +32,7 @@ from tests.methods.test_ascfl import ascfl
 
 
 class Seen(Callback):
-    """Every client that uploaded anything, and every one that was evaluated, by round."""
+    """Records by round every client that uploaded anything, and every client that was evaluated."""
 
     def __init__(self):
         self.uploaded, self.evaluated = {}, {}
@@ -101,8 +101,8 @@ def test_newcomers_never_take_part(tmp_path, name):
     assert not watch.state.active[list(out)].any() and int(watch.state.active.sum()) == 8
 
 
-def test_a_federation_with_a_newcomer_is_the_federation_without_it(tmp_path):
-    """Whole batches and everybody each round: nothing depends on the clients' numbers but the order of sums."""
+def test_federation_with_a_newcomer_equals_the_federation_without_it(tmp_path):
+    """With whole batches and all clients in each round, only the order of sums depends on the clients' numbers."""
     inputs, targets, train, test = two_sided(4)
     (newcomer,) = blobs(4, newcomers=1).newcomer_clients
     others = [client for client in range(4) if client != newcomer]
@@ -133,19 +133,19 @@ def test_a_federation_with_a_newcomer_is_the_federation_without_it(tmp_path):
         ({"newcomers": -1}, "got -1 of 12"),
         ({"newcomers": 1.0}, "got 1.0 of 12"),
         ({"newcomers": float("nan")}, "data.newcomers: got nan"),
-        ({"leavers": {12: 3}}, "data.leavers: got client 12, round 3; needed are the numbers of clients, 0 to 11"),
+        ({"leavers": {12: 3}}, "data.leavers: got client 12, round 3; allowed are client numbers from 0 to 11"),
         ({"leavers": {3: -1}}, "data.leavers: got client 3, round -1"),
         ({"leavers": dict.fromkeys(range(12), 1)}, "all 12 clients leave; at least one must stay"),
     ],
 )
-def test_what_cannot_be(options, words):
+def test_impossible_newcomers_and_leavers_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         blobs(12, **options)
 
 
 def test_a_newcomer_cannot_leave():
     (newcomer,) = blobs(12, newcomers=1).newcomer_clients
-    with pytest.raises(ValueError, match=f"got client {newcomer}, round 2; .* newcomers excepted"):
+    with pytest.raises(ValueError, match=f"got client {newcomer}, round 2; .* except newcomers"):
         blobs(12, newcomers=1, leavers={newcomer: 2})
 
 
@@ -157,7 +157,7 @@ def test_a_round_cannot_have_more_clients_than_the_federation(tmp_path):
 # leavers
 
 
-def test_who_else_was_drawn_stays_drawn(tmp_path):
+def test_other_sampled_clients_stay_sampled_when_a_client_leaves(tmp_path):
     plain = fit(blobs_module(), blobs(12), alone(), tmp_path, 12, 4).sampled
     leaver = max(range(12), key=lambda client: sum(client in plain[number] for number in range(3, 12)))
     left = fit(blobs_module(), blobs(12, leavers={leaver: 3}), alone(), tmp_path, 12, 4).sampled
@@ -173,7 +173,7 @@ def test_who_else_was_drawn_stays_drawn(tmp_path):
     assert any(leaver in plain[number] for number in range(3))
 
 
-def test_every_client_that_is_left_can_be_drawn_in_place_of_another(tmp_path):
+def test_every_remaining_client_can_replace_a_leaver(tmp_path):
     sampled = fit(blobs_module(), blobs(6, leavers={0: 0, 1: 0, 2: 0}), alone(), tmp_path, 30, 2).sampled
     assert all(len(clients) == 2 and min(clients) >= 3 for clients in sampled.values())
     assert np.bincount(np.concatenate(list(sampled.values())), minlength=6)[3:].min() >= 10
@@ -181,8 +181,8 @@ def test_every_client_that_is_left_can_be_drawn_in_place_of_another(tmp_path):
     assert few == {0: [1, 3, 4, 5], 1: [3, 4, 5], 2: [3, 5]}
 
 
-def test_nothing_changes_for_the_others(tmp_path):
-    """Local, everybody each round: each client's run is its own."""
+def test_leaver_changes_nothing_for_other_clients(tmp_path):
+    """With Local and all clients in each round, no client's run depends on the others."""
     plain, left = (
         fit(blobs_module(), blobs(8, leavers=leavers), alone(), tmp_path, 5).state for leavers in ({}, {2: 3})
     )
@@ -193,7 +193,7 @@ def test_nothing_changes_for_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_whoever_has_left_is_in_no_mean_and_no_evaluation(tmp_path, name):
+def test_leavers_are_in_no_mean_and_no_evaluation(tmp_path, name):
     seen = Seen()
     leavers = {1: 0, 2: 3}
     watch = fit(blobs_module(), blobs(12, leavers=leavers), METHODS[name](), tmp_path, 6, 1.0, [seen], evaluate_every=1)
@@ -212,14 +212,14 @@ def test_whoever_has_left_is_in_no_mean_and_no_evaluation(tmp_path, name):
         torch.testing.assert_close(state.global_model, stored.mean(dim=0))
 
 
-def test_opening_rounds_come_before_anybody_leaves(tmp_path):
+def test_warmup_rounds_come_before_any_client_leaves(tmp_path):
     seen = Seen()
     fit(blobs_module(), blobs(8, leavers={1: 0}), lcfed(), tmp_path, 1, 1.0, [seen])
     assert seen.uploaded[-1] == list(range(8)) and 1 not in seen.uploaded[0]
 
 
-def test_cluster_metrics_are_of_those_that_are_there(tmp_path):
-    """Four groups of three; a whole group leaves."""
+def test_cluster_metrics_ignore_clients_that_have_left(tmp_path):
+    """There are four groups of three clients, and a whole group leaves."""
     groups = loaded(blobs(12)).population.groups
     leavers = {int(client): 2 for client in np.flatnonzero(groups == 3)}
     rows = fit(blobs_module(), blobs(12, leavers=leavers), lcfed(), tmp_path, 4).rows
@@ -227,7 +227,7 @@ def test_cluster_metrics_are_of_those_that_are_there(tmp_path):
     assert all(row["cluster/ari"] == 1 for row in rows)
 
 
-def test_a_resumed_run_knows_who_has_left(tmp_path):
+def test_resumed_run_knows_which_clients_have_left(tmp_path):
     def run(root, rounds, path=None):
         federation = Federation(rounds, 3, callbacks=[Checkpoint(every_n_rounds=1)], **quiet(root))
         return federation.fit(blobs_module(), blobs(8, newcomers=1, leavers=leavers), lcfed(), path)
@@ -240,7 +240,7 @@ def test_a_resumed_run_knows_who_has_left(tmp_path):
         assert_same_state(run(folder, 5, "last").state, whole)
 
 
-def test_another_list_of_leavers_is_another_run(tmp_path):
+def test_changed_leavers_or_newcomers_are_refused_on_resume(tmp_path):
     def run(path=None, **options):
         return Federation(2, 3, **quiet(tmp_path)).fit(blobs_module(), blobs(8, **options), fedavg(), path)
 

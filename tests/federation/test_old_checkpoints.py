@@ -1,7 +1,7 @@
-"""Runs of lcfl 0.1.0, whose classes lived elsewhere, are resumed, opened and compared as if this version had made them.
+"""Runs of lcfl 0.1.0, whose classes lived elsewhere, can be resumed, opened and compared like runs of this version.
 
-They were made with the quickstart's data, a hidden layer of eight units and five clients a round; ``went_on.csv`` is
-what 0.1.0 itself made of two more rounds.
+They use the quickstart's data, a hidden layer of eight units and five clients per round. ``went_on.csv`` is the
+result of two more rounds with 0.1.0 itself.
 """
 
 import csv
@@ -48,7 +48,7 @@ def fit(folder, method, *more):
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_a_run_goes_on(tmp_path, method):
+def test_old_run_resumes_with_the_same_metrics(tmp_path, method):
     shutil.copytree(RUNS / method, tmp_path / method)
     run = fit(tmp_path, method, "--ckpt_path=last")
     expected = rows(RUNS / method / "went_on.csv")
@@ -59,19 +59,19 @@ def test_a_run_goes_on(tmp_path, method):
         assert row == pytest.approx(other, rel=1e-3)  # another processor may round differently
 
 
-def test_another_setting_is_still_refused(tmp_path):
+def test_changed_setting_is_still_refused(tmp_path):
     shutil.copytree(RUNS / "fednova", tmp_path / "fednova")
     with pytest.raises(ValueError, match=r"method\.aggregation\.momentum: the checkpoint has 0\.5, this run 0\.25"):
         fit(tmp_path, "fednova", "--ckpt_path=last", "--method.aggregation.momentum=0.25")
 
 
-def test_its_models_are_read_by_its_own_configuration():
+def test_models_of_an_old_run_are_loaded_with_its_configuration():
     run = lcfl.load(RUNS / "lcfed" / "version_0")
     assert run.metrics["test/own_split/personal/acc"] > 0
     assert sum(each.numel() for each in run.model("personal", client=3).parameters()) == 64 * 8 + 8 + 8 * 10 + 10
 
 
-def test_it_is_compared_with_a_run_of_this_version(tmp_path):
+def test_old_run_is_compared_with_a_run_of_this_version(tmp_path):
     old = shutil.copytree(RUNS / "fednova", tmp_path / "old")
     new = fit(tmp_path / "new", "fednova", "--trainer.rounds=4", "--seed_everything=1")
     (entry,) = entries_of(find_runs([old, new.path]))

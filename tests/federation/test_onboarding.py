@@ -1,4 +1,4 @@
-"""Newcomers: who joins what by which rule, what it costs, and that nothing else changes."""
+"""Onboarding: which cluster a newcomer joins by which rule, what it costs, and that nothing else changes."""
 
 from functools import partial
 
@@ -33,12 +33,12 @@ from tests.helpers.builders import (
 from tests.helpers.clustered import fedgroup, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
-P, P_PHI, P_L = 408, 272, 136  # of the network of `blobs_module`
-LABELS, PIXELS = 2, 16  # of a client of `blobs`
+P, P_PHI, P_L = 408, 272, 136  # numbers of parameters of the network of `blobs_module`
+LABELS, PIXELS = 2, 16  # labels and pixels of a client of `blobs`
 
 
 class Parity(Clustering):
-    """Two clusters that never move, and no rule of its own."""
+    """Two clusters that never change, with the default rule for newcomers."""
 
     def on_round_end(self, state):
         state.assignment = torch.arange(state.num_clients) // 3 % 2
@@ -72,7 +72,7 @@ def trained(root, method, data, module=None, rounds=8, **options):
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
-    """``joined(name)``: data, module, state and what onboarding found, of a run of that method; made once."""
+    """``joined(name)``: data, module, checkpoint and onboarding result of a run of that method, computed once."""
     made = {}
 
     def of(name):
@@ -99,7 +99,7 @@ def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
 
 
 @pytest.mark.parametrize("name", ["fedclust_model", "lcfed", "fedac", "fedgroup"])
-def test_statistics_of_a_network_with_batch_norm_do_not_decide_where_a_newcomer_belongs(name, tmp_path):
+def test_batch_norm_statistics_do_not_decide_which_cluster_a_newcomer_joins(name, tmp_path):
     data, module = blobs(20, newcomers=0.3), FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.1))
     path = checkpoint_lookup.newest([trained(tmp_path, METHODS[name](), data, module)])
     found = onboard(path, module, data, METHODS[name](), 5, "cpu")
@@ -113,11 +113,11 @@ def test_each_method_has_its_rule_and_its_bytes(joined, name):
     _, _, saved, found = joined(name)
     k = saved.state.num_clusters
     rules = {
-        "fedclust": ("nearest to those of a newcomer", P + P, P_L),
-        "fedclust_model": ("nearest to those of a newcomer", P + P, P_L),
-        "lcfed": ("direction of a newcomer's short run", P + P + P_PHI, P),
-        "fedac": ("direction of a newcomer's short run", P + P + P_PHI, P),
-        "fedgroup": ("own pre-training", P + P, P),
+        "fedclust": ("nearest to the newcomer's layers", P + P, P_L),
+        "fedclust_model": ("nearest to the newcomer's layers", P + P, P_L),
+        "lcfed": ("closest to the newcomer's after a short training run", P + P + P_PHI, P),
+        "fedac": ("closest to the newcomer's after a short training run", P + P + P_PHI, P),
+        "fedgroup": ("the newcomer's pre-training", P + P, P),
         "pacfl": ("smallest angle", P, 3 * LABELS * PIXELS),
         "parity": ("smallest loss", k * P + P, 0),
         "fedavg": ("no clusters", P, 0),
@@ -130,7 +130,7 @@ def test_each_method_has_its_rule_and_its_bytes(joined, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_personalising_helps_and_both_figures_stand_apart(joined, name):
+def test_personalisation_helps_and_is_reported_separately(joined, name):
     _, _, _, found = joined(name)
     summary = found.evaluation.summary()
     before, after = (summary[f"test/own_split/{stage}/acc"] for stage in ("before", "after"))
@@ -157,7 +157,7 @@ def test_fedavg_gives_the_global_model_and_local_the_initial_one(joined):
         np.testing.assert_allclose(found.evaluation.by_name["test/own_split/before/acc"].values, accuracy)
 
 
-def test_the_smallest_loss_is_by_hand(joined):
+def test_cluster_with_the_smallest_loss_matches_computation_by_hand(joined):
     data, module, saved, found = joined("parity")
     for each in found.joined:
         inputs, targets = data.samples.batch(data.population.train[each.client], torch.device("cpu"))
@@ -168,7 +168,7 @@ def test_the_smallest_loss_is_by_hand(joined):
         assert each.cluster == int(np.argmin(losses))
 
 
-def test_a_loss_that_is_not_a_number_never_wins():
+def test_nan_loss_is_never_the_smallest():
     class View:
         def losses(self, models):
             return [float("nan"), 3.0, 2.0, 2.0]
@@ -178,7 +178,7 @@ def test_a_loss_that_is_not_a_number_never_wins():
 
 
 def test_fedclust_places_by_the_members_warm_up_layers_in_numpy(tmp_path):
-    """Algorithm 2 with all samples in every batch; five epochs from the cluster's model."""
+    """Computes Algorithm 2 with all samples in every batch, and five epochs from the cluster's model."""
     inputs, targets, train, test = two_sided(5, size=6)
     data = dealt(inputs, targets, train, test=test, newcomers=1)
     (newcomer,) = data.newcomer_clients
@@ -229,7 +229,7 @@ def test_pacfl_places_by_the_angles_of_the_data_in_numpy(tmp_path, linkage):
 
 
 def test_fedgroup_places_by_the_direction_of_the_pre_training_in_numpy(tmp_path):
-    """All samples in every batch; the direction of a group is the mean of its members' first updates."""
+    """All samples are in every batch, and the direction of a group is the mean of its members' first updates."""
     inputs, targets, train, test = two_sided(5, size=6)
     data = dealt(inputs, targets, train, test=test, newcomers=1)
     (newcomer,) = data.newcomer_clients
@@ -267,7 +267,7 @@ def test_one_newcomer_does_not_depend_on_the_others(joined, monkeypatch):
 @pytest.mark.parametrize("has_cuda", [False, True])
 def test_auto_is_cuda_or_the_cpu_and_no_other_kind_of_device(joined, monkeypatch, has_cuda):
     class Chosen(Exception):
-        """Instead of a device of that kind, which may not be here."""
+        """Raised in place of using the device, which this machine may lack."""
 
     def fabric(accelerator, **_):
         raise Chosen(accelerator)
@@ -279,7 +279,7 @@ def test_auto_is_cuda_or_the_cpu_and_no_other_kind_of_device(joined, monkeypatch
         onboard(saved.path, module, data, METHODS["fedavg"]())
 
 
-def test_twice_the_same_and_the_checkpoint_is_untouched(joined):
+def test_onboarding_is_deterministic_and_does_not_change_the_checkpoint(joined):
     data, module, saved, found = joined("lcfed")
     again = onboard(saved.path, module, data, METHODS["lcfed"](), 5, "cpu")
     assert again.joined == found.joined
@@ -287,8 +287,8 @@ def test_twice_the_same_and_the_checkpoint_is_untouched(joined):
     assert_same_state(checkpoint.read(saved.path).state, saved.state)
 
 
-def test_whoever_has_left_is_no_reference_for_newcomers(tmp_path):
-    """All members of a cluster leave: nobody joins it."""
+def test_leavers_are_no_reference_for_newcomers(tmp_path):
+    """All members of a cluster leave, so no newcomer joins it."""
     plain = blobs(20, newcomers=0.3)
     group = int(blobs_groups()[plain.newcomer_clients[0]])
     leavers = {i: 1 for i in range(20) if blobs_groups()[i] == group and i not in plain.newcomer_clients}
@@ -304,17 +304,17 @@ def blobs_groups():
     return np.repeat(np.arange(4), 5)
 
 
-# what is refused
+# refusals
 
 
-def test_a_run_without_newcomers(tmp_path):
+def test_run_without_newcomers_is_refused(tmp_path):
     data, module = blobs(4), blobs_module()
     path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), data, module, rounds=1)])
     with pytest.raises(ValueError, match=r"kept no newcomers out .* data.newcomers > 0"):
         onboard(path, module, data, fedavg(), 5, "cpu")
 
 
-def test_other_data_other_newcomers_and_no_epochs(joined):
+def test_other_data_other_newcomers_and_no_epochs_are_refused(joined):
     data, module, saved, _ = joined("fedavg")
     with pytest.raises(ValueError, match="epochs=0; it must be at least 1"):
         onboard(saved.path, module, data, fedavg(), 0, "cpu")

@@ -1,4 +1,4 @@
-"""A run that ended early and was resumed gives the bits of one that was not, and only where that is so it goes on."""
+"""A resumed run gives the same bits as an uninterrupted one, and is refused if it could not."""
 
 import shutil
 
@@ -16,7 +16,7 @@ METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
 @pytest.mark.parametrize(
     ("method", "first"),
     [
-        ("lcfed", 0),  # after the offline phase alone
+        ("lcfed", 0),  # after the warm-up rounds alone
         *(
             pytest.param(
                 method, each, marks=[pytest.mark.slow] if each == 1 and method not in ("lcfed", "fedac") else []
@@ -26,7 +26,7 @@ METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
         ),
     ],
 )
-def test_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, reference, method, first):
+def test_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, reference, method, first):
     fit(tmp_path, method, rounds=first)
     run = fit(tmp_path, method, 1, ROUNDS, "--ckpt_path=last")
     assert run.path == newest_run(tmp_path)
@@ -42,14 +42,14 @@ TUNED = ("-c", f"method: {{clustering: [{REFRESHED}, {TUNING}]}}")
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """FedAC whose clusters merge, in one go."""
+    """An uninterrupted FedAC run whose clusters merge."""
     return fit(tmp_path_factory.mktemp("tuned"), "fedac", 1, 9, *TUNED).path
 
 
 @pytest.mark.parametrize("first", [4, 5, 6])
 def test_fedac_resumes_before_within_and_after_a_cooldown_and_a_refresh(tmp_path, tuned, first):
     counts = [float(row["cluster/count"]) for row in rows(tuned) if int(row["round"]) >= 0]
-    assert len(set(counts)) > 1  # it does merge
+    assert len(set(counts)) > 1  # clusters do merge
     fit(tmp_path, "fedac", 1, first, *TUNED)
     assert_same_run(tuned, fit(tmp_path, "fedac", 1, 9, *TUNED, "--ckpt_path=last").path)
 
@@ -59,12 +59,12 @@ SPLIT = ("-c", f"method: {{clustering: [{REFRESHED.replace('4', '1', 1)}, {TUNIN
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    """FedAC whose only cluster is split, and its halves again, in one go."""
+    """An uninterrupted FedAC run whose only cluster is split, and its halves again."""
     return fit(tmp_path_factory.mktemp("split"), "fedac", 1, 8, *SPLIT).path
 
 
 @pytest.mark.parametrize("first", [4, 5])
-def test_fedac_resumes_just_after_a_split_and_within_the_cooldown_behind_it(tmp_path, split, first):
+def test_fedac_resumes_just_after_a_split_and_within_its_cooldown(tmp_path, split, first):
     counts = [float(row["cluster/count"]) for row in rows(split) if int(row["round"]) >= 0]
     assert counts == [1, 1, 1, 2, 2, 2, 3, 3]  # split in round 3, two rounds of cooldown, split again
     fit(tmp_path, "fedac", 1, first, *SPLIT)
@@ -73,7 +73,7 @@ def test_fedac_resumes_just_after_a_split_and_within_the_cooldown_behind_it(tmp_
 
 @pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])
 def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, local):
-    """Clients have 54 samples: 5 batches of 10 a pass, so steps cross the end of a pass in any round."""
+    """Clients have 54 samples, i.e. 5 batches of 10 per pass, so steps cross the end of a pass in any round."""
     words = ("--data.drop_last=true", "-c", f"method: {{local_update: {{init_args: {{{local}}}}}}}")
     whole = fit(tmp_path / "whole", "fedavg", 1, 4, *words).path
     fit(tmp_path / "parts", "fedavg", 1, 3, *words)
@@ -92,7 +92,7 @@ def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, loc
         ("local", ["--method.exchange.full_budget=true"]),
     ],
 )
-def test_what_an_option_keeps_survives_a_resume_and_is_the_same_on_two_ranks(tmp_path, method, words):
+def test_state_of_options_survives_a_resume_and_is_the_same_on_two_ranks(tmp_path, method, words):
     whole = fit(tmp_path / "whole", method, 1, 2, *words).path
     fit(tmp_path / "parts", method, 2, 1, *words)
     assert_same_run(whole, fit(tmp_path / "parts", method, 1, 2, *words, "--ckpt_path=last").path)
@@ -114,19 +114,19 @@ def test_another_configuration_is_refused_and_named(tmp_path):
         fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
 
 
-def test_a_run_goes_on_with_another_number_of_clients_to_measure_and_says_it(tmp_path):
+def test_resumed_run_may_change_evaluate_clients_and_reports_it(tmp_path):
     fit(tmp_path, rounds=1)
     run = fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--trainer.evaluate_clients=3")
     assert run.summary()["rounds"] == 2 and run.summary()["evaluate_clients"] == 3
 
 
-def test_a_run_whose_engine_is_not_to_be_had_any_more_is_told_so(tmp_path, monkeypatch):
-    def gone():
+def test_resume_without_the_engine_of_the_run_is_refused(tmp_path, monkeypatch):
+    def unavailable():
         raise kernels.Unavailable("there is no C++ compiler")
 
     fit(tmp_path, "fedavg", 1, 1)
-    monkeypatch.setattr(kernels, "load", gone)
-    with pytest.raises(ValueError, match=r"no C\+\+ compiler; with it .*ckpt was trained, so go on where"):
+    monkeypatch.setattr(kernels, "load", unavailable)
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler; .*ckpt was trained with this engine, so resume where"):
         fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
 
 
@@ -136,19 +136,19 @@ def test_damaged_newest_checkpoint_is_passed_over(tmp_path, reference):
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
-    with pytest.warns(UserWarning, match="passed over.*does not match its SHA-256"):
+    with pytest.warns(UserWarning, match="skipped.*does not match its SHA-256"):
         resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
     assert_same_run(reference("lcfed")[0], resumed.path)
 
 
-def test_missing_checkpoint_says_where_it_looked(tmp_path):
+def test_missing_checkpoint_error_names_where_it_looked(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="no run of that name"):
         fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=last")
     with pytest.raises(checkpoint.CheckpointError, match="elsewhere: there is no checkpoint"):
         fit(tmp_path, "lcfed", 1, 1, f"--ckpt_path={tmp_path}/elsewhere")
 
 
-def test_checkpoint_by_path_goes_on_in_its_own_run(tmp_path, reference):
+def test_checkpoint_by_path_resumes_in_its_own_run(tmp_path, reference):
     first = fit(tmp_path, rounds=3).path
     fit(tmp_path, rounds=1)  # a newer run of the same name
     resumed = fit(tmp_path, "lcfed", 1, ROUNDS, f"--ckpt_path={first}/checkpoints/round-000003.ckpt")
@@ -166,7 +166,7 @@ def test_second_writer_of_a_run_is_refused(tmp_path):
         holder.close()
 
 
-def test_going_on_from_an_older_checkpoint_abandons_the_later_ones(tmp_path, reference):
+def test_resuming_from_an_older_checkpoint_removes_the_later_ones(tmp_path, reference):
     keep = ["--trainer.callbacks.keep_last=null"]
     run = fit(tmp_path, "lcfed", 1, 6, *keep).path
     fit(tmp_path, "lcfed", 1, 4, *keep, f"--ckpt_path={run}/checkpoints/round-000003.ckpt")
@@ -192,7 +192,7 @@ def test_run_directory_stands_for_its_newest_checkpoint(tmp_path):
     assert checkpoint_lookup.find(str(run), tmp_path, "another") == run / "checkpoints" / "round-000002.ckpt"
 
 
-def test_evaluation_asks_only_for_what_it_uses(tmp_path):
+def test_evaluation_compares_only_the_settings_that_it_uses(tmp_path):
     run = fit(tmp_path, "lcfed", 1, 2, "--trainer.precision=bf16-mixed").path
     words = arguments(tmp_path, "lcfed", 1, 2, f"--ckpt_path={run}")[1:]
     assert main(["test", *words])["test/own_split/personal/acc"] > 0
@@ -202,7 +202,7 @@ def test_evaluation_asks_only_for_what_it_uses(tmp_path):
         main(["test", *words, "--model.cluster_weight=0.125"])
 
 
-def test_a_tensorboard_logger_of_ones_own_shows_no_step_twice(tmp_path):
+def test_user_defined_tensorboard_logger_shows_no_step_twice(tmp_path):
     logger = [
         "--trainer.logger=lightning.fabric.loggers.TensorBoardLogger",
         f"--trainer.logger.root_dir={tmp_path / 'curves'}",

@@ -1,4 +1,4 @@
-"""The pictures show what they are given, in the order they promise, and nothing in them overlaps."""
+"""The pictures show their data in the documented order, and nothing in them overlaps."""
 
 import sys
 from itertools import pairwise
@@ -29,26 +29,26 @@ def labels(axis):
 
 
 def overlapping(axis, renderer):
-    """Pairs of neighbouring tick labels that cover each other."""
+    """Returns the number of pairs of neighbouring tick labels that overlap."""
     boxes = [label.get_window_extent(renderer) for label in axis.get_ticklabels() if label.get_text()]
     return sum(one.overlaps(other) for one, other in pairwise(boxes))
 
 
 def clashes(figure):
-    """Overlapping tick labels, and labels that stick out of the picture."""
+    """Returns the number of overlapping tick labels and of axes whose labels stick out of the picture."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    found = 0
+    count = 0
     for axes in figure.axes:
         for part in (axes, *axes.child_axes):
-            found += overlapping(part.xaxis, renderer) + overlapping(part.yaxis, renderer)
+            count += overlapping(part.xaxis, renderer) + overlapping(part.yaxis, renderer)
         tight = axes.get_tightbbox(renderer)
-        found += tight.x0 < -1 or tight.y0 < -1 or tight.x1 > figure.bbox.x1 + 1 or tight.y1 > figure.bbox.y1 + 1
-    return found
+        count += tight.x0 < -1 or tight.y0 < -1 or tight.x1 > figure.bbox.x1 + 1 or tight.y1 > figure.bbox.y1 + 1
+    return count
 
 
-def test_heatmap_sorts_clients_by_final_cluster_then_number():
+def test_the_heatmap_sorts_clients_by_final_cluster_then_number():
     axes = assignment_heatmap(ASSIGNMENT, ROUNDS, clients_N=[10, 11, 12, 13]).axes[0]
     assert labels(axes.yaxis) == ["11", "13", "10", "12"]
     image = axes.images[0]
@@ -58,7 +58,7 @@ def test_heatmap_sorts_clients_by_final_cluster_then_number():
     assert axes.yaxis_inverted()
 
 
-def test_heatmap_by_true_group_has_a_line_between_groups():
+def test_the_heatmap_by_true_group_has_a_line_between_groups():
     figure = assignment_heatmap(torch.as_tensor(ASSIGNMENT), torch.as_tensor(ROUNDS), groups_N=[1, 0, 0, 1])
     axes = figure.axes[0]
     assert labels(axes.yaxis) == ["1", "2", "3", "0"]  # group 0: clusters 0, 1; group 1: clusters 0, 1
@@ -66,7 +66,7 @@ def test_heatmap_by_true_group_has_a_line_between_groups():
     assert labels(axes.child_axes[0].yaxis) == ["group 0", "group 1"]
 
 
-def test_colour_bar_names_every_cluster_by_an_integer():
+def test_the_colour_bar_has_an_integer_for_every_cluster():
     bar = assignment_heatmap(ASSIGNMENT, ROUNDS).axes[1]
     assert labels(bar.yaxis) == ["0", "1"]
     assert bar.get_ylabel() == "cluster"
@@ -85,12 +85,12 @@ def test_cluster_sizes_stack_the_members_of_each_round():
     assert axes.get_ylim() == (0, 4) and axes.get_xlim() == (4.5, 6.5)
 
 
-def test_cluster_sizes_say_when_only_a_part_is_counted():
+def test_the_axis_of_cluster_sizes_tells_when_only_some_clients_are_counted():
     assert cluster_sizes(ASSIGNMENT, ROUNDS, of_clients=9).axes[0].get_ylabel() == "clients (4 of 9)"
     assert cluster_sizes(ASSIGNMENT, ROUNDS, of_clients=4).axes[0].get_ylabel() == "clients"
 
 
-def test_similarity_is_ordered_by_cluster_with_a_border_around_each():
+def test_similarities_are_ordered_by_cluster_with_a_border_around_each():
     similarity = np.array([[1.0, 0.2, 0.8], [0.2, 1.0, 0.4], [0.8, 0.4, 1.0]])
     axes, bar = similarity_matrix(similarity, [3, 0, 3]).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1.0, 0.2, 0.4], [0.2, 1.0, 0.8], [0.4, 0.8, 1.0]])
@@ -107,7 +107,7 @@ def test_distances_are_ordered_by_cluster_and_begin_at_zero():
     assert axes.images[0].get_clim() == (0.0, 7.0) and bar.get_ylabel() == "distance" and axes.get_title() == "T"
 
 
-def test_similarity_with_negative_cosines_is_symmetric_around_zero():
+def test_the_colours_of_negative_cosines_are_symmetric_around_zero():
     image = similarity_matrix(np.array([[1.0, -0.5], [-0.5, 1.0]]), [0, 1]).axes[0].images[0]
     assert image.get_clim() == (-1.0, 1.0) and image.cmap.name == "RdBu_r"
 
@@ -125,7 +125,7 @@ def test_sorted_accuracies_rise_from_the_worst_client():
 COUNTS = np.array([[5, 0], [0, 2], [3, 1]])
 
 
-def test_curves_are_the_mean_over_seeds_in_a_band():
+def test_curves_are_means_over_seeds_with_a_band_around_them():
     curves = {"global": {"one": [[(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.4)]], "two": [[(1, 0.5)]], "none": [[]]}}
     axes = accuracy_curves(curves, "round", "mine", baseline=0.1).axes[0]
     one, two, baseline = axes.lines
@@ -139,7 +139,7 @@ def test_curves_are_the_mean_over_seeds_in_a_band():
         accuracy_curves({"global": {"none": [[]]}}, "round", "mine")
 
 
-def test_of_many_curves_a_method_has_a_colour_a_kind_of_model_a_panel_and_no_two_look_alike():
+def test_many_curves_have_a_panel_per_kind_of_model_and_a_distinct_look_per_method():
     methods = [f"method {number}" for number in range(20)]
     curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in methods} for kind in ("personal", "cluster")}
     panels = accuracy_curves(curves, "round", "mine").axes
@@ -150,7 +150,7 @@ def test_of_many_curves_a_method_has_a_colour_a_kind_of_model_a_panel_and_no_two
     assert looks[0] == looks[1] and len(set(looks[0])) == 20
 
 
-def test_few_curves_of_several_kinds_share_a_panel():
+def test_a_few_curves_of_several_kinds_share_a_panel():
     curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in "abcd"} for kind in ("personal", "cluster", "global")}
     figure = accuracy_curves(curves, "round", "mine", baseline=0.1)
     (axes,) = figure.axes
@@ -167,7 +167,7 @@ def test_the_legend_of_many_curves_names_each_method_once():
     assert len(figure.axes) == 3 and clashes(figure) == 0
 
 
-def test_label_counts_by_number():
+def test_label_counts_are_ordered_by_client_number():
     figure = label_counts(COUNTS, clients_N=[4, 7, 9], title="mine")
     axes, sizes = figure.axes[0], figure.axes[0].child_axes[0]
     np.testing.assert_array_equal(axes.images[0].get_array().filled(0), COUNTS)
@@ -177,7 +177,7 @@ def test_label_counts_by_number():
     np.testing.assert_array_equal(sizes.patches[0].get_data().values, [5, 2, 4])
 
 
-def test_label_counts_by_true_group():
+def test_label_counts_are_ordered_by_true_group():
     axes = label_counts(COUNTS, groups_N=[1, 0, 1]).axes[0]
     assert labels(axes.yaxis) == ["1", "0", "2"]
     assert [line.get_ydata()[0] for line in axes.lines] == [0.5]
@@ -217,13 +217,13 @@ def test_similarities_and_accuracies_that_do_not_fit_are_refused():
         sorted_accuracies({"personal": np.array([])}, "test own_split")
 
 
-def test_pyplot_knows_of_no_picture():
+def test_pictures_leave_no_figure_in_pyplot():
     cluster_sizes(ASSIGNMENT, ROUNDS)
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
 
 
-def test_clients_without_a_cluster_are_grey_and_counted_nowhere():
+def test_clients_without_a_cluster_are_grey_and_not_counted():
     history = np.array([[-1, 0, 1], [-1, 0, 1]])
     colours, edges = cluster_colours(history)
     assert to_hex(colours(-1)).upper() == NO_CLUSTER and edges.tolist() == [-0.5, 0.5, 1.5]

@@ -1,4 +1,4 @@
-"""Pictures of low-rank models, of granularity and of moves between clusters."""
+"""Pictures of low-rank models, of granularity and of movements between clusters."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.figures.test_figures import clashes, labels
 DRAW = np.random.default_rng(0)
 
 
-def test_two_dimensions_are_the_principal_axes_of_directions():
+def test_the_two_dimensions_are_the_principal_axes_of_directions():
     code_ND = DRAW.normal(size=(20, 6))
     place_N2, share_2 = in_two_dimensions(code_ND)
     direction_ND = code_ND / np.linalg.norm(code_ND, axis=1, keepdims=True)
@@ -20,18 +20,18 @@ def test_two_dimensions_are_the_principal_axes_of_directions():
     np.testing.assert_allclose(np.abs(place_N2), np.abs(expected_N2), atol=1e-12)
     np.testing.assert_allclose(share_2, variance_D[[-1, -2]] / variance_D.sum())
     assert (place_N2[np.abs(place_N2).argmax(axis=0), [0, 1]] > 0).all()
-    np.testing.assert_allclose(in_two_dimensions(7 * code_ND)[0], place_N2)  # length does not matter
+    np.testing.assert_allclose(in_two_dimensions(7 * code_ND)[0], place_N2)  # the length of a code has no effect
 
 
 @pytest.mark.parametrize("code_ND", [np.ones((3, 1)), np.zeros((2, 4)), np.ones((1, 3))])
-def test_codes_without_two_axes_still_have_a_place(code_ND):
+def test_codes_without_two_axes_still_have_positions(code_ND):
     place_N2, share_2 = in_two_dimensions(code_ND)
     assert place_N2.shape == (len(code_ND), 2)
     assert np.abs(place_N2).max() < 1e-12
     assert np.isfinite(share_2).all()
 
 
-def test_map_has_a_panel_by_cluster_and_one_by_true_group():
+def test_the_map_has_one_panel_by_cluster_and_one_by_true_group():
     code_ND, cluster_N, groups_N = torch.randn(9, 5), torch.arange(9) % 3, np.arange(9) % 2
     (alone,) = code_map(code_ND, cluster_N).axes
     assert [len(each.get_offsets()) for each in alone.collections] == [3, 3, 3]
@@ -43,7 +43,7 @@ def test_map_has_a_panel_by_cluster_and_one_by_true_group():
     assert clashes(figure) == 0
 
 
-def test_bars_show_g_and_members_and_say_where_g_is_missing():
+def test_bars_show_g_and_members_and_mark_clusters_without_g():
     figure = granularity_bars([0.5, np.nan, 0.25], [4, 0, 2])
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.5, 0, 0.25]
@@ -51,7 +51,7 @@ def test_bars_show_g_and_members_and_say_where_g_is_missing():
     assert clashes(figure) == 0
 
 
-def test_a_band_is_as_high_as_the_clients_that_went_that_way():
+def test_the_height_of_a_band_is_the_number_of_clients_that_moved():
     axes = assignment_flow([[0, 0, 0, 1], [0, 1, 1, 1]], [3, 9]).axes[0]
     assert labels(axes.xaxis) == ["3", "9"]
     blocks = [(bar.get_x() + bar.get_width() / 2, bar.get_y(), bar.get_height()) for bar in axes.patches]
@@ -65,7 +65,7 @@ def test_a_band_is_as_high_as_the_clients_that_went_that_way():
     np.testing.assert_allclose(starts, [0, 1 + gap, 3 + gap])
 
 
-def test_clients_without_a_cluster_are_a_grey_block_at_the_bottom():
+def test_clients_without_a_cluster_form_a_grey_block_at_the_bottom():
     axes = assignment_flow([[-1, -1, 0], [1, 0, 0]], [0, 1]).axes[0]
     gap = 0.03 * 3
     blocks = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
@@ -74,7 +74,7 @@ def test_clients_without_a_cluster_are_a_grey_block_at_the_bottom():
     assert red == green == blue
 
 
-def test_flow_shows_eight_of_many_rounds_with_the_first_and_the_last():
+def test_the_flow_shows_eight_of_many_rounds_including_the_first_and_the_last():
     figure = assignment_flow(DRAW.integers(0, 12, size=(100, 30)), np.arange(100))
     shown = [int(text) for text in labels(figure.axes[0].xaxis)]
     assert len(shown) == 8
@@ -98,6 +98,6 @@ def test_a_single_round_is_a_column_without_bands():
         (lambda: assignment_flow(np.zeros((0, 3)), []), r"assignments \(0, 3\)"),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(draw, what):
+def test_shapes_that_do_not_fit_are_refused(draw, what):
     with pytest.raises(ValueError, match=what):
         draw()

@@ -1,4 +1,4 @@
-"""Equality to the last bit, of values and of states."""
+"""Checks that values or states are equal to the last bit."""
 
 from dataclasses import is_dataclass
 
@@ -6,12 +6,12 @@ import torch
 
 
 def same(one, other):
-    """Equal to the last bit, in type and in structure."""
+    """Returns whether two values are equal to the last bit, and in type and structure."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        ours, theirs = (each.detach().contiguous().reshape(-1) for each in (one, other))
-        return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))  # NaN is NaN, and -0.0 is not 0.0
+        left, right = (tensor.detach().contiguous().reshape(-1) for tensor in (one, other))
+        return torch.equal(left.view(torch.uint8), right.view(torch.uint8))  # NaN equals NaN, but -0.0 differs from 0.0
     if isinstance(one, dict):
         return isinstance(other, dict) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -22,7 +22,7 @@ def same(one, other):
 
 
 def assert_same_clients(one, other):
-    """Of two states what every client keeps, and who has taken part."""
+    """Asserts that every client keeps the same in two states, and that the same clients have taken part."""
     assert list(one.clients) == list(other.clients)
     assert same(one.participated, other.participated)
     for client in range(one.num_clients):
@@ -30,7 +30,7 @@ def assert_same_clients(one, other):
 
 
 def assert_same_state(one, other, but=()):
-    """Of two states every client, the sums over clients, and every field, but for those named."""
+    """Asserts that two states have the same clients, sums over clients, and fields except those in `but`."""
     assert_same_clients(one, other)
     assert same(one.clients.sums, other.clients.sums)
     for name in vars(one).keys() - {"clients", *but}:

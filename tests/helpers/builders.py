@@ -35,14 +35,14 @@ from lcfl.methods.method import Method
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
 
-WIDTHS = (2, 3, 2)  # of the linear network: inputs, embedding, classes
+WIDTHS = (2, 3, 2)  # widths of the linear network: inputs, embedding, classes
 
 
 # networks and modules
 
 
 def linear(widths=WIDTHS):
-    """x -> W2 (W1 x + b1) + b2: small enough to be worked by hand."""
+    """Returns the network x -> W2 (W1 x + b1) + b2, which is small enough for computations by hand."""
     return SplitNetwork(nn.Linear(widths[0], widths[1]), nn.Linear(widths[1], widths[2]))
 
 
@@ -51,7 +51,7 @@ def linear_module(lr=0.5, widths=WIDTHS, **options):
 
 
 def linear_step(w, inputs, targets, widths=WIDTHS):
-    """Mean cross-entropy of the linear network with flat parameters `w` and its gradient, in float64 numpy."""
+    """Returns mean cross-entropy and gradient of the linear network with flat parameters `w`, in float64 numpy."""
     n_in, n_mid, n_out = widths
     ends = np.cumsum([n_mid * n_in, n_mid, n_out * n_mid, n_out])
     w1, b1, w2, b2 = np.split(np.asarray(w, dtype=np.float64), ends[:-1])
@@ -71,14 +71,14 @@ def linear_step(w, inputs, targets, widths=WIDTHS):
 
 
 class Normed(SplitNetwork):
-    """With batch normalisation, so with floating and integer buffers: P = 23, P_phi = 15, Q = 7."""
+    """A network with batch normalisation and so with floating and integer buffers: P = 23, P_phi = 15, Q = 7."""
 
     def __init__(self):
         super().__init__(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2))
 
 
 class NormedMLP(SplitNetwork):
-    """For the blobs: 16 features, 8 classes."""
+    """A network with batch normalisation for the blobs, which have 16 features and 8 classes."""
 
     def __init__(self):
         super().__init__(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 8))
@@ -88,13 +88,13 @@ class NormedMLP(SplitNetwork):
 
 
 def blobs(num_clients=12, **options):
-    """Four groups of clients, each with two of eight well separated classes; not set up yet."""
+    """Returns data of four groups of clients, each with two of eight well separated classes; it is not set up yet."""
     options = {"dataset": Synthetic(samples_per_class=60), "partition": Pathological(2), **options}
     return FederatedDataModule(num_clients=num_clients, **options)
 
 
 def loaded(data):
-    """The same data module, set up."""
+    """Sets a data module up and returns it."""
     data.prepare_data()
     data.setup()
     return data
@@ -105,7 +105,7 @@ def blobs_module(lr=0.05, **options):
 
 
 def dealt(inputs, targets, train, val=None, test=None, label_view=None, groups=None, **options):
-    """Exactly these samples to exactly these clients, set up; one batch holds all unless `options` say otherwise."""
+    """Deals exactly these samples to exactly these clients. One batch holds all samples unless `options` differ."""
     inputs, targets = torch.as_tensor(inputs, dtype=torch.float32), torch.as_tensor(targets)
     num_clients, none = len(train), [np.empty(0, dtype=np.int64)] * len(train)
     arrays = [none if part is None else [np.asarray(each, dtype=np.int64) for each in part] for part in (val, test)]
@@ -122,7 +122,7 @@ def dealt(inputs, targets, train, val=None, test=None, label_view=None, groups=N
 
 
 def two_sided(num_clients=2, size=6, seed=0):
-    """Clients with shifted points and labels that depend on the client's parity; each also has two test points."""
+    """Returns shifted points, with labels that depend on the client's parity. Each client also has two test points."""
     draw = np.random.default_rng(seed)
     owner = np.repeat(np.arange(num_clients), size + 2)
     side = 1 - 2 * (owner % 2)
@@ -180,7 +180,7 @@ def fedac(num_clusters=4, local=None, tuning=None, **options):
 
 
 class Watch(Callback):
-    """Keeps the server, and copies of what stood after every round, warm-up rounds included."""
+    """Keeps the server, and copies of the models and metrics after every round, including warm-up rounds."""
 
     def __init__(self):
         self.server, self.history, self.sampled = None, [], {}
@@ -209,12 +209,12 @@ class Watch(Callback):
 
     @property
     def rows(self):
-        """Of the training rounds."""
+        """The rows of the training rounds."""
         return [each.row for each in self.history if each.round >= 0]
 
 
 def fit(module, data, method, root, rounds=1, clients_per_round=1.0, callbacks=(), **options):
-    """Runs a federation in this process with nothing but the run's files; gives its `Watch`."""
+    """Runs a federation in this process that writes only the files of the run, and returns its `Watch`."""
     watch = Watch()
     options = {"evaluate_every": 0, "accelerator": "cpu", "devices": 1, **options}
     federation = Federation(
@@ -241,7 +241,7 @@ def engine(module, data, max_steps=None, precision="32-true"):
 
 
 def state_of(models, assignment, centres, participated=None, initial=None, **fields):
-    """A state after round 0 with these own models (None: no such client yet), R and Omega."""
+    """Returns a state after round 0 with these personal models (None: the client has none yet), R and Omega."""
     centres = torch.as_tensor(centres, dtype=torch.float32)
     initial = torch.zeros(centres.shape[1]) if initial is None else initial
     store = ClientStore(ClientState(initial))
@@ -267,5 +267,5 @@ def upload(client, model, num_samples=1):
 
 
 def server_of(layout, seed=0):
-    """As much of a server as a clustering asks for."""
+    """Returns a stand-in for a server with only what a clustering needs."""
     return SimpleNamespace(seed=seed, layout=layout, log=lambda name, value: None)

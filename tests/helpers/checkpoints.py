@@ -1,4 +1,4 @@
-"""States with something in every field, and ways to spoil the checkpoints written of them."""
+"""States with a value in every field, and ways to spoil their checkpoints."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ def model(seed):
 
 
 def full_state(number=3, clients=(0, 1, 4), keeps_model=True):
-    """After `number` rounds in which these of five clients took part."""
+    """Returns the state of five clients after `number` rounds in which only `clients` took part."""
     state = FederationState.create(model(0), 5, keeps_model)
     state.round = number
     state.global_model = model(1)
@@ -41,14 +41,14 @@ def shards(path):
 
 
 def flip_a_bit(file, position=None):
-    """In the byte at `position`, by default in the middle."""
+    """Flips a bit in the byte at `position`, by default in the middle of the file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2 if position is None else position] ^= 1
     file.write_bytes(content)
 
 
 def rewrite(path, **changes):
-    """Changes the manifest and makes its digest fit, as an attacker would."""
+    """Changes the manifest and updates its digest, as an attacker would."""
     manifest = json.loads((path / "manifest.json").read_text()) | changes
     del manifest["digest"]
     manifest["digest"] = checkpoint._digest(manifest)
@@ -56,14 +56,14 @@ def rewrite(path, **changes):
 
 
 def replace_state(path, content):
-    """Puts other bytes in the place of ``state.pt``, and their hash into the manifest."""
+    """Replaces the content of ``state.pt``, and its hash in the manifest."""
     (path / "state.pt").write_bytes(content)
     digests = json.loads((path / "manifest.json").read_text())["sha256"]
     rewrite(path, sha256=digests | {"state.pt": hashlib.sha256(content).hexdigest()})
 
 
 class Malicious:
-    """Its pickle makes a folder at `path` when it is read without care."""
+    """An object whose pickle makes a folder at `path` when it is read without care."""
 
     def __init__(self, path):
         self.path = str(path)

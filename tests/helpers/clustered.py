@@ -1,4 +1,4 @@
-"""The clustered baselines as methods for small runs, and what their tests share."""
+"""The clustered baselines as methods for small runs, and common parts of their tests."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ UNIFORM = ClusterMean("participants", "participants", "uniform")
 
 
 def normed():
-    """With batch normalisation, for the blobs."""
+    """Returns a network with batch normalisation for the blobs."""
     return SplitNetwork(nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU()), nn.Linear(12, 8))
 
 

@@ -1,4 +1,4 @@
-"""``lcfl <args>`` in this process, from an empty working directory, for the tests of the command line."""
+"""Runs ``lcfl <args>`` in this process, in an empty working directory, for the tests of the command line."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ SMALL = (
     "--trainer.enable_progress_bar=false",
 )
 
-# One method of each kind of clustering, and one without: what every method is tried with, the others are slow.
+# One method of each kind of clustering, and one without clustering. Tests of all other methods are marked slow.
 KINDS = ("ascfl", "cfl", "fedavg", "fedclust", "fedgroup", "fesem", "ifca", "lcfed", "pacfl")
 KIND_OF_METHOD = [
     pytest.param(path, id=path.stem, marks=[] if path.stem in KINDS else [pytest.mark.slow]) for path in METHODS
@@ -80,7 +80,7 @@ class Module(FederatedModule):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working directory; modules found there, and the path to it, are forgotten afterwards."""
+    """Changes to an empty working directory; afterwards, modules imported from it and its path are forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["x"])
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -93,35 +93,35 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def parts(tmp_path):
-    """A module of one's own in the working directory."""
+    """Writes a module with user-defined parts to the working directory."""
     (tmp_path / "own_parts.py").write_text(PARTS)
 
 
 @pytest.fixture
 def built(monkeypatch):
-    """``built(*args)``: what ``lcfl fit`` would train, by name: trainer, model, datamodule, method, ckpt_path."""
-    found = {}
+    """Provides ``built(*args)``: trainer, model, datamodule, method and ckpt_path of ``lcfl fit <args>``, by name."""
+    caught = {}
 
     def fit(self, **arguments):
-        found.update(arguments, trainer=self.trainer)
+        caught.update(arguments, trainer=self.trainer)
         self.result = {}
 
     monkeypatch.setattr(FederatedCLI, "fit", fit)
 
     def build(*args):
         lcfl("fit", *SYNTHETIC, *LCFED, *args)
-        return dict(found)
+        return dict(caught)
 
     return build
 
 
 def lcfl(*args: object) -> Run | dict[str, float]:
-    """Runs the command and returns what it returned."""
+    """Runs the command and returns its result."""
     return federated_cli.main([str(arg) for arg in args])
 
 
 def failure(capsys, *args: object) -> str:
-    """What a command that the parser refuses says on standard error."""
+    """Returns what a command that the parser refuses prints on standard error."""
     with pytest.raises(SystemExit) as ended:
         lcfl(*args)
     assert ended.value.code == 2
@@ -129,7 +129,7 @@ def failure(capsys, *args: object) -> str:
 
 
 def printed(capsys, *args: object) -> dict:
-    """The configuration that ``lcfl fit <args> --print_config`` prints."""
+    """Returns the configuration that ``lcfl fit <args> --print_config`` prints."""
     with pytest.raises(SystemExit) as ended:
         lcfl("fit", *args, "--print_config")
     assert ended.value.code == 0
@@ -137,5 +137,5 @@ def printed(capsys, *args: object) -> dict:
 
 
 def files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Every file below a folder with size and time of the last change."""
+    """Returns every file below a folder with its size and the time of its last change."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Small runs by ``lcfl fit`` with a checkpoint every round, and whether two of them came out the same."""
+"""Small runs by ``lcfl fit`` with a checkpoint every round, and checks that two runs had the same result."""
 
 import csv
 import os
@@ -17,7 +17,9 @@ from tests.helpers.bits import assert_same_state
 from tests.helpers.commandline import CONFIGS
 
 ROUNDS = 8
-OWN = {"lg_fedavg": ("--method.exchange.global_layers=1",)}  # these networks have two, and to share both is FedAvg
+OWN = {
+    "lg_fedavg": ("--method.exchange.global_layers=1",)
+}  # these networks have two layers, and sharing both would be FedAvg
 
 
 def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
@@ -29,9 +31,9 @@ def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
 
 
 def main(words):
-    """``lcfl`` in this process; pictures, which nobody looks at here, are not even built."""
+    """Runs ``lcfl`` in this process without building pictures, which no test looks at here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["lcfl"])  # LightningCLI warns of pytest's own arguments
+        patch.setattr(sys, "argv", ["lcfl"])  # LightningCLI warns about the arguments of pytest
         for drawing in ("_draw", "_draw_partition", "_draw_accuracies"):
             patch.setattr(Monitor, drawing, lambda self, *args: None)
         return federated_cli.main(words)
@@ -43,7 +45,7 @@ def fit(root, *args, **options):
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
-    """Of a method a run by one process that nobody disturbed, and the seconds that it took; made once."""
+    """Provides an undisturbed run of a method by one process, which is made only once, and its duration in seconds."""
     made = {}
 
     def of(method):
@@ -57,9 +59,9 @@ def reference(tmp_path_factory):
 
 @pytest.fixture
 def started():
-    """``started(args)``: ``lcfl <args>`` in a new process group; the leader's process number.
+    """Provides ``started(args)``, which runs ``lcfl <args>`` in a new process group and returns its leader's number.
 
-    Forked: an import would take seconds. What still runs when the test ends is killed.
+    The process is forked, because imports would take seconds. Processes that still run when the test ends are killed.
     """
     children = []
 
@@ -92,18 +94,18 @@ def newest_run(root):
 
 
 def newest_state(run):
-    """Of the newest checkpoint in a run directory."""
+    """Returns the state of the newest checkpoint in a run directory."""
     return checkpoint.read(checkpoint_lookup.newest([run])).state
 
 
 def rows(run):
-    """metrics.csv without its times."""
+    """Returns the rows of metrics.csv without their times."""
     with open(run / "metrics.csv", newline="") as file:
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
 
 
 def scalars(run):
-    """TensorBoard's scalars without times, as a reader sees them: tag -> steps and values."""
+    """Returns TensorBoard's scalars without times, as a reader sees them: tag -> steps and values."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(run), size_guidance={"scalars": 0})
@@ -113,7 +115,7 @@ def scalars(run):
 
 
 def assert_same_run(left, right):
-    """Models and everything else in the state, table and curves."""
+    """Asserts that two runs have the same models, the same rest of the state, the same table and the same curves."""
     assert_same_state(newest_state(left), newest_state(right))
     assert rows(left) == rows(right)
     curves = scalars(right)

@@ -1,13 +1,14 @@
-"""Run directories as `fit` leaves them, with numbers of one's own."""
+"""Run directories as `fit` leaves them, with given numbers."""
 
 import csv
 import json
 
 
 def made(root, name, seed, accuracies=(0.5, 0.6), protocol="own_split", clusters=None, at_end=(), **identity):
-    """``<root>/<name>/version_<next>``: an warm-up round, then one evaluated round per accuracy, 10 MB and 2 s each.
+    """Makes the run ``<root>/<name>/version_<next>`` and returns its path.
 
-    At the end the models of the kinds `at_end` are measured, too, and are as good as the global one.
+    It has a warm-up round, and then one evaluated round per accuracy with 10 MB and 2 s each. At the end, models of the
+    kinds `at_end` are also evaluated and are as good as the global model.
     """
     number = len(list((root / name).glob("version_*")))
     path = root / name / f"version_{number}"

@@ -1,4 +1,4 @@
-"""AS-CFL as a whole: a round in numpy, what it is when parts are switched off, bytes, first round, groups."""
+"""Tests of AS-CFL as a whole: rounds in numpy, special cases, bytes, first round and groups."""
 
 import functools
 
@@ -44,11 +44,11 @@ def ascfl(*clustering, local=None, transforms=(), **options):
     return Method(local, ClusterUpdate(transforms=transforms), UpdateMean(), list(clustering))
 
 
-# one round, derived anew
+# rounds, derived independently
 
 
 def test_two_rounds_in_numpy(tmp_path):
-    """Stages 1 and 3 with four clients of two kinds and no proxy set, from the paper's equations."""
+    """Checks stages 1 and 3 against the paper's equations, with four clients of two kinds and without a proxy set."""
     inputs, targets, train, test = two_sided(4, size=6)
     train = [train[0], train[1][:4], train[2][:3], train[3]]
     lr, decay = 0.5, 0.5
@@ -62,7 +62,7 @@ def test_two_rounds_in_numpy(tmp_path):
     for number, each in enumerate(watch.history):
         trained = start.copy()
         for client in range(4):
-            for _ in range(2):  # a batch holds all, so an epoch is a step
+            for _ in range(2):  # a batch holds all samples, so an epoch is one step
                 slope = linear_step(trained[client], inputs[train[client]], targets[train[client]])[1]
                 trained[client] -= lr * decay**number * slope
         delta = trained - start
@@ -100,7 +100,7 @@ def test_update_mean_by_hand():
     ]
     mean = updated_model(uploads, layout)
     assert mean[:counters].tolist() == [(3 * (0 + 2) + 1 * (1 + 3)) / 4] * counters
-    assert mean[counters].item() == 4.0  # counters: the largest
+    assert mean[counters].item() == 4.0  # counters take the maximum
 
 
 def test_an_update_is_what_training_changed():
@@ -113,10 +113,10 @@ def test_an_update_is_what_training_changed():
     )
 
 
-# what it is when parts are switched off
+# special cases that equal other methods
 
 
-def test_without_clustering_it_is_fedavg_to_rounding(tmp_path):
+def test_without_clustering_ascfl_is_fedavg_up_to_rounding(tmp_path):
     local = LocalTraining(steps=3)
     plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=4, clients_per_round=5)
     method = Method(local, ClusterUpdate(), UpdateMean())
@@ -125,7 +125,7 @@ def test_without_clustering_it_is_fedavg_to_rounding(tmp_path):
     torch.testing.assert_close(ours.state.centres[0], plain.state.global_model)
 
 
-def test_where_everybody_is_admitted_it_is_fedavg(tmp_path):
+def test_if_all_clients_are_admitted_ascfl_is_fedavg(tmp_path):
     method = ascfl(GreedyIncentive(theta=1e-9, margin=0.99), local=LocalTraining(steps=3))
     ours = fit(blobs_module(), blobs(12, proxy=50), method, tmp_path, rounds=3)
     plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=3)
@@ -134,8 +134,8 @@ def test_where_everybody_is_admitted_it_is_fedavg(tmp_path):
     torch.testing.assert_close(ours.state.global_model, plain.state.global_model)
 
 
-def test_where_nobody_is_admitted_everybody_is_alone(tmp_path):
-    """K = N: the printed rule, under which no candidate ever passes."""
+def test_if_no_client_is_admitted_every_client_trains_alone(tmp_path):
+    """Checks that K = N under the rule as printed, which no candidate ever passes."""
     method = ascfl(GreedyIncentive(rule="strict", theta=1.0), local=LocalTraining(steps=3))
     ours = fit(blobs_module(), blobs(12, proxy=50), method, tmp_path, rounds=3)
     assert [row["cluster/count"] for row in ours.rows] == [12, 12, 12]
@@ -145,7 +145,7 @@ def test_where_nobody_is_admitted_everybody_is_alone(tmp_path):
 
 
 class Fixed(GreedyIncentive):
-    """Clusters as given, from the first round on."""
+    """Sets given clusters before the first round and keeps them."""
 
     groups = ()
 
@@ -157,8 +157,8 @@ class Fixed(GreedyIncentive):
         pass
 
 
-def test_with_equal_membership_it_is_fedavg_inside_every_cluster(tmp_path):
-    """Reading A12: base_k is w_k where nobody moves."""
+def test_with_fixed_members_ascfl_is_fedavg_inside_every_cluster(tmp_path):
+    """Checks reading A12: base_k is w_k if no client changes its cluster."""
     Fixed.groups = [0, 1] * 6
     local = LocalTraining(steps=3)
     mean = ClusterMean("participants", "participants", "samples")
@@ -173,8 +173,11 @@ def test_with_equal_membership_it_is_fedavg_inside_every_cluster(tmp_path):
     assert not torch.equal(states[0].centres[0], states[0].centres[1])
 
 
-def test_the_order_of_clients_does_not_count(tmp_path):
-    """Permuted with their data, and full batches so that no stream of their own matters: permuted clusters."""
+def test_the_order_of_clients_does_not_matter(tmp_path):
+    """Permutes the clients and their data and checks that the clusters are permuted alike.
+
+    Batches are full, so that the clients' random streams do not matter.
+    """
     inputs, targets, train, test = two_sided(6, size=6)
     order = [3, 5, 0, 4, 2, 1]
     runs = [
@@ -201,7 +204,7 @@ def test_bytes_are_2p_per_client(tmp_path):
         assert row["comm/total_bytes"] == number * 2 * 4 * 12 * SIZE
 
 
-def test_compressed_uploads_are_counted_as_they_are_sent(tmp_path):
+def test_compressed_uploads_are_counted_with_their_compressed_size(tmp_path):
     plain = fit(blobs_module(), blobs(12), ascfl(), tmp_path)
     whole = fit(blobs_module(), blobs(12), ascfl(transforms=[LowRankCompression(0.9)]), tmp_path)
     assert whole.rows[0]["comm/down_bytes"] == plain.rows[0]["comm/down_bytes"]
@@ -213,7 +216,7 @@ def test_compressed_uploads_are_counted_as_they_are_sent(tmp_path):
 
 def test_the_first_round_starts_with_one_cluster_and_forms_more(tmp_path):
     watch = fit(blobs_module(), blobs(12), ascfl(incentive=False), tmp_path)
-    assert watch.rows[0]["comm/down_bytes"] == 4 * 12 * SIZE  # everybody got w^0
+    assert watch.rows[0]["comm/down_bytes"] == 4 * 12 * SIZE  # every client got w^0
     assert watch.rows[0]["cluster/count"] > 1 and "cluster/stability" not in watch.rows[0]
     counts = torch.bincount(watch.state.assignment)
     assert bool((counts > 0).all()) and len(counts) == watch.state.num_clusters
@@ -227,7 +230,7 @@ def test_stability_is_logged_every_round_and_its_mean_at_the_end(tmp_path):
 
 
 class Start(UpdateEM):
-    """So many random clusters before the first round."""
+    """Draws `num_clusters` random clusters before the first round."""
 
     num_clusters = 4
 
@@ -238,7 +241,10 @@ class Start(UpdateEM):
 
 @pytest.mark.parametrize("num_clusters", [1, 2, 4, 12])
 def test_stages_two_and_three_find_the_groups(tmp_path, num_clusters):
-    """By silhouette from any number; the EM alone, with the right number given, may stop at less than all four."""
+    """Checks that the silhouette finds the four groups from any number of clusters.
+
+    The EM alone may end with fewer than four groups, even from the right number.
+    """
     Start.num_clusters = num_clusters
     method = ascfl(Start(), SplitAndMerge("silhouette"), local=LocalTraining(epochs=2))
     watch = fit(blobs_module(0.1), blobs(24), method, tmp_path, rounds=12)
@@ -251,13 +257,13 @@ def test_one_client_and_one_cluster(tmp_path):
 
 
 def test_a_proxy_set_without_a_class_works(tmp_path):
-    with pytest.warns(UserWarning, match="data.proxy: the 3 images"):
+    with pytest.warns(UserWarning, match="data.proxy: the 3 samples"):
         watch = fit(blobs_module(), blobs(8, proxy=3), ascfl(), tmp_path, rounds=2)
     assert watch.rows[1]["cluster/tested_models"] >= 8
 
 
 class Tested(Callback):
-    """The server's own accuracy of the global model, and what `proxy_accuracy` should be."""
+    """Records `proxy_accuracy` of the global model and the value that it should have."""
 
     def on_fit_end(self, server, state):
         self.found = server.proxy_accuracy([state.global_model, state.initial])
@@ -267,7 +273,7 @@ class Tested(Callback):
             self.expected = float((network(inputs).argmax(dim=1) == labels).float().mean())
 
 
-def test_the_proxy_set_is_seen_as_it_is(tmp_path):
+def test_the_proxy_set_is_not_transformed(tmp_path):
     from lcfl.data.transforms import LabelPermutation
 
     tested = Tested()
@@ -282,15 +288,15 @@ def test_the_proxy_set_is_seen_as_it_is(tmp_path):
     assert tested.found[0] == pytest.approx(tested.expected) and len(tested.found) == 2
 
 
-def test_asking_for_an_accuracy_without_a_proxy_set(tmp_path):
-    with pytest.raises(ValueError, match=r"a proxy set of 0 images, and the metrics acc: set data.proxy"):
+def test_an_accuracy_without_a_proxy_set_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a proxy set of 0 samples and the metrics acc: set data.proxy"):
         fit(blobs_module(), blobs(8), ascfl(), tmp_path, callbacks=[Tested()])
 
 
 # clients that do not report
 
 
-def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch):
+def test_a_client_with_a_broken_upload_counts_as_dropped_out(tmp_path, monkeypatch):
     def run():
         return fit(blobs_module(), blobs(12), ascfl(incentive=False), tmp_path, rounds=3).state
 
@@ -302,12 +308,12 @@ def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch):
     assert torch.equal(broken.centres, dropped.centres) and torch.equal(broken.assignment, dropped.assignment)
 
 
-def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
+def test_a_client_that_does_not_report_counts_like_one_that_failed(tmp_path, monkeypatch):
     run = functools.partial(fit, blobs_module(), blobs(12), ascfl(incentive=False), tmp_path, rounds=3)
     assert_not_reporting_is_like_failing(run, monkeypatch)
 
 
-def test_everybody_may_be_missing(tmp_path):
+def test_all_clients_of_a_round_may_be_missing(tmp_path):
     watch = fit(blobs_module(), blobs(4), ascfl(), tmp_path, rounds=8, client_dropout=0.8)
     lost = [row["train/dropped_clients"] for row in watch.rows]
     assert 4 in lost
@@ -316,8 +322,8 @@ def test_everybody_may_be_missing(tmp_path):
     assert torch.equal(watch.history[number].centres, before)
 
 
-def test_updates_are_not_models():
-    with pytest.raises(ValueError, match="UpdateMean reads update in what clients upload, and FullModel uploads model"):
+def test_updates_and_models_are_not_interchangeable():
+    with pytest.raises(ValueError, match="UpdateMean reads update from the uploads, but FullModel uploads model"):
         Method(LocalTraining(steps=1), FullModel(), UpdateMean())
-    with pytest.raises(ValueError, match="GlobalMean reads model in what clients upload, and ClusterUpdate uploads up"):
+    with pytest.raises(ValueError, match="GlobalMean reads model from the uploads, but ClusterUpdate uploads update"):
         Method(LocalTraining(steps=1), ClusterUpdate(), GlobalMean())

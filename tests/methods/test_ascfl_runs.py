@@ -1,4 +1,4 @@
-"""AS-CFL by the command: the same bits on two ranks and after a resume, with all that it can have switched on."""
+"""Tests of AS-CFL on the command line, with all its parts: equal bits on two ranks and after a resume."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def counts(run):
     return [float(row["cluster/count"]) for row in rows(run) if int(row["round"]) >= 0]
 
 
-def test_two_ranks_have_the_bits_of_one(tmp_path):
+def test_two_ranks_give_the_same_bits_as_one(tmp_path):
     words = (*PROXY, *TRANSFORMS, *ALL)
     one, two = (fit(tmp_path / str(ranks), "ascfl", ranks, 4, *words).path for ranks in (1, 2))
     assert_same_run(one, two)
@@ -47,14 +47,14 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("first", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
-def test_a_resume_before_just_after_and_within_a_cooldown_changes_no_bits(tmp_path, whole, first):
+def test_a_resume_before_or_within_a_cooldown_changes_no_bits(tmp_path, whole, first):
     found = counts(whole)
-    assert found[2] > found[1] and found[2] == found[3] == found[4] != found[-1]  # split in round 2, then a cooldown
+    assert found[2] > found[1] and found[2] == found[3] == found[4] != found[-1]  # a split in round 2, then a cooldown
     fit(tmp_path, "ascfl", 1, first, *PROXY, *COOLDOWN)
     assert_same_run(whole, fit(tmp_path, "ascfl", 1, 9, *PROXY, *COOLDOWN, "--ckpt_path=last").path)
 
 
-def test_what_transforms_need_is_in_the_checkpoint(tmp_path):
+def test_the_checkpoint_holds_the_state_of_transforms(tmp_path):
     one = fit(tmp_path / "whole", "lcfed", 1, 3, *TRANSFORMS).path
     fit(tmp_path / "parts", "lcfed", 1, 2, *TRANSFORMS)
     assert_same_run(one, fit(tmp_path / "parts", "lcfed", 1, 3, *TRANSFORMS, "--ckpt_path=last").path)

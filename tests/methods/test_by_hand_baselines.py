@@ -1,4 +1,4 @@
-"""Rounds of the baselines in numpy: an independent derivation from their papers' equations."""
+"""Tests of the baselines' rounds against numpy, derived independently from their papers' equations."""
 
 from functools import partial
 
@@ -35,7 +35,7 @@ def slope_of(w, rows):
 
 
 def run_optimizer(w, rows_of_steps, mu=0.0, momentum=0.0):
-    """SGD on these samples, pulled to where it starts, with torch's momentum."""
+    """Runs SGD on these samples with torch's momentum, pulled to the starting point."""
     start, velocity = w, 0.0
     for rows in rows_of_steps:
         velocity = momentum * velocity + slope_of(w, rows) + mu * (w - start)
@@ -44,7 +44,7 @@ def run_optimizer(w, rows_of_steps, mu=0.0, momentum=0.0):
 
 
 def order(client, consumed, batch_size=2):
-    """Batches of the client's endless order from there on, drawn from the addressed stream itself."""
+    """Yields the batches of the client's endless order after `consumed` samples, drawn from the addressed stream."""
     number, position = divmod(consumed, len(TRAIN[client]))
     while True:
         shuffled = rng.generator(0, "order", client, number).permutation(len(TRAIN[client]))
@@ -67,7 +67,7 @@ def run(method, tmp_path, module=None, rounds=2, engine="auto", **options):
 
 
 def loss_on_test(models):
-    """The mean over clients of their models' loss on their test samples."""
+    """Returns the mean over clients of their models' loss on their test samples."""
     return np.mean([linear_step(w, INPUTS[rows], TARGETS[rows])[0] for w, rows in zip(models, TEST, strict=True)])
 
 
@@ -77,7 +77,7 @@ def close(model, expected):
 
 @pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
 def test_fedprox_pulls_to_the_model_that_was_sent(tmp_path, engine):
-    """Not to the live one, whose pull is always zero."""
+    """Checks that the pull is not to the model in training, which would always be zero."""
     module = linear_module(LR, cluster_weight=0.7)
     watch = run(fedprox(steps=3), tmp_path, module, engine=engine)
     w = started(module)
@@ -90,13 +90,13 @@ def test_fedprox_pulls_to_the_model_that_was_sent(tmp_path, engine):
 
 @pytest.mark.parametrize("gamma", [0.0, 0.4])
 def test_fednova_with_momentum_at_clients_and_server(tmp_path, gamma):
-    """Batches of 2: three steps for client 0 and two for client 1."""
+    """Uses batches of 2, which are three steps for client 0 and two for client 1."""
     rho = 0.9
     module = FederatedModule(linear, partial(torch.optim.SGD, lr=LR, momentum=rho))
     watch = run(fednova(gamma, epochs=1), tmp_path, module, batch_size=2)
     w, velocity, taus = started(module), 0.0, np.array([3, 2])
     a = (taus - rho * (1 - rho**taus) / (1 - rho)) / (1 - rho)
-    np.testing.assert_allclose(a, [1 + 1.9 + 2.71, 1 + 1.9])  # FedNova section 4, worked
+    np.testing.assert_allclose(a, [1 + 1.9 + 2.71, 1 + 1.9])  # worked from FedNova section 4
     for number, each in enumerate(watch.history):
         ends = [run_optimizer(w, batches(i, number * len(TRAIN[i]), taus[i]), momentum=rho) for i in (0, 1)]
         d = [(w - end) / length for end, length in zip(ends, a, strict=True)]
@@ -107,7 +107,10 @@ def test_fednova_with_momentum_at_clients_and_server(tmp_path, gamma):
 
 
 def test_fednova_with_a_proximal_term(tmp_path):
-    """a <- (1 - eta mu) a + 1 per step; tau_eff is the mean of a_i, or of tau_i as in the authors' code."""
+    """Checks a <- (1 - eta mu) a + 1 per step.
+
+    tau_eff is the mean of a_i, or of tau_i as in the authors' code.
+    """
     mu = 0.5
     module = linear_module(LR, cluster_weight=mu)
     a = np.array([1 + 0.75 * (1 + 0.75), 1 + 0.75])
@@ -121,10 +124,10 @@ def test_fednova_with_a_proximal_term(tmp_path):
 
 
 @pytest.mark.parametrize(("method", "shared"), [(fedper, slice(0, 9)), (lg_fedavg, slice(9, 17))])
-def test_a_part_is_shared_and_the_rest_stays(tmp_path, method, shared):
-    """FedPer: the embedding [0, 9); LG-FedAvg with one global layer: the decision [9, 17).
+def test_a_part_is_shared_and_the_rest_stays_with_the_client(tmp_path, method, shared):
+    """Checks FedPer, which shares the embedding [0, 9), and LG-FedAvg with one global layer, the decision [9, 17).
 
-    Measured is the client's own part with what is shared now, not what the client had when it trained.
+    The evaluated model has the client's own part and the current shared part, not the shared part from its training.
     """
     watch = run(method(steps=2), tmp_path, rounds=3)
     w0 = started(linear_module(LR))
@@ -154,7 +157,7 @@ ALPHA, BETA = 0.3, 0.2
 def meta_step(w, b1, b2, b3=None):
     adapted = w - ALPHA * slope_of(w, b1)
     direction = slope_of(adapted, b2)
-    if b3 is not None:  # H(w; b3) v by central differences in float64
+    if b3 is not None:  # compute H(w; b3) v by central differences in float64
         h = 1e-5
         curved = (slope_of(w + h * direction, b3) - slope_of(w - h * direction, b3)) / (2 * h)
         direction = direction - ALPHA * curved
@@ -170,7 +173,7 @@ def test_per_fedavg_on_consecutive_batches(tmp_path, hessian, momentum):
     for number, each in enumerate(watch.history):
         ends = []
         for client in (0, 1):
-            consumed = 2 * 2 * size * number  # batches of 2 are never short here
+            consumed = 2 * 2 * size * number  # no batch of 2 is short in this data set
             drawn, end, velocity = batches(client, consumed, 2 * size), w, 0.0
             for step in (0, 1):
                 velocity = momentum * velocity + meta_step(end, *drawn[size * step : size * (step + 1)])
@@ -181,8 +184,11 @@ def test_per_fedavg_on_consecutive_batches(tmp_path, hessian, momentum):
     assert np.abs(w - started(linear_module())).max() > 0.05
 
 
-def test_per_fedavg_by_passes_takes_pairs_and_leaves_the_odd_batch(tmp_path):
-    """Three batches a pass for client 0: one pair; two for client 1: one pair. Beta is the optimizer's rate."""
+def test_per_fedavg_with_epochs_takes_pairs_and_leaves_out_the_odd_batch(tmp_path):
+    """Uses passes of three batches for client 0 and two for client 1, which are one pair each.
+
+    Beta is the optimizer's rate.
+    """
     watch = run(per_fedavg(epochs=2, inner_lr=ALPHA), tmp_path, rounds=1, batch_size=2)
     ends = []
     for client, per_pass in ((0, 3), (1, 2)):
@@ -196,8 +202,8 @@ def test_per_fedavg_by_passes_takes_pairs_and_leaves_the_odd_batch(tmp_path):
 
 @pytest.mark.parametrize("amount", [{"steps": 2}, {"epochs": 2}])
 @pytest.mark.parametrize("hessian", [False, True])
-def test_per_fedavg_with_one_batch_takes_it_for_all(tmp_path, amount, hessian):
-    """Where public code takes no step at all and sends w back."""
+def test_per_fedavg_with_one_batch_uses_it_for_all_gradients(tmp_path, amount, hessian):
+    """Checks a case in which public code takes no step at all and sends w back."""
     watch = run(per_fedavg(inner_lr=ALPHA, hessian=hessian, **amount), tmp_path, rounds=1)
     ends = []
     for rows in TRAIN:
@@ -209,7 +215,7 @@ def test_per_fedavg_with_one_batch_takes_it_for_all(tmp_path, amount, hessian):
     assert [watch.state.clients[i].consumed for i in (0, 1)] == [12, 8]
 
 
-def test_per_fedavg_is_measured_after_one_step_on_training_data(tmp_path):
+def test_per_fedavg_is_evaluated_after_one_step_on_training_data(tmp_path):
     watch = run(per_fedavg(steps=1, inner_lr=ALPHA), tmp_path, rounds=1)
     w = watch.state.global_model.double().numpy()
     for kind, models in (
@@ -227,11 +233,11 @@ def test_per_fedavgs_personal_models_are_not_kept(tmp_path):
     federation = Federation(rounds=1, devices=1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
     done = federation.fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), per_fedavg())
     assert done.model("global") is not None
-    with pytest.raises(ValueError, match="got kind='personal'; this run's method has global"):
+    with pytest.raises(ValueError, match="got kind='personal'; the method of this run has global"):
         done.model("personal", client=0)
 
 
-def test_local_with_its_full_budget_trains_everybody_in_every_round(tmp_path):
+def test_local_with_its_full_budget_trains_all_clients_in_every_round(tmp_path):
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
     watch = fit(linear_module(LR), data, alone(full_budget=True, steps=2), tmp_path, rounds=3, clients_per_round=1)
     assert watch.sampled == {0: [0, 1], 1: [0, 1], 2: [0, 1]}

@@ -1,4 +1,4 @@
-"""Round 0, where equal centres and models would make every similarity tie (reading A26)."""
+"""Tests of round 0, in which equal centres and models would make all similarities tie (reading A26)."""
 
 import pytest
 import torch
@@ -39,10 +39,10 @@ def first_rounds(tmp_path, method=None, rounds=1, **options):
 
 def test_lcfed_does_not_collapse_into_one_cluster(tmp_path):
     watch = first_rounds(tmp_path)
-    opening, first = watch.history
-    assert (opening.round, first.round) == (-1, 0)
-    for each in (opening, first):
-        # the four true groups are 0-2, 3-5, 6-8, 9-11; which number a group gets is k-means's
+    warmup, first = watch.history
+    assert (warmup.round, first.round) == (-1, 0)
+    for each in (warmup, first):
+        # the four true groups are 0-2, 3-5, 6-8 and 9-11; k-means decides which number a group gets
         groups = each.assignment.reshape(4, 3)
         assert groups.tolist() == [[number] * 3 for number in groups[:, 0].tolist()]
         assert sorted(groups[:, 0].tolist()) == [0, 1, 2, 3]
@@ -52,7 +52,7 @@ def test_lcfed_does_not_collapse_into_one_cluster(tmp_path):
     assert first.row["cluster/ari"] == 1
 
 
-def test_before_round_0_phi_is_the_initial_embedding_and_nobody_has_a_model(tmp_path):
+def test_before_round_0_phi_is_the_initial_embedding_and_no_client_has_a_model(tmp_path):
     watch = first_rounds(tmp_path, rounds=0)
     state = watch.state
     assert torch.equal(state.global_model, state.initial)
@@ -61,25 +61,25 @@ def test_before_round_0_phi_is_the_initial_embedding_and_nobody_has_a_model(tmp_
     assert state.round == 0
 
 
-def test_after_round_0_only_the_sampled_have_taken_part(tmp_path):
+def test_after_round_0_only_sampled_clients_have_taken_part(tmp_path):
     watch = first_rounds(tmp_path)
     sampled, state = watch.sampled[0], watch.state
     assert len(sampled) == 5
     assert torch.nonzero(state.participated).flatten().tolist() == sampled == list(state.clients)
     means = torch.stack([state.clients[i].model for i in sampled]).mean(dim=0)
     torch.testing.assert_close(state.global_model, means)
-    opening = watch.history[0]
+    warmup = watch.history[0]
     for cluster in range(4):
         members = [i for i in sampled if state.assignment[i] == cluster]
         if members:
             mean = torch.stack([state.clients[i].model for i in members]).mean(dim=0)
             torch.testing.assert_close(state.centres[cluster], mean)
         else:
-            assert torch.equal(state.centres[cluster], opening.centres[cluster])
+            assert torch.equal(state.centres[cluster], warmup.centres[cluster])
 
 
 class LiteralStart(LowRankCosine):
-    """All centres at the initial model, as Algorithm 1 line 1 reads."""
+    """Sets all centres to the initial model, as Algorithm 1 line 1 reads."""
 
     def on_extra_round_end(self, server, state, uploads):
         super().on_extra_round_end(server, state, uploads)
@@ -87,17 +87,17 @@ class LiteralStart(LowRankCosine):
 
 
 @pytest.mark.parametrize("init", ["kmeans", "random"])
-def test_identical_centres_leave_r_as_it_is(tmp_path, init):
+def test_identical_centres_leave_the_assignment_unchanged(tmp_path, init):
     method = lcfed(4)
     method.clustering = [LiteralStart(4, 8, init=init)]
-    opening, first = first_rounds(tmp_path, method).history
-    assert len(opening.centres.unique(dim=0)) == 1
-    assert torch.equal(opening.assignment, first.assignment)
+    warmup, first = first_rounds(tmp_path, method).history
+    assert len(warmup.centres.unique(dim=0)) == 1
+    assert torch.equal(warmup.assignment, first.assignment)
     assert len(first.assignment.unique()) == 4
     assert len(first.centres.unique(dim=0)) > 1
 
 
-def test_fedac_begins_with_a_balanced_random_r_until_enough_have_taken_part(tmp_path):
+def test_fedac_keeps_a_balanced_random_assignment_until_enough_clients_took_part(tmp_path):
     watch = first_rounds(tmp_path, fedac(4), rounds=4)
     first, state = watch.history[0], watch.state
     assert first.assignment.bincount().tolist() == [3, 3, 3, 3]
@@ -115,7 +115,7 @@ def test_fedac_begins_with_a_balanced_random_r_until_enough_have_taken_part(tmp_
 
 
 @pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
-def test_the_same_clients_are_sampled_whatever_the_method(tmp_path):
+def test_all_methods_sample_the_same_clients(tmp_path):
     methods = [fedavg(), alone(), lcfed(4), lcfed(4, init="random", offline_clients=3, dimension=2), *BASELINES]
     methods += [fedac(4), fedclust(num_clusters=4), ascfl(incentive=False)]
     module = blobs_module()
@@ -145,7 +145,7 @@ def test_a_client_that_was_never_sampled_has_the_shared_part_and_the_initial_res
 
 @pytest.fixture
 def starts(monkeypatch):
-    """The models that local runs start from, in the order of the runs."""
+    """Records the models that local runs start from, in the order of the runs."""
     seen = []
 
     def watched(*arguments):
@@ -162,8 +162,12 @@ OTHERS = [fedavg(), alone(), lcfed(4), fedac(4), fedclust(num_clusters=4), ascfl
 
 @pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
 @pytest.mark.parametrize("method", [*OTHERS, *BASELINES], ids=lambda method: type(method.exchange).__name__)
-def test_every_method_begins_at_the_same_initial_model(tmp_path, starts, method):
-    """All five clients do; those of IFCA at one of the models that are drawn as it is, each with a number."""
+def test_every_method_starts_from_the_same_initial_model(tmp_path, starts, method):
+    """Checks this for all five clients.
+
+    With IFCA, a client starts from one of the cluster models, which are drawn like the initial model, each with its
+    own number.
+    """
     module = blobs_module()
     watch = fit(module, blobs(12), method, tmp_path, rounds=1, clients_per_round=5)
     number_of = {module.initial_model(0, number).numpy().tobytes(): number for number in range(20)}
@@ -175,6 +179,6 @@ def test_every_method_begins_at_the_same_initial_model(tmp_path, starts, method)
         assert len(set(first)) > 1
 
 
-def test_the_initial_model_is_the_seeds(tmp_path):
+def test_the_initial_model_depends_on_the_seed(tmp_path):
     initial = [fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=0, seed=seed).state.initial for seed in (0, 1)]
     assert not torch.equal(*initial)

@@ -1,4 +1,4 @@
-"""Runs that must be equal, bit for bit or to rounding."""
+"""Tests that runs which should be equal are equal, bit for bit or up to rounding."""
 
 from functools import partial
 
@@ -34,11 +34,11 @@ from tests.helpers.builders import (
 from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
-# what a method is when its own part is switched off
+# methods whose distinctive part is switched off
 
 
 def noisy():
-    """With dropout, so that the clients' random streams count too."""
+    """Returns a network with dropout, so that the clients' random streams matter."""
     return SplitNetwork(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(12, 8))
 
 
@@ -65,7 +65,7 @@ def test_fedac_without_pulls_is_local(tmp_path):
 
 
 class NoisyNormed(SplitNetwork):
-    """Dropout and batch normalisation: streams and buffers count."""
+    """A network with dropout and batch normalisation, so that random streams and buffers matter."""
 
     def __init__(self):
         body = nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3))
@@ -88,7 +88,7 @@ NO_LAYER = "ignore:method.exchange. Shared.* shares no layer"
     [(fedprox, "decision"), (fedper, None), (partial(lg_fedavg, 3), "decision")],
     ids=["fedprox, mu 0", "fedper, empty head", "lg, all layers"],
 )
-def test_what_is_fedavg_bit_for_bit(tmp_path, method, cut):
+def test_methods_that_equal_fedavg_bit_for_bit(tmp_path, method, cut):
     plain, other = normed_run(tmp_path, fedavg(), cut), normed_run(tmp_path, method(), cut)
     assert torch.equal(other.global_model, plain.global_model)
     assert other.total_bytes == plain.total_bytes
@@ -96,7 +96,7 @@ def test_what_is_fedavg_bit_for_bit(tmp_path, method, cut):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, momentum):
+def test_fednova_with_equal_steps_is_fedavg_up_to_rounding(tmp_path, momentum):
     plain, other = (normed_run(tmp_path, method(), momentum=momentum) for method in (fedavg, fednova))
     torch.testing.assert_close(other.global_model, plain.global_model, rtol=0, atol=1e-6)
     unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=momentum)
@@ -105,8 +105,8 @@ def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("engine", ["compiled", "stacked", pytest.param("fused", marks=pytest.mark.slow)])
-def test_the_other_engines_keep_these(tmp_path, engine, momentum):
-    """Above a dropout or a batch normalisation has everything run in the sequential one."""
+def test_the_other_engines_keep_these_equalities(tmp_path, engine, momentum):
+    """Uses a plain network; dropout and batch normalisation make the tests above run in the sequential engine."""
 
     def run(method):
         optimizer = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
@@ -122,34 +122,37 @@ def test_the_other_engines_keep_these(tmp_path, engine, momentum):
 
 
 @pytest.mark.filterwarnings(NO_LAYER, "ignore:model.cut. NoisyNormed registers")
-def test_fedper_with_an_empty_base_is_local(tmp_path):
+def test_fedper_with_an_empty_embedding_is_local(tmp_path):
     assert_same_clients(
         normed_run(tmp_path, fedper(), cut="embedding.0"), normed_run(tmp_path, alone(), cut="embedding.0")
     )
 
 
-def test_lg_is_fedper_with_the_complement_shared(tmp_path):
-    """The embedding shared by its layers' names is FedPer."""
+def test_lg_fedavg_that_shares_the_embedding_is_fedper(tmp_path):
+    """Checks that LG-FedAvg with the embedding's layers named as shared is FedPer."""
     named = Method(LocalTraining(steps=3), SharedLayers(["embedding"]), GlobalMean())
     assert_same_state(normed_run(tmp_path, named), normed_run(tmp_path, fedper()))
 
 
-def test_stragglers_that_all_have_one_epoch_are_fedavg_with_one(tmp_path):
+def test_if_all_stragglers_run_one_epoch_it_is_fedavg_with_one_epoch(tmp_path):
     one, all_straggle = (
         normed_run(tmp_path, fedavg(**local)) for local in ({"epochs": 1}, {"epochs": 2, "stragglers": 1.0})
     )
     assert_same_state(one, all_straggle)
 
 
-def test_the_full_budget_is_local_where_everybody_is_sampled(tmp_path):
+def test_the_full_budget_equals_local_with_all_clients_sampled(tmp_path):
     every = {"clients_per_round": 1.0, "rounds": 2}
     assert_same_state(
         normed_run(tmp_path, alone(), **every), normed_run(tmp_path, alone(True), rounds=2, clients_per_round=3)
     )
 
 
-def test_per_fedavg_that_does_not_look_ahead_is_fedavg_on_the_second_batches(tmp_path):
-    """alpha = 0, beta the optimizer's rate; of the batches only b2 counts: clients with one batch have no other."""
+def test_per_fedavg_without_an_inner_step_is_fedavg_on_the_second_batches(tmp_path):
+    """Sets alpha = 0 and beta to the optimizer's rate.
+
+    Only batch b2 then matters, and a client with one batch has no other batch.
+    """
     inputs, targets, train, test = two_sided(3, size=8)
     runs = [
         fit(linear_module(0.3), dealt(inputs, targets, train, test=test), method, tmp_path, rounds=3).state
@@ -158,8 +161,11 @@ def test_per_fedavg_that_does_not_look_ahead_is_fedavg_on_the_second_batches(tmp
     torch.testing.assert_close(runs[0].global_model, runs[1].global_model, rtol=0, atol=1e-6)
 
 
-def test_one_cluster_of_participants_that_starts_from_its_centre_is_fedavg(tmp_path):
-    """From the first centre on, the mean of the offline models, which FedAvg is given as its initial model."""
+def test_one_cluster_that_starts_from_its_centre_is_fedavg(tmp_path):
+    """Compares the runs from the first centre on.
+
+    This centre is the mean of the offline models, which FedAvg gets as its initial model.
+    """
     local, mean = LocalTraining(steps=3, start="centre"), ClusterMean("participants", "participants")
     clustered = fit(blobs_module(), blobs(12), lcfed(1, local, mean), tmp_path, rounds=4, clients_per_round=5)
 
@@ -180,7 +186,7 @@ def test_one_cluster_of_participants_that_starts_from_its_centre_is_fedavg(tmp_p
 # ties
 
 
-def test_r_never_changes_while_all_similarities_tie(tmp_path, monkeypatch):
+def test_the_assignment_never_changes_while_all_similarities_tie(tmp_path, monkeypatch):
     monkeypatch.setattr(
         lcfl.methods.clustering.low_rank_cosine, "cosine", lambda codes, centres: torch.zeros(len(codes), len(centres))
     )
@@ -191,11 +197,11 @@ def test_r_never_changes_while_all_similarities_tie(tmp_path, monkeypatch):
         assert torch.equal(each.assignment, watch.history[0].assignment)
 
 
-# the numbers of the clients
+# the numbering of the clients
 
 
-ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 1, "gamma_max": 0.5}  # a split as soon as updates disagree
-PERMUTED = {  # and mu, lambda
+ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 1, "gamma_max": 0.5}  # splits as soon as updates disagree
+PERMUTED = {  # method, mu and lambda
     "fedavg": (partial(fedavg, steps=2), 0.0, 0.0),
     "local": (partial(alone, steps=2), 0.0, 0.0),
     "fedprox": (partial(fedprox, steps=2), 0.4, 0.0),
@@ -219,9 +225,9 @@ PERMUTED = {  # and mu, lambda
 
 @pytest.mark.parametrize("name", PERMUTED)
 def test_permuting_the_clients_permutes_the_results(tmp_path, name):
-    """Every client has one batch, so that nothing is drawn by its number."""
+    """Gives every client one batch, so that no random draw depends on its number."""
     inputs, targets, train, test = two_sided(6, size=8)
-    train = [share[: 8 - i] for i, share in enumerate(train)]  # different sizes: weights go along
+    train = [share[: 8 - i] for i, share in enumerate(train)]  # different sizes, so that the weights are permuted too
     order = [4, 2, 0, 5, 1, 3]
     method, mu, lam = PERMUTED[name]
     module = linear_module(0.3, cluster_weight=mu, global_weight=lam)

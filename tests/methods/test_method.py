@@ -1,4 +1,4 @@
-"""Which parts make a method, and which do not fit together."""
+"""Tests of which parts make a method and which do not fit together."""
 
 from dataclasses import replace
 
@@ -50,19 +50,19 @@ def test_parts_that_fit(exchange, aggregation, clustering):
 
 
 @pytest.mark.parametrize("aggregation", [GlobalMean(), PARTICIPANTS, ClusterMean()])
-def test_nothing_to_merge(aggregation):
+def test_an_aggregation_without_uploads_is_refused(aggregation):
     name = type(aggregation).__name__
     with pytest.raises(ValueError, match=f"{name} reads model .* NoExchange uploads nothing. Use .* it: .*FullModel"):
         method(NoExchange(), aggregation)
 
 
-def test_nothing_to_cluster():
+def test_a_clustering_without_uploads_is_refused():
     with pytest.raises(ValueError, match=r"LowRankCosine reads model .* NoExchange uploads nothing"):
         method(NoExchange(), NoAggregation(), LowRankCosine())
 
 
-def test_one_model_for_all_and_clusters():
-    with pytest.raises(ValueError, match="LowRankCosine needs a centre for every cluster, and GlobalMean makes one"):
+def test_a_clustering_with_one_model_for_all_clients_is_refused():
+    with pytest.raises(ValueError, match="LowRankCosine needs a centre for every cluster, but GlobalMean makes one"):
         method(CentreAndEmbedding(), GlobalMean(), LowRankCosine())
 
 
@@ -73,22 +73,22 @@ def test_a_mean_over_stored_models_needs_stored_models(over, embedding_over):
 
 
 @pytest.mark.parametrize("exchange", [SharedEmbedding(), SharedLayers(1)])
-def test_what_stays_with_a_client_is_not_merged(exchange):
+def test_a_part_that_stays_with_a_client_cannot_be_merged(exchange):
     with pytest.raises(
         ValueError, match=rf"ClusterMean over stored models needs .* {type(exchange).__name__} keeps none"
     ):
         method(exchange, ClusterMean())
 
 
-def test_a_normaliser_comes_from_a_local_update_that_finds_it():
+def test_a_normaliser_needs_a_local_update_that_provides_it():
     Method(NormalisedTraining(steps=1), NormalisedModel(), NormalisedMean())
-    with pytest.raises(ValueError, match="NormalisedModel sends normaliser, and LocalTraining finds nothing beside"):
+    with pytest.raises(ValueError, match="NormalisedModel uploads normaliser, but LocalTraining provides nothing in"):
         method(NormalisedModel(), NormalisedMean())
     with pytest.raises(ValueError, match=r"NormalisedMean reads normaliser .* FullModel uploads model"):
         method(FullModel(), NormalisedMean())
 
 
-def test_what_a_local_update_reads_is_sent():
+def test_an_exchange_must_send_what_a_local_update_reads():
     Method(LeastLossTraining(steps=1), AllCentres(), PARTICIPANTS)
     with pytest.raises(
         ValueError, match=r"LeastLossTraining reads centres .* FullModel sends model\. .* it: AllCentres"
@@ -107,14 +107,15 @@ def test_an_adapted_model_needs_an_adaptation():
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (fedper(), "SharedEmbedding uploads a part of one, or another"),
-        (lg_fedavg(), "SharedLayers uploads a part of one, or another"),
-        (cgpfl(), "EnvelopeModel uploads a part of one, or another"),
+        (fedper(), "SharedEmbedding uploads a part of the trained model, or a different model"),
+        (lg_fedavg(), "SharedLayers uploads a part of the trained model, or a different model"),
+        (cgpfl(), "EnvelopeModel uploads a part of the trained model, or a different model"),
         (fednova(), "NormalisedModel uploads normaliser"),
         (ifca(), "AllCentres uploads cluster"),
     ],
 )
-def test_transforms_need_whole_trained_models_and_nothing_else(made, says):
+def test_transforms_need_uploads_of_whole_trained_models_only(made, says):
     exchange = replace(made.exchange, transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
-    with pytest.raises(ValueError, match=rf"method.exchange: transforms work on .*; {says}\. Set transforms: \[\]"):
+    text = rf"method.exchange: transforms work only on .*; {says}\. Set transforms: \[\]"
+    with pytest.raises(ValueError, match=text):
         replace(made, exchange=exchange)

@@ -1,4 +1,4 @@
-"""What becomes of BatchNorm's statistics under each policy, in every kind of model, by hand."""
+"""BatchNorm's statistics under each buffer policy in every kind of model, computed by hand."""
 
 from collections import Counter
 from functools import partial
@@ -63,23 +63,23 @@ def module(policy, network=Scaled, lr=0.0):
 
 
 def data():
-    """Batches of two: client 0 has the numbers 0 and 2 (mean 1, variance 2), client 1 four times 6, in two batches."""
+    """Returns batches of two. Client 0 has 0 and 2 (mean 1, variance 2), client 1 has 6 four times in two batches."""
     inputs = [[0.0], [2], [6], [6], [6], [6], [1], [5]]
     return dealt(inputs, [0, 1, 0, 1, 0, 1, 1, 0], [[0, 1], [2, 3, 4, 5]], test=[[6], [7]], batch_size=2)
 
 
 def losses(made, norms):
-    """Of each client's one test image, with the initial parameters and these (mean, var)."""
+    """Returns the loss of each client's only test sample with the initial parameters and these (mean, var)."""
     *_, w0, w1, b0, b1 = made.initial_model(0)[:P].tolist()
-    found = []
+    values = []
     for (mean, var), x, label in zip(norms, (1, 5), (1, 0), strict=True):
         scores = np.array([w0, w1]) * (x - mean) / np.sqrt(var + 1e-5) + [b0, b1]
-        found.append(np.log(np.exp(scores).sum()) - scores[label])
-    return found
+        values.append(np.log(np.exp(scores).sum()) - scores[label])
+    return values
 
 
-# Mean, variance and counter of each client after one round of one epoch without learning, from 0, 1 and 0: halfway
-# to every batch's. Client 1 has two batches. Then those after one more epoch.
+# Mean, variance and counter of each client after one round of one epoch without learning. They start at 0, 1 and 0 and
+# move halfway to the statistics of each batch. Client 1 has two batches. TWICE holds the values after one more epoch.
 ONCE = [[0.5, 1.5, 1], [4.5, 0.25, 2]]
 TWICE = [[0.75, 1.75, 2], [5.625, 0.0625, 4]]
 WEIGHTED = [(2 * 0.5 + 4 * 4.5) / 6, (2 * 1.5 + 4 * 0.25) / 6, 2]
@@ -87,13 +87,13 @@ UNIFORM = [2.5, 0.875, 2]
 
 
 def one_more(start):
-    """Both clients' statistics an epoch after the same ones."""
+    """Returns both clients' statistics one epoch after they started from the same statistics."""
     mean, var, count = start
     return [[(mean + 1) / 2, (var + 2) / 2, count + 1], [(mean + 18) / 4, var / 4, count + 2]]
 
 
 def expected(policy, kind, merged):
-    """The statistics that each client's model of a kind is measured with; `merged`: what the server's mean has."""
+    """Returns the statistics for evaluating each client's model of a kind; `merged` are those of the server's mean."""
     if policy == "local":
         return TWICE if kind == "after_local" else ONCE
     if policy == "keep_server":
@@ -104,7 +104,7 @@ def expected(policy, kind, merged):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_fedavg_by_hand(tmp_path, policy):
+def test_fedavg_computed_by_hand(tmp_path, policy):
     made = module(policy)
     watch = fit(made, data(), fedavg(epochs=1), tmp_path)
     state, exchanged = watch.state, policy == "average"
@@ -118,14 +118,14 @@ def test_fedavg_by_hand(tmp_path, policy):
         assert state.clients.blank.buffers.tolist() == [0, 1, 0]
     else:
         assert [state.clients[i].buffers.tolist() for i in (0, 1)] == ONCE
-        assert state.clients[0].model is None  # nothing else is kept
+        assert state.clients[0].model is None  # the client keeps nothing else
     for kind in ("global", "after_local"):
         wanted = losses(made, [row[:2] for row in expected(policy, kind, WEIGHTED)])
         assert watch.metrics[f"test/own_split/{kind}/loss"] == pytest.approx(np.mean(wanted), rel=1e-5), kind
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_lcfed_with_one_cluster_by_hand(tmp_path, policy):
+def test_lcfed_with_one_cluster_computed_by_hand(tmp_path, policy):
     made = module(policy)
     method = Method(LocalTraining(epochs=1), CentreAndEmbedding(), ClusterMean())
     watch = fit(made, data(), method, tmp_path)
@@ -136,8 +136,8 @@ def test_lcfed_with_one_cluster_by_hand(tmp_path, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_local_by_hand(tmp_path, policy):
-    """The second round goes on with the statistics of the first, except where they are the server's."""
+def test_local_computed_by_hand(tmp_path, policy):
+    """The second round continues with the statistics of the first, unless the server keeps them."""
     made = module(policy)
     watch = fit(made, data(), alone(epochs=1), tmp_path, rounds=2)
     states = [watch.state.clients[i] for i in (0, 1)]
@@ -152,20 +152,20 @@ def test_local_by_hand(tmp_path, policy):
     assert watch.rows[0]["comm/total_bytes"] == 0
 
 
-METHODS = {  # and how many batches a run of it trains on
+METHODS = {  # and the number of batches that a participation trains on
     "fedprox": (fedprox(steps=2), 2),
     "fednova": (fednova(steps=2), 2),
     "fedper": (fedper(steps=2), 2),
     "lg_fedavg": (lg_fedavg(1, steps=2), 2),
     "per_fedavg": (per_fedavg(steps=2), 4),
-    "per_fedavg, exact": (per_fedavg(steps=2, hessian=True), 4),  # the Hessian's batch is looked at, not trained on
+    "per_fedavg, exact": (per_fedavg(steps=2, hessian=True), 4),  # the batch for the Hessian changes no buffers
     "ifca": (ifca(2), 3),
     "fesem": (fesem(3), 3),
     "cfl": (cfl(eps1=1e9, eps2=0.0, min_round=0, stale_max=9), 3),
     "fedgroup": (fedgroup(4, pretrain_steps=3, clients_per_group=1), 3),
     "fl_hc": (fl_hc(1, num_clusters=3), 3),
     "pacfl": (pacfl(), 3),
-    "cgpfl": (cgpfl(3), 15),  # three, five times each
+    "cgpfl": (cgpfl(3), 15),  # three batches, five times each
     "cgpfl_prox": (cgpfl_prox(3), 3),
     "lcfed": (lcfed(2), 3),
     "fedac": (fedac(2), 3),
@@ -184,7 +184,7 @@ def test_every_method_follows_the_policy(tmp_path, name, policy):
     for client in range(12):
         own = state.clients[client].buffers
         if policy == "local":
-            assert own[-1] == batches * times[client]  # the counter of batches seen; an opening leaves none behind
+            assert own[-1] == batches * times[client]  # the counter of batches seen; a warm-up round leaves none behind
         else:
             assert own is state.clients.blank.buffers
     if policy == "average":
@@ -203,7 +203,7 @@ def test_a_client_that_never_took_part_has_the_initial_buffers(tmp_path):
         assert (buffers is watch.state.clients.blank.buffers) == (client not in sampled)
 
 
-def test_initial_buffers_may_be_drawn_or_read_from_a_file(tmp_path):
+def test_initial_buffers_can_be_drawn_or_read_from_a_file(tmp_path):
     class Random(SplitNetwork):
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -221,7 +221,7 @@ def test_initial_buffers_may_be_drawn_or_read_from_a_file(tmp_path):
         assert torch.equal(torch.cat([each.initial_model(0), each.initial_buffers(0)]), modules[0].initial_model(0))
 
 
-def test_models_to_take_away_have_the_clients_buffers(tmp_path):
+def test_exported_models_have_the_buffers_of_the_client(tmp_path):
     federation = lcfl.Federation(1, devices=1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
     run = federation.fit(module("local"), data(), fedavg(epochs=1))
     norms = [run.model("global", client=client).embedding for client in (0, 1)] + [run.model("global").embedding]
@@ -239,7 +239,7 @@ def test_models_to_take_away_have_the_clients_buffers(tmp_path):
         pytest.param("average", "lcfed", marks=pytest.mark.slow),
     ],
 )
-def test_ranks_and_a_resumption_do_not_change_bits(tmp_path, policy, method):
+def test_the_number_of_ranks_and_a_resumption_do_not_change_the_bits(tmp_path, policy, method):
     words = (
         "-c",
         "model: {network: {class_path: tests.helpers.builders.NormedMLP}}",
@@ -257,7 +257,7 @@ def test_ranks_and_a_resumption_do_not_change_bits(tmp_path, policy, method):
 
 
 @pytest.mark.parametrize("own", [(), (1,), (0, 1, 4)])
-def test_checkpoints_keep_own_buffers(tmp_path, own):
+def test_checkpoints_keep_the_buffers_of_clients(tmp_path, own):
     state = full_state()
     state.clients.blank = ClientState(state.initial, buffers=torch.tensor([0.0, 1.0]))
     for client in (0, 1, 4):
@@ -283,16 +283,16 @@ def test_a_client_whose_upload_is_not_finite_is_left_out():
 
 
 @pytest.mark.parametrize(("policy", "number"), [("average", 1), ("keep_server", 1), ("local", 12)])
-def test_one_measurement_for_those_who_share_model_and_buffers(tmp_path, monkeypatch, policy, number):
+def test_clients_that_share_model_and_buffers_are_evaluated_once(tmp_path, monkeypatch, policy, number):
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), fedavg(), tmp_path)
-    measured, ranks = [], watch.server.ranks
+    measured, ranks = [], watch.server.transport
     original = ranks.map
     monkeypatch.setattr(ranks, "map", lambda tasks, work: measured.extend(tasks) or original(tasks, work))
     watch.server.evaluate(watch.state, ["global"], ["test"])
     assert len(measured) == number
 
 
-def test_another_word_is_refused_and_a_policy_without_buffers_warned_of(tmp_path):
+def test_an_unknown_policy_is_refused_and_a_policy_without_buffers_causes_a_warning(tmp_path):
     with pytest.raises(ValueError, match=r"buffer_policy: got 'drop'; allowed are average, keep_server and local"):
         module("drop")
     with pytest.warns(UserWarning, match=r"model.buffer_policy: MLP has no buffers, so it has no effect"):
@@ -319,5 +319,5 @@ def test_resnet18(tmp_path, method, policy):
     if policy == "local":
         taken = [i for i in range(3) if watch.state.clients[i].buffers is not watch.state.clients.blank.buffers]
         assert taken == watch.sampled[0] and len(watch.state.clients[taken[0]].buffers) == 2 * 4_800 + 20
-        assert watch.state.clients[taken[0]].buffers[-1] == 3  # the last counter: three steps
+        assert watch.state.clients[taken[0]].buffers[-1] == 3  # the last counter, after three steps
     assert len(watch.state.global_model) == made.layout.size

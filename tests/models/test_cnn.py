@@ -1,4 +1,4 @@
-"""The family of small networks: the parameter counts of the literature and the layers one by one."""
+"""The family of small networks: its layers one by one, and parameter counts as in the literature."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_parameter_counts(arguments, num_parameters, num_decision):
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_layers_one_by_one(batch_norm):
+def test_the_output_equals_that_of_the_layers_one_by_one(batch_norm):
     network = CNN(2, 12, 3, channels=[4, 5], kernel_size=3, padding=1, hidden=[7, 6], batch_norm=batch_norm)
     inputs = torch.randn(4, 2, 12, 12)
     x, layers = inputs, network.embedding
@@ -62,7 +62,7 @@ def test_the_convolutions_alone_can_be_the_embedding():
     assert Layout.from_network(CNN(), "embedding.fc1").num_embedding == 32 * 75 + 32 + 64 * 800 + 64
 
 
-def test_images_must_last_for_all_convolutions():
+def test_images_must_be_large_enough_for_all_convolutions():
     assert CNN(1, 16, channels=[2, 2], padding=0)(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
     with pytest.raises(ValueError, match=r"image_size 15 leaves no pixel after 2 convolutions with kernel_size 5"):
         CNN(1, 15, channels=[2, 2], padding=0)

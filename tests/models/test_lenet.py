@@ -1,4 +1,4 @@
-"""LeNet-5: the parameter counts of the literature and the layers one by one."""
+"""LeNet-5: its layers one by one, and parameter counts as in the literature."""
 
 import pytest
 import torch
@@ -26,12 +26,12 @@ def test_parameter_counts(arguments, num_parameters, num_embedding):
     assert network(torch.zeros(2, channels, side, side)).shape == (2, classes)
 
 
-def test_defaults_are_cifar10s():
+def test_the_defaults_fit_cifar10():
     assert Layout.from_network(LeNet5()).num_parameters == 62_006
 
 
 @pytest.mark.parametrize("padding", [0, 2])
-def test_layers_one_by_one(padding):
+def test_the_output_equals_that_of_the_layers_one_by_one(padding):
     network = LeNet5(3, 32, 10, padding)
     inputs = torch.randn(2, 3, 32, 32)
     x, layers = inputs, network.embedding
@@ -47,5 +47,5 @@ def test_layers_one_by_one(padding):
 
 def test_the_smallest_image_has_16_pixels():
     assert LeNet5(1, 16)(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
-    with pytest.raises(ValueError, match=r"image_size 15 with padding 0 leaves no pixel; at least 16"):
+    with pytest.raises(ValueError, match=r"image_size 15 with padding 0 leaves no pixel; use at least 16"):
         LeNet5(1, 15)

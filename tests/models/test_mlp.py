@@ -1,4 +1,4 @@
-"""The multilayer perceptron: parameter counts and the layers one by one."""
+"""The multilayer perceptron: its parameter counts, and its layers one by one."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from lcfl.models import MLP, Layout
 @pytest.mark.parametrize(
     ("arguments", "num_parameters", "num_embedding"),
     [
-        ((784, [200], 10), 159_010, 157_000),  # IFCA's, the literature
+        ((784, [200], 10), 159_010, 157_000),  # IFCA's network, as in the literature
         ((64,), 4_810, 4_160),
         ((16, [32, 8], 4), 16 * 32 + 32 + 32 * 8 + 8 + 36, 16 * 32 + 32 + 32 * 8 + 8),
         ((16, [], 4), 68, 0),
@@ -20,7 +20,7 @@ def test_parameter_counts(arguments, num_parameters, num_embedding):
     assert (layout.num_parameters, layout.num_embedding, layout.size) == (num_parameters, num_embedding, num_parameters)
 
 
-def test_layers_one_by_one():
+def test_the_output_equals_that_of_the_layers_one_by_one():
     network = MLP(12, [5, 4], 3)
     inputs = torch.randn(6, 3, 2, 2)
     x = inputs.reshape(6, 12)

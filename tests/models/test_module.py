@@ -1,4 +1,4 @@
-"""The regularised loss of LCFed Eq. 2, and a module that a federation and lightning.Trainer both train."""
+"""The regularised loss of LCFed Eq. 2, and a module that both a federation and lightning.Trainer can train."""
 
 import warnings
 from functools import partial
@@ -21,7 +21,7 @@ def flat(tensors):
 
 
 def pulled(mu=0.7, lam=0.3):
-    """A module in float64 with an Omega and a Phi that are not its own, and a batch."""
+    """Returns a module in float64 that is pulled towards random Omega and Phi, these targets, and a batch."""
     with rng.scope(0, "network"):
         module = FederatedModule(partial(MLP, 4, [5], 3), cluster_weight=mu, global_weight=lam).double()
     draw = torch.Generator().manual_seed(0)
@@ -38,22 +38,22 @@ def gradient(module, batch):
     return flat([parameter.grad for parameter in module.network.parameters()])
 
 
-def test_the_gradient_is_that_of_the_written_objective():
+def test_the_gradient_matches_finite_differences_of_the_objective():
     module, _, _, batch = pulled()
-    found = gradient(module, batch)
+    analytic = gradient(module, batch)
     parameters, step = list(module.network.parameters()), 1e-6
     vector = parameters_to_vector(parameters).detach()
-    for place in range(len(vector)):
+    for position in range(len(vector)):
         sides = []
         for sign in (1, -1):
             moved = vector.clone()
-            moved[place] += sign * step
+            moved[position] += sign * step
             vector_to_parameters(moved, parameters)
             sides.append(module.training_step(batch).item())
-        assert found[place].item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
+        assert analytic[position].item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
 
 
-def test_the_objective_is_equation_2():
+def test_the_objective_is_equation_2_of_lcfed():
     module, centre, embedding, batch = pulled(mu=0.7, lam=0.3)
     w = flat(module.network.parameters())
     phi = w[: module.layout.num_embedding]
@@ -73,7 +73,7 @@ def test_the_step_is_line_4_of_local_update(mu, lam):
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_zero_weights_change_nothing_and_cost_nothing(monkeypatch):
+def test_pulls_with_zero_weight_change_nothing_and_cost_nothing(monkeypatch):
     module, _, _, batch = pulled(mu=0.0, lam=0.0)
     with_pulls = module.training_step(batch)
     monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
@@ -83,7 +83,7 @@ def test_zero_weights_change_nothing_and_cost_nothing(monkeypatch):
     assert torch.equal(with_pulls, module.training_step(batch))
 
 
-def test_without_targets_the_weights_have_no_effect(monkeypatch):
+def test_the_weights_of_pulls_have_no_effect_without_targets(monkeypatch):
     module, _, _, batch = pulled()
     module.pull_towards()
     monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
@@ -94,7 +94,7 @@ def test_the_regulariser_is_float32_under_autocast():
     module = blobs_module(cluster_weight=0.7, global_weight=0.3)
     layout = module.layout
     w = layout.pack(module.network)
-    module.pull_towards(w + 1e-3, w[: layout.num_embedding] - 1e-3)  # differences that bfloat16 cannot see
+    module.pull_towards(w + 1e-3, w[: layout.num_embedding] - 1e-3)  # differences that bfloat16 cannot represent
     outside = module.regularizer()
     with torch.autocast("cpu", torch.bfloat16):
         assert module(torch.zeros(2, 16)).dtype == torch.bfloat16
@@ -115,7 +115,7 @@ def test_an_overridden_training_step_takes_effect(tmp_path):
         fit(kind(make, partial(torch.optim.SGD, lr=lr)), blobs(4), fedavg(), tmp_path, engine="sequential").state
         for kind, lr in ((Doubled, 0.05), (FederatedModule, 0.1), (FederatedModule, 0.05))
     ]
-    assert torch.equal(states[0].global_model, states[1].global_model)  # doubling is exact
+    assert torch.equal(states[0].global_model, states[1].global_model)  # doubling does not round
     assert not torch.equal(states[0].global_model, states[2].global_model)
 
 
@@ -139,7 +139,7 @@ def test_the_default_optimizer_is_sgd_with_rate_0_01():
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.01, 0)
 
 
-def test_trains_under_lightnings_trainer_with_the_same_data(tmp_path):
+def test_lightnings_trainer_trains_the_module_with_the_same_data(tmp_path):
     module, data = blobs_module(cluster_weight=0.5), blobs()
     before = module.layout.pack(module.network)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -162,13 +162,13 @@ def test_trains_under_lightnings_trainer_with_the_same_data(tmp_path):
     assert torch.equal(labels, module.network(inputs).argmax(dim=1))
 
 
-def test_metrics_of_ones_own_are_logged_by_name(tmp_path):
+def test_user_defined_metrics_are_logged_by_name(tmp_path):
     metrics = {"acc": MulticlassAccuracy(average="micro"), "top2": MulticlassAccuracy(8, top_k=2, average="micro")}
-    found = fit(blobs_module(metrics=metrics), blobs(4), fedavg(), tmp_path).metrics
-    assert found["test/own_split/global/top2"] > found["test/own_split/global/acc"]
+    logged = fit(blobs_module(metrics=metrics), blobs(4), fedavg(), tmp_path).metrics
+    assert logged["test/own_split/global/top2"] > logged["test/own_split/global/acc"]
 
 
-def test_initial_models_are_addressed_by_seed_and_number():
+def test_seed_and_number_determine_an_initial_model():
     module, other = blobs_module(), blobs_module()
     models = {(seed, number): module.initial_model(seed, number) for seed in (0, 1) for number in (0, 1)}
     for address, model in models.items():
@@ -178,7 +178,7 @@ def test_initial_models_are_addressed_by_seed_and_number():
         assert torch.equal(models[0, 1], module.layout.pack(module.make_network()))
 
 
-def test_drawing_an_initial_model_leaves_generator_and_network_alone():
+def test_drawing_an_initial_model_does_not_change_generator_and_network():
     module = blobs_module()
     state, model = torch.get_rng_state(), module.layout.pack(module.network)
     module.initial_model(0)
@@ -186,7 +186,7 @@ def test_drawing_an_initial_model_leaves_generator_and_network_alone():
     assert torch.equal(module.layout.pack(module.network), model)
 
 
-def test_an_initial_model_has_its_buffers():
+def test_an_initial_model_includes_buffers():
     assert FederatedModule(Normed).initial_model(0)[23:].tolist() == [0, 0, 0, 1, 1, 1, 0]
 
 
@@ -198,12 +198,12 @@ def test_initial_models_can_come_from_a_file(tmp_path):
     weights = module.layout.pack(trained)
     for seed, number in ((0, 0), (0, 1), (1, 0)):
         assert torch.equal(module.initial_model(seed, number), weights)
-    assert torch.equal(module.layout.pack(module.network), weights)  # where lightning.Trainer begins
+    assert torch.equal(module.layout.pack(module.network), weights)  # lightning.Trainer begins with these weights
     module.initial_model(0).zero_()
     assert torch.equal(module.initial_model(0), weights)
 
 
-def test_the_fingerprint_of_initial_weights_sees_their_values_only(tmp_path):
+def test_the_fingerprint_of_initial_weights_depends_on_their_values_only(tmp_path):
     state = linear_module().network.state_dict()
     prints = []
     for name, change in (("a.pt", 0.0), ("b.pt", 0.0), ("c.pt", 1e-3)):
@@ -214,13 +214,13 @@ def test_the_fingerprint_of_initial_weights_sees_their_values_only(tmp_path):
 
 
 def test_a_finished_network_is_refused():
-    with pytest.raises(ValueError, match=r"model.network: got a finished MLP; needed is what makes a new one.*lambda"):
+    with pytest.raises(ValueError, match=r"model.network: got a finished MLP; it must be a factory of .*lambda"):
         FederatedModule(MLP(4, [5], 3))
 
 
 @pytest.mark.parametrize("name", ["cluster_weight", "global_weight"])
 @pytest.mark.parametrize("value", [-0.1, float("nan")])
-def test_a_weight_is_not_negative(name, value):
+def test_a_negative_weight_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"model.{name}: got {value}.*>= 0"):
         linear_module(**{name: value})
 
@@ -230,7 +230,7 @@ def test_an_unknown_cut_is_refused():
         linear_module(cut="fc")
 
 
-def test_what_a_step_logs_becomes_a_metric_of_the_round(tmp_path):
+def test_a_value_that_a_step_logs_becomes_a_metric_of_the_round(tmp_path):
     class Logs(FederatedModule):
         def training_step(self, batch, batch_idx=0):
             self.log("train/step", batch_idx, prog_bar=True)
@@ -268,7 +268,7 @@ def test_a_step_may_return_its_loss_in_a_dict(tmp_path, engine):
     ("returned", "got"),
     [(None, "NoneType"), ({"acc": torch.ones(())}, "dict"), (torch.ones(3), r"shape \[3\]"), (0.5, "float")],
 )
-def test_a_step_that_returns_no_loss_says_what_it_must(returned, got):
+def test_a_step_that_returns_no_loss_is_refused(returned, got):
     class Other(FederatedModule):
         def training_step(self, batch, batch_idx=0):
             return returned
@@ -287,15 +287,15 @@ def test_a_step_that_returns_no_loss_says_what_it_must(returned, got):
         (None, "NoneType"),
     ],
 )
-def test_a_metric_that_is_no_number_is_named(value, got):
+def test_a_metric_that_is_not_one_number_is_refused(value, got):
     module = linear_module()
-    message = rf"^self.log\('train/acc'\): got {got}; a metric is one number: .*torchmetrics object gives when"
+    message = rf"^self.log\('train/acc'\): got {got}; a metric must be one number. .*torchmetrics object returns when"
     with module.collecting() as logged, pytest.raises(ValueError, match=message):
         module.log("train/acc", value)
     assert not logged
 
 
-def test_nothing_is_collected_outside_of_a_local_run():
+def test_nothing_is_collected_outside_of_a_local_update():
     module = linear_module()
     with module.collecting() as logged:
         module.log("a", 1)

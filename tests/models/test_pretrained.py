@@ -1,4 +1,4 @@
-"""Weights from a file: all of them, or none and a reason."""
+"""Weights from a file are loaded completely, or not at all and with a reason."""
 
 from collections import OrderedDict
 
@@ -17,7 +17,7 @@ def saved(tmp_path, content):
     return path
 
 
-def test_parameters_and_buffers_come_back(tmp_path):
+def test_parameters_and_buffers_are_loaded(tmp_path):
     trained, other = Normed(), Normed()
     trained(torch.randn(8, 2))
     load_weights(other, saved(tmp_path, trained.state_dict()))
@@ -27,7 +27,7 @@ def test_parameters_and_buffers_come_back(tmp_path):
 
 
 def state(**changes):
-    """Of MLP(4, [3], 2), with some entries replaced; None leaves one out."""
+    """Returns the state dict of MLP(4, [3], 2) with some entries replaced; None leaves an entry out."""
     content = OrderedDict(MLP(4, [3], 2).state_dict()) | {name.replace("__", "."): v for name, v in changes.items()}
     return {name: value for name, value in content.items() if value is not None}
 
@@ -48,12 +48,12 @@ def state(**changes):
             nn.Linear(4, 2).state_dict(),
             "it lacks embedding.fc1.weight, embedding.fc1.bias, decision.weight and 1 more; the network has no weight,",
         ),
-        ({"state_dict": state(), "epoch": 3}, "holds entries state_dict, epoch, no state dict of tensors"),
-        ([torch.zeros(3)], "holds a list, no state dict of tensors"),
+        ({"state_dict": state(), "epoch": 3}, "holds entries state_dict, epoch, not a state dict of tensors"),
+        ([torch.zeros(3)], "holds a list, not a state dict of tensors"),
         (MLP(4, [3], 2), r"cannot be read as weights .*torch.save\(network.state_dict\(\), path\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_loaded(tmp_path, content, words):
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(tmp_path, content, words):
     network = MLP(4, [3], 2)
     before = Layout.from_network(network).pack(network)
     with pytest.raises(ValueError, match=rf"(?s)model.init_from: .*weights.pt .*{words}"):
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_loaded(tmp_path, content, w
     assert torch.equal(Layout.from_network(network).pack(network), before)
 
 
-def test_files_that_are_not_there_or_not_torchs(tmp_path):
+def test_missing_files_and_files_of_another_format_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"there is no file '.*nowhere.pt'"):
         load_weights(MLP(4), tmp_path / "nowhere.pt")
     (tmp_path / "text.pt").write_text("hello")

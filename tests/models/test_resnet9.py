@@ -1,4 +1,4 @@
-"""ResNet-9: the parameter counts of FedClust's cost table and the blocks one by one."""
+"""ResNet-9: its blocks one by one, and parameter counts as in FedClust's cost table."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def block(x, layers):
     return functional.group_norm(x, 32, layers.norm.weight, layers.norm.bias).clamp(min=0)
 
 
-def test_blocks_one_by_one():
+def test_the_output_equals_that_of_the_blocks_one_by_one():
     with rng.scope(0, "network"):
         network, inputs = ResNet9(num_classes=4), torch.randn(2, 3, 32, 32)
     layers = network.embedding
@@ -37,10 +37,10 @@ def test_blocks_one_by_one():
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 8)])
-def test_other_images(channels, side):
+def test_images_of_other_sizes(channels, side):
     assert ResNet9(channels, side)(torch.zeros(1, channels, side, side)).shape == (1, 10)
 
 
 def test_the_smallest_image_has_8_pixels():
-    with pytest.raises(ValueError, match=r"image_size 7 is too small for three poolings; at least 8"):
+    with pytest.raises(ValueError, match=r"image_size 7 is too small for three pooling layers; use at least 8"):
         ResNet9(image_size=7)

@@ -1,4 +1,4 @@
-"""The flat vector [phi | h | buffers]: what lies where, and that nothing is lost on the way."""
+"""The flat vector [phi | h | buffers]: the positions of its parts, and conversion without loss."""
 
 from collections import OrderedDict
 
@@ -11,7 +11,7 @@ from lcfl.models import Layout, LeNet5, SplitNetwork, split
 from tests.helpers.builders import Normed, linear
 
 
-def test_phi_then_h_then_buffers():
+def test_the_vector_holds_phi_then_h_then_buffers():
     network = Normed()
     layout = Layout.from_network(network)
     assert (layout.num_parameters, layout.num_embedding, layout.size) == (23, 15, 30)
@@ -30,7 +30,7 @@ def test_only_the_counter_is_an_integer_buffer():
     assert Layout.from_network(linear()).integer_slices() == []
 
 
-def test_unpack_brings_back_a_trained_network_with_its_counters():
+def test_unpack_restores_a_trained_network_with_its_counters():
     trained, other = Normed(), Normed()
     layout = Layout.from_network(trained)
     for _ in range(3):
@@ -53,13 +53,13 @@ def test_pack_is_a_copy():
     assert bool(network.decision.weight.any())
 
 
-def test_buffers_that_are_not_saved_stay_out():
+def test_buffers_that_are_not_persistent_are_not_in_the_vector():
     network = linear()
     network.register_buffer("scratch", torch.zeros(5), persistent=False)
     assert Layout.from_network(network).size == Layout.from_network(linear()).size
 
 
-def test_a_tied_weight_lies_in_the_vector_once():
+def test_a_tied_weight_is_in_the_vector_once():
     network = SplitNetwork(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     network.decision.weight = network.embedding.weight
     with pytest.raises(ValueError, match="no layer 'decision'"):
@@ -67,7 +67,7 @@ def test_a_tied_weight_lies_in_the_vector_once():
     assert Layout.from_network(network, None).size == 9
 
 
-def test_cut_at_an_inner_layer_takes_all_that_follows():
+def test_a_cut_at_an_inner_layer_includes_all_following_layers():
     network = LeNet5()
     assert Layout.from_network(network, "embedding.fc2").num_embedding == 62_006 - 850 - 120 * 84 - 84
     with pytest.warns(UserWarning, match=r"LeNet5 registers 'embedding' before all .* assign it last in __init__"):
@@ -75,21 +75,21 @@ def test_cut_at_an_inner_layer_takes_all_that_follows():
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_embedding_without_parameters_is_no_mistake():
+def test_an_embedding_without_parameters_causes_no_warning():
     assert Layout.from_network(SplitNetwork(nn.Flatten(), nn.Linear(4, 2))).num_embedding == 0
 
 
-def test_a_vector_of_another_network():
-    with pytest.raises(ValueError, match="a model of 5 numbers is not one of this LeNet5, which has 62006: use the"):
+def test_a_vector_of_another_network_is_refused():
+    with pytest.raises(ValueError, match="got a model of 5 numbers, but this LeNet5 has 62006; use the network"):
         Layout.from_network(LeNet5()).unpack(torch.zeros(5), LeNet5())
 
 
-def test_cut_none_makes_everything_embedding():
+def test_without_a_cut_everything_is_embedding():
     layout = Layout.from_network(LeNet5(), None)
     assert layout.num_embedding == layout.num_parameters == 62_006
 
 
-def test_a_longer_name_is_another_layer():
+def test_a_layer_whose_name_begins_with_the_cut_is_another_layer():
     network = nn.Sequential(OrderedDict(fc10=nn.Linear(2, 2), fc1=nn.Linear(2, 2)))
     assert Layout.from_network(network, "fc1").num_embedding == 6
 

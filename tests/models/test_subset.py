@@ -1,4 +1,4 @@
-"""Which numbers of a flat vector belong to some layers: the papers' counts, buffers, and that parts complement."""
+"""The entries of a flat vector that belong to some layers: the papers' counts, buffers, and complementary subsets."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.helpers.builders import Normed
 
 
 class Bare(SplitNetwork):
-    """Its normalisation has buffers and no parameters: P = 15 + 8, Q = 7."""
+    """A network whose normalisation has buffers but no parameters: P = 15 + 8, Q = 7."""
 
     def __init__(self):
         super().__init__(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)), nn.Linear(3, 2))
@@ -21,11 +21,11 @@ class Bare(SplitNetwork):
     [(LeNet5(), 11_014), (LeNet5(1, 28), 11_014), (ResNet9(num_classes=100), 52_324), (ResNet9(), 6_154)],
     ids=["LeNet-5", "LeNet-5 on MNIST", "ResNet-9, 100 classes", "ResNet-9, 10 classes"],
 )
-def test_the_last_two_layers(network, size):
+def test_sizes_of_the_last_two_layers(network, size):
     assert layer_subset(Layout.from_network(network), 2).size == size
 
 
-def test_two_layers_of_lenet_are_the_last_fully_connected_ones():
+def test_the_last_two_layers_of_lenet_are_fully_connected():
     network = LeNet5()
     layout = Layout.from_network(network)
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-2:]
@@ -36,7 +36,7 @@ def test_two_layers_of_lenet_are_the_last_fully_connected_ones():
     assert layer_subset(layout, names[-2:]) == layer_subset(layout, 2)
 
 
-def test_buffers_go_with_their_layer():
+def test_buffers_are_included_with_their_layer():
     layout, vector = Layout.from_network(Normed()), torch.arange(30.0)
     assert embedding_subset(layout).take(vector).tolist() == [*range(15), *range(23, 30)]
     assert layer_subset(layout, 1).take(vector).tolist() == list(range(15, 23))
@@ -45,7 +45,7 @@ def test_buffers_go_with_their_layer():
     assert layer_subset(layout, 3).size == layer_subset(layout, ["embedding", "decision"]).size == 30
 
 
-def test_buffers_without_a_parameter_beside_them_go_with_a_name_or_with_everything():
+def test_buffers_of_a_layer_without_parameters_are_included_by_name_or_with_all_layers():
     layout = Layout.from_network(Bare())
     assert (layout.num_parameters, layout.size) == (23, 30)
     assert embedding_subset(layout).size == 15
@@ -73,11 +73,11 @@ def test_take_and_put():
     part.take(vector).zero_()
     assert vector[1] == 1
     assert ParameterSubset(()).take(vector).shape == (0,)
-    with pytest.raises(ValueError, match="a part of 3 numbers was given 2"):
+    with pytest.raises(ValueError, match="got 2 values for a subset of 3 entries"):
         part.put(torch.ones(2), vector)
 
 
-def test_a_layer_that_there_is_not():
+def test_unknown_layers_and_too_many_layers_are_refused():
     layout = Layout.from_network(Normed())
     with pytest.raises(
         ValueError, match=r"got 4 layers; the network has 3 with parameters: embedding.0, embedding.1, d"
@@ -87,7 +87,7 @@ def test_a_layer_that_there_is_not():
         layer_subset(layout, ["embeddin", "decision", "x"])
 
 
-def test_parameters_of_the_network_itself_are_layers_by_their_own_name():
+def test_parameters_of_the_network_itself_count_as_layers_with_the_name_of_the_parameter():
     class Scaled(SplitNetwork):
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))

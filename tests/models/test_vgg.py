@@ -1,4 +1,4 @@
-"""VGG-16: torchvision's convolutions, and fully connected layers for small images."""
+"""VGG-16 with torchvision's convolutions and with fully connected layers for small images."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torchvision.models import vgg16
 from lcfl.core import rng
 from lcfl.models import VGG16, Layout
 
-CONVOLUTIONS = 14_714_688  # parameters of VGG-16's thirteen
+CONVOLUTIONS = 14_714_688  # parameters of the thirteen convolutions of VGG-16
 
 
 def test_parameter_counts():
@@ -23,12 +23,12 @@ def test_parameter_counts():
     assert grey.num_parameters - grey.num_embedding == 6_500
 
 
-def test_convolutions_are_torchvisions():
+def test_convolutions_are_the_same_as_torchvisions():
     with torch.device("meta"):
-        theirs, network = list(vgg16().features), VGG16()
-    ours = list(network.embedding[: len(theirs)])
-    assert [type(each) for each in ours] == [type(each) for each in theirs]
-    convolutions = [[repr(each) for each in layers if isinstance(each, nn.Conv2d)] for layers in (ours, theirs)]
+        reference, network = list(vgg16().features), VGG16()
+    ours = list(network.embedding[: len(reference)])
+    assert [type(each) for each in ours] == [type(each) for each in reference]
+    convolutions = [[repr(each) for each in layers if isinstance(each, nn.Conv2d)] for layers in (ours, reference)]
     assert convolutions[0] == convolutions[1] and len(convolutions[0]) == 13
 
 
@@ -40,7 +40,7 @@ def test_signals_reach_the_decision():
     assert scores.shape == (8, 10) and scores.std(dim=0).mean() > 1e-3
 
 
-def test_torchvisions_own_can_be_cut_at_its_classifier():
+def test_torchvisions_network_can_be_cut_at_its_classifier():
     with torch.device("meta"):
         network = vgg16(num_classes=10)
     assert Layout.from_network(network, "classifier").num_embedding == CONVOLUTIONS
@@ -49,5 +49,5 @@ def test_torchvisions_own_can_be_cut_at_its_classifier():
 
 
 def test_the_smallest_image_has_32_pixels():
-    with pytest.raises(ValueError, match=r"image_size 31 is too small for five poolings; at least 32"):
+    with pytest.raises(ValueError, match=r"image_size 31 is too small for five pooling layers; use at least 32"):
         VGG16(image_size=31)

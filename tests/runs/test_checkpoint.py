@@ -1,4 +1,4 @@
-"""What was written comes back bit for bit; what did not change is shared."""
+"""Tests that checkpoints are read back bit for bit and share unchanged shards."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def two_clients_a_shard(monkeypatch):
 
 @pytest.mark.parametrize("keeps_model", [True, False])
 @pytest.mark.parametrize("number", [-2, 0, 3, 1234567])
-def test_everything_comes_back_bit_for_bit(tmp_path, number, keeps_model):
+def test_a_state_is_read_back_bit_for_bit(tmp_path, number, keeps_model):
     state = full_state(number, keeps_model=keeps_model)
     path = write(tmp_path / "checkpoints", state, IDENTITY)
     back = read(path)
@@ -37,7 +37,7 @@ def test_everything_comes_back_bit_for_bit(tmp_path, number, keeps_model):
     assert checkpoint.NAME.fullmatch(path.name)[1] == {-2: "-00002", 0: "000000", 3: "000003"}.get(number, str(number))
 
 
-def test_odd_numbers_come_back_bit_for_bit(tmp_path):
+def test_special_numbers_are_read_back_bit_for_bit(tmp_path):
     state = full_state()
     state.initial = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45, -3.4e38, 1 / 3])
     state.clients.blank = ClientState(state.initial)
@@ -45,7 +45,7 @@ def test_odd_numbers_come_back_bit_for_bit(tmp_path):
     assert_same_state(state, read(write(tmp_path, state, {})).state)
 
 
-def test_a_state_before_any_round_comes_back(tmp_path):
+def test_a_state_before_the_first_round_is_read_back(tmp_path):
     state = FederationState.create(model(0), 5, keeps_model=True, num_warmup_rounds=1)
     path = write(tmp_path, state, {})
     assert_same_state(state, read(path).state)
@@ -59,7 +59,7 @@ def test_some_clients_may_have_a_model_and_others_none(tmp_path):
     assert_same_state(state, read(write(tmp_path, state, {})).state)
 
 
-def test_writing_changes_nothing_in_memory(tmp_path):
+def test_writing_does_not_change_the_state(tmp_path):
     state = full_state()
     write(tmp_path, state, {})
     assert_same_state(state, full_state())
@@ -68,21 +68,21 @@ def test_writing_changes_nothing_in_memory(tmp_path):
 # files
 
 
-def test_every_part_is_in_the_manifest_and_nothing_else_is_there(tmp_path):
+def test_the_manifest_lists_every_file(tmp_path):
     path = write(tmp_path, full_state(), IDENTITY)
     manifest = read_manifest(path)
     assert sorted(file.name for file in path.iterdir()) == sorted([*manifest["sha256"], "manifest.json"])
     assert manifest["schema"] == checkpoint.SCHEMA and manifest["round"] == 3 and manifest["identity"] == IDENTITY
 
 
-def test_clients_spread_over_several_shards(tmp_path, two_clients_a_shard):
+def test_clients_are_spread_over_several_shards(tmp_path, two_clients_a_shard):
     state = full_state()
     path = write(tmp_path, state, {})
     assert [name.name[:14] for name in shards(path)] == ["clients-000000", "clients-000004"]
     assert_same_state(state, read(path).state)
 
 
-def test_unchanged_shards_are_shared_and_survive_the_removal_of_the_first(tmp_path, two_clients_a_shard):
+def test_unchanged_shards_are_shared_and_survive_the_removal_of_the_first_checkpoint(tmp_path, two_clients_a_shard):
     first_state, second_state = full_state(3), full_state(4)
     second_state.clients[4] = ClientState(model(77), 1)
     first, second = write(tmp_path, first_state, {}), write(tmp_path, second_state, {})
@@ -91,11 +91,11 @@ def test_unchanged_shards_are_shared_and_survive_the_removal_of_the_first(tmp_pa
     assert changed[0].name != changed[1].name
     remove(first)
     assert_same_state(second_state, read(second).state)
-    third = write(tmp_path, second_state, {})  # over itself
+    third = write(tmp_path, second_state, {})  # overwrites the second checkpoint
     assert_same_state(second_state, read(third).state)
 
 
-def test_a_view_is_not_saved_with_all_that_it_looks_into(tmp_path):
+def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path):
     big = torch.zeros(500_000)
     state = full_state()
     state.initial = big[:SIZE]
@@ -111,8 +111,8 @@ def test_a_view_is_not_saved_with_all_that_it_looks_into(tmp_path):
 def test_numpy_scalars_come_back_as_plain_numbers(tmp_path):
     state = full_state()
     state.should_stop, state.total_bytes = np.bool_(True), np.int64(2**40)
-    kept = {"best": np.float64(1 / 3), np.int64(4): (np.float32(0.1), {np.str_("x")}), "none": [None, np.int16(-1)]}
-    state.callbacks = {"Spread": kept}
+    content = {"best": np.float64(1 / 3), np.int64(4): (np.float32(0.1), {np.str_("x")}), "none": [None, np.int16(-1)]}
+    state.callbacks = {"Spread": content}
     back = read(write(tmp_path, state, {})).state
     expected = {"best": 1 / 3, 4: (float(np.float32(0.1)), {"x"}), "none": [None, -1]}
     assert back.callbacks == {"Spread": expected} == state.callbacks
@@ -125,7 +125,7 @@ def test_numpy_scalars_come_back_as_plain_numbers(tmp_path):
     [b"ab", 1j, (), {1, (2, None)}, torch.Size([2]), torch.float32, bytearray(b"a"), True],
     ids=lambda value: type(value).__name__,
 )
-def test_every_plain_value_comes_back_as_it_was(tmp_path, value):
+def test_every_plain_value_is_read_back_unchanged(tmp_path, value):
     state = full_state()
     state.callbacks = {"Spread": {"deep": [{"value": value}]}}
     back = read(write(tmp_path, state, {})).state.callbacks["Spread"]["deep"][0]["value"]
@@ -144,10 +144,10 @@ def test_every_plain_value_comes_back_as_it_was(tmp_path, value):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_could_not_be_read_back_is_refused_before_anything_is_written(tmp_path, value, where):
+def test_a_value_that_could_not_be_read_back_is_refused_before_anything_is_written(tmp_path, value, where):
     state = full_state()
     state.callbacks["Spread"] = {"best": value}
-    with pytest.raises(ValueError, match=rf"Spread\.state_dict\(\){where}.*\. Keep tensors, numbers"):
+    with pytest.raises(ValueError, match=rf"Spread\.state_dict\(\){where}.*\. It may hold tensors, numbers"):
         write(tmp_path, state, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +159,7 @@ def test_a_field_that_could_not_be_read_back_is_named(tmp_path):
         write(tmp_path, state, {})
 
 
-def test_many_tensors_are_looked_at_and_not_written_one_by_one(tmp_path, monkeypatch):
+def test_many_tensors_are_checked_without_serializing_each_of_them(tmp_path, monkeypatch):
     state, written = full_state(), []
     state.callbacks = {"Updates": {"of": {client: model(client) for client in range(100)}}}
     for module in (checkpoint, client_shards):
@@ -168,18 +168,18 @@ def test_many_tensors_are_looked_at_and_not_written_one_by_one(tmp_path, monkeyp
     assert len(written) == 2  # one shard and state.pt
 
 
-def test_a_model_that_was_read_does_not_hold_its_shard(tmp_path):
+def test_a_model_that_was_read_does_not_keep_its_shard_in_memory(tmp_path):
     path = write(tmp_path, full_state(), {})
     assert read(path).state.clients[4].model.untyped_storage().nbytes() == 4 * SIZE
 
 
-def test_a_removed_one_leaves_no_name_behind(tmp_path):
-    kept, removed = write(tmp_path, full_state(3), {}), write(tmp_path, full_state(4), {})
+def test_a_removed_checkpoint_leaves_nothing_behind(tmp_path):
+    remaining, removed = write(tmp_path, full_state(3), {}), write(tmp_path, full_state(4), {})
     remove(removed)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [remaining]
 
 
-def test_one_whose_removal_was_cut_short_is_not_there(tmp_path, monkeypatch):
+def test_a_checkpoint_whose_removal_was_interrupted_has_no_name(tmp_path, monkeypatch):
     path = write(tmp_path, full_state(), {})
 
     def dies(doomed):

@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged, of another schema or hostile is refused, and what is wrong with it is named."""
+"""Tests that damaged and malicious checkpoints and those of other schemas are refused with a precise message."""
 
 import json
 import pickle
@@ -16,7 +16,7 @@ PARTS = ["state.pt", "clients-*.pt"]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_flipped_bit_anywhere_in_a_part_is_found(tmp_path, part):
+def test_a_flipped_bit_anywhere_in_a_part_is_detected(tmp_path, part):
     (file,) = write(tmp_path, full_state(), {}).glob(part)
     content = file.read_bytes()
     for position in range(0, len(content), len(content) // 20):
@@ -27,34 +27,34 @@ def test_a_flipped_bit_anywhere_in_a_part_is_found(tmp_path, part):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_was_cut_short_is_found(tmp_path, part):
+def test_a_truncated_part_is_detected(tmp_path, part):
     (file,) = write(tmp_path, full_state(), {}).glob(part)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=f"damaged: {file.name}"):
         read(file.parent)
 
 
-def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path):
+def test_a_flipped_bit_anywhere_in_the_manifest_is_detected(tmp_path):
     path = write(tmp_path, full_state(), IDENTITY)
     file = path / "manifest.json"
     content = file.read_bytes()
-    meant, found = json.loads(content), 0
+    original, detected = json.loads(content), 0
     for position in range(0, len(content), 3):
         file.write_bytes(content)
         flip_a_bit(file, position)
         try:
-            if json.loads(file.read_bytes()) == meant:  # another kind of white space
+            if json.loads(file.read_bytes()) == original:  # the bit only changed white space
                 continue
         except ValueError:
             pass
         with pytest.raises(CheckpointError, match=r"round-000003\.ckpt: damaged: manifest\.json"):
             read(path)
-        found += 1
-    assert found > 100
+        detected += 1
+    assert detected > 100
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", '{"digest": "x"}'])
-def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_manifest_is_refused(tmp_path, content):
     path = write(tmp_path, full_state(), {})
     (path / "manifest.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"damaged: manifest\.json"):
@@ -69,7 +69,7 @@ def test_a_missing_part_is_named(tmp_path, part):
         read(file.parent)
 
 
-def test_a_damaged_shard_is_not_handed_on(tmp_path):
+def test_a_damaged_shard_is_not_linked(tmp_path):
     first = write(tmp_path, full_state(3), {})
     (shard,) = shards(first)
     flip_a_bit(shard)
@@ -79,7 +79,7 @@ def test_a_damaged_shard_is_not_handed_on(tmp_path):
         read(first)
 
 
-# another schema, or none
+# other schemas, and paths without a checkpoint
 
 
 def test_another_schema_is_named(tmp_path):
@@ -90,7 +90,7 @@ def test_another_schema_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_a_path_without_a_checkpoint_says_so(tmp_path, is_file):
+def test_a_path_without_a_checkpoint_is_refused(tmp_path, is_file):
     path = tmp_path / "round-000001.ckpt"
     if is_file:
         path.write_text("x")
@@ -98,7 +98,7 @@ def test_a_path_without_a_checkpoint_says_so(tmp_path, is_file):
         read(path)
 
 
-# hostile
+# malicious
 
 
 def saved(path, folder):
@@ -113,7 +113,7 @@ def pickled(path, folder):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("serialized", [saved, pickled])
-def test_code_is_never_run_even_if_every_hash_fits(tmp_path, serialized):
+def test_code_is_never_run_even_if_every_hash_matches(tmp_path, serialized):
     path, trap = write(tmp_path / "checkpoints", full_state(), {}), tmp_path / "trap"
     replace_state(path, serialized(trap, tmp_path))
     with pytest.raises(CheckpointError, match=r"round-000003\.ckpt: refused: state\.pt holds more than tensors"):
@@ -121,6 +121,6 @@ def test_code_is_never_run_even_if_every_hash_fits(tmp_path, serialized):
     assert not trap.exists()
 
 
-def test_the_trap_would_work_where_nobody_takes_care(tmp_path):
+def test_the_malicious_content_runs_code_when_plain_pickle_loads_it(tmp_path):
     pickle.loads(pickled(tmp_path / "trap", tmp_path))
     assert (tmp_path / "trap").is_dir()

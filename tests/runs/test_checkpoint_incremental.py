@@ -1,4 +1,4 @@
-"""A checkpoint writes the clients that have changed; old shards are linked while they are of use."""
+"""Tests that a checkpoint writes only the clients that have changed and links old shards as long as they are useful."""
 
 import os
 
@@ -23,7 +23,7 @@ def five_clients_a_shard(monkeypatch):
 
 @pytest.fixture
 def state():
-    """Every client has taken part."""
+    """A state in which every client has taken part."""
     state = FederationState.create(model(0), NUM_CLIENTS, keeps_model=True)
     state.participated[:] = True
     train(state, range(NUM_CLIENTS))
@@ -37,12 +37,12 @@ def train(state, clients):
 
 
 def written(path):
-    """The clients in the files that no other checkpoint has."""
+    """Returns the clients in the files that no other checkpoint links."""
     new = [file for file in shards(path) if file.stat().st_nlink == 1]
     return sorted(client for file in new for client in torch.load(file)["clients"].tolist())
 
 
-def test_what_has_changed_is_written_and_the_rest_is_linked(tmp_path, state):
+def test_changed_clients_are_written_and_the_others_are_linked(tmp_path, state):
     first = write(tmp_path, state, {})
     assert written(first) == list(range(NUM_CLIENTS)) and len(shards(first)) == 4
     train(state, [3, 11])
@@ -54,7 +54,7 @@ def test_what_has_changed_is_written_and_the_rest_is_linked(tmp_path, state):
     assert read(first).state.clients[3].consumed == 1 and read(second).state.clients[3].consumed == 2
 
 
-def test_nothing_new_is_written_where_nothing_has_changed(tmp_path, state):
+def test_no_client_is_written_if_none_has_changed(tmp_path, state):
     write(tmp_path, state, {})
     state.round += 1
     second = write(tmp_path, state, {})
@@ -62,7 +62,7 @@ def test_nothing_new_is_written_where_nothing_has_changed(tmp_path, state):
     assert_same_state(read(second).state, state)
 
 
-def test_a_shard_of_which_less_than_half_is_of_use_is_written_anew(tmp_path, state):
+def test_a_shard_of_which_less_than_half_is_current_is_written_again(tmp_path, state):
     write(tmp_path, state, {})
     train(state, [0, 1])
     second = write(tmp_path, state, {})
@@ -74,7 +74,7 @@ def test_a_shard_of_which_less_than_half_is_of_use_is_written_anew(tmp_path, sta
     assert_same_state(read(third).state, state)
 
 
-def test_files_do_not_pile_up(tmp_path, state):
+def test_shards_never_hold_more_than_twice_the_clients(tmp_path, state):
     draw = torch.Generator().manual_seed(0)
     for _ in range(100):
         train(state, torch.randperm(NUM_CLIENTS, generator=draw)[:4].tolist())
@@ -84,7 +84,7 @@ def test_files_do_not_pile_up(tmp_path, state):
     assert_same_state(read(path).state, state)
 
 
-def test_a_client_that_has_left_does_not_come_back(tmp_path, state):
+def test_a_client_that_has_left_is_not_in_the_next_checkpoint(tmp_path, state):
     write(tmp_path, state, {})
     state.leave([7])
     state.round += 1
@@ -93,7 +93,7 @@ def test_a_client_that_has_left_does_not_come_back(tmp_path, state):
     assert_same_state(back, state)
 
 
-def test_pruned_checkpoints_leave_what_others_refer_to(tmp_path, state):
+def test_removing_checkpoints_does_not_damage_later_ones(tmp_path, state):
     paths = []
     for clients in ([1], [6], [11], [16]):
         paths.append(write(tmp_path, state, {}))
@@ -108,7 +108,7 @@ def test_pruned_checkpoints_leave_what_others_refer_to(tmp_path, state):
     assert_same_state(read(newest).state, state)
 
 
-def test_what_is_not_there_any_more_is_written_anew(tmp_path, state):
+def test_clients_whose_shards_were_removed_are_written_again(tmp_path, state):
     remove(write(tmp_path, state, {}))
     state.round += 1
     path = write(tmp_path, state, {})
@@ -119,7 +119,7 @@ def test_what_is_not_there_any_more_is_written_anew(tmp_path, state):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_shard_that_somebody_has_touched_is_not_handed_on(tmp_path, state, replaced):
+def test_a_shard_that_was_touched_is_not_linked(tmp_path, state, replaced):
     first = write(tmp_path, state, {})
     damaged = shards(first)[1]
     if replaced:
@@ -135,7 +135,7 @@ def test_a_shard_that_somebody_has_touched_is_not_handed_on(tmp_path, state, rep
         read(first)
 
 
-def test_a_resumed_run_goes_on_with_the_shards_that_it_read(tmp_path, state):
+def test_a_resumed_run_links_the_shards_that_it_read(tmp_path, state):
     write(tmp_path, state, {})
     train(state, [3])
     back = read(write(tmp_path, state, {})).state
@@ -143,10 +143,10 @@ def test_a_resumed_run_goes_on_with_the_shards_that_it_read(tmp_path, state):
     path = write(tmp_path, back, {})
     assert written(path) == [12]
     assert_same_state(read(path).state, back)
-    assert_same_state(read(write(tmp_path, back, {})).state, back)  # over itself
+    assert_same_state(read(write(tmp_path, back, {})).state, back)  # overwrites itself
 
 
-def test_writing_that_fails_loses_nothing(tmp_path, state, monkeypatch):
+def test_a_failed_write_loses_no_change(tmp_path, state, monkeypatch):
     write(tmp_path, state, {})
     train(state, [3, 4])
 
@@ -161,7 +161,7 @@ def test_writing_that_fails_loses_nothing(tmp_path, state, monkeypatch):
     assert_same_state(read(path).state, state)
 
 
-def test_clients_without_vectors_take_one_file(tmp_path, monkeypatch):
+def test_clients_without_vectors_share_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(client_shards, "SHARD_BYTES", 2**20)
     state = FederationState.create(model(0), 5000, keeps_model=False)
     state.clients.update({client: ClientState(consumed=client) for client in range(5000)})
@@ -177,8 +177,8 @@ def test_clients_are_read_into_memory_mapped_files(tmp_path, state):
     assert_same_state(mapped, state)
     with open("/proc/self/maps") as file:
         regions = [line.split()[0].split("-") for line in file if str(tmp_path) in line]
-    place = mapped.clients[4].model.data_ptr()
-    assert any(int(begin, 16) <= place < int(end, 16) for begin, end in regions)
+    address = mapped.clients[4].model.data_ptr()
+    assert any(int(begin, 16) <= address < int(end, 16) for begin, end in regions)
     train(mapped, [2])
     assert written(write(tmp_path, mapped, {})) == [2]
     assert sorted(os.listdir(tmp_path)) == [path.name, "round-000002.ckpt"]

@@ -1,4 +1,4 @@
-"""Killed or failing at any step of its writing, a checkpoint is whole or absent, and those before it stay."""
+"""Tests that a checkpoint is complete or absent, and that earlier ones survive, if writing is killed or fails."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from lcfl.runs.checkpoint import read, write
 from tests.helpers.bits import assert_same_state
 from tests.helpers.checkpoints import IDENTITY, full_state
 
-STEPS = ["fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir", "open"]  # what changes the disk
+STEPS = ["fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir", "open"]  # the calls that change the disk
 
 
 def names(folder):
@@ -17,7 +17,7 @@ def names(folder):
 
 
 def counted(monkeypatch, act):
-    """Every call that changes the disk first calls ``act(number of the call)``."""
+    """Makes every call that changes the disk call ``act(number of the call)`` first."""
     calls = iter(range(10_000))
     for name in STEPS:
         real = getattr(os, name)
@@ -25,7 +25,7 @@ def counted(monkeypatch, act):
 
 
 def killed_at(step, monkeypatch, folder, state):
-    """Writes in a process that ends at once at that step; whether it came so far."""
+    """Writes in a process that is killed at that step. Returns whether it got that far."""
     child = os.fork()
     if child == 0:
         try:
@@ -40,7 +40,7 @@ def killed_at(step, monkeypatch, folder, state):
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_killed_at_any_step_it_is_whole_or_absent(tmp_path, monkeypatch, replaces):
+def test_a_checkpoint_killed_at_any_step_is_complete_or_absent(tmp_path, monkeypatch, replaces):
     steps, absent = 0, 0
     old, new = full_state(3, clients=(0, 1)), full_state(3, clients=(0, 1, 4))
     before = full_state(2, clients=(0, 1, 4))
@@ -57,18 +57,18 @@ def test_killed_at_any_step_it_is_whole_or_absent(tmp_path, monkeypatch, replace
         absent += not final.exists()
         if not died:
             break
-        assert_same_state(new, read(write(folder, new, IDENTITY)).state)  # what is left is in nobody's way
+        assert_same_state(new, read(write(folder, new, IDENTITY)).state)  # leftovers do not disturb
         assert names(folder) == [earlier.name, final.name]
         steps += 1
     assert final.exists() and steps > 10
     if replaces:
-        assert absent == 1  # between two renames
+        assert absent == 1  # only between the two renames
     else:
-        assert absent > 5  # while it is written
+        assert absent > 5  # until the checkpoint is complete
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename", "replace"])
-def test_an_error_at_any_step_leaves_nothing_half(tmp_path, monkeypatch, step):
+def test_an_error_at_any_step_leaves_no_incomplete_checkpoint(tmp_path, monkeypatch, step):
     earlier = write(tmp_path, full_state(2), IDENTITY)
     real, failures = getattr(os, step), 0
     while True:

@@ -1,4 +1,4 @@
-"""Which checkpoint ``--ckpt_path`` means, and which ones a run abandons that goes on from an older one."""
+"""Tests which checkpoint ``--ckpt_path`` stands for, and which ones a run removes when it resumes from an older one."""
 
 import json
 import pickle
@@ -15,7 +15,7 @@ from tests.helpers.checkpoints import Malicious, full_state, replace_state
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Every checkpoint is written a second after the one before."""
+    """Makes every checkpoint one second newer than the previous one."""
     times = iter(range(1000))
     monkeypatch.setattr(checkpoint.time, "time", lambda: float(next(times)))
 
@@ -23,7 +23,7 @@ def clock(monkeypatch):
 # the newest
 
 
-def test_newest_is_the_one_written_last_in_any_version(tmp_path, clock):
+def test_newest_is_the_checkpoint_written_last_in_any_version(tmp_path, clock):
     runs = [tmp_path / "name" / f"version_{number}" for number in range(3)]
     write(runs[1] / "checkpoints", full_state(50), {})
     latest = write(runs[0] / "checkpoints", full_state(7), {})
@@ -35,29 +35,29 @@ def test_newest_is_the_one_written_last_in_any_version(tmp_path, clock):
 
 
 @pytest.mark.parametrize("part", ["state.pt", "clients-*.pt", "manifest.json"])
-def test_newest_passes_over_a_damaged_one_and_says_so(tmp_path, clock, part):
+def test_newest_skips_a_damaged_checkpoint_with_a_warning(tmp_path, clock, part):
     folder = tmp_path / "version_0" / "checkpoints"
     whole, damaged = write(folder, full_state(1, clients=(2,)), {}), write(folder, full_state(2), {})
     assert newest([tmp_path / "version_0"]) == damaged
     (file,) = damaged.glob(part)
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.warns(UserWarning, match=f"passed over: .*round-000002.ckpt: damaged: {file.name}"):
+    with pytest.warns(UserWarning, match=f"skipped: .*round-000002.ckpt: damaged: {file.name}"):
         assert newest([tmp_path / "version_0"]) == whole
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_newest_passes_over_a_hostile_one(tmp_path, clock):
+def test_newest_skips_a_malicious_checkpoint(tmp_path, clock):
     folder = tmp_path / "version_0" / "checkpoints"
     whole, hostile = write(folder, full_state(1), {}), write(folder, full_state(2), {})
     replace_state(hostile, pickle.dumps(Malicious(tmp_path / "trap")))
-    with pytest.warns(UserWarning, match="passed over: .*refused"):
+    with pytest.warns(UserWarning, match="skipped: .*refused"):
         assert newest([tmp_path / "version_0"]) == whole
     assert not (tmp_path / "trap").exists()
 
 
-def test_a_whole_one_is_found_without_a_warning(tmp_path):
+def test_a_complete_checkpoint_is_found_without_a_warning(tmp_path):
     path = write(tmp_path / "checkpoints", full_state(), {})
-    (tmp_path / "checkpoints" / ".round-000009.ckpt.tmp").mkdir()  # of a writer that was killed
+    (tmp_path / "checkpoints" / ".round-000009.ckpt.tmp").mkdir()  # left by a writer that was killed
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert newest([tmp_path]) == path
@@ -66,17 +66,17 @@ def test_a_whole_one_is_found_without_a_warning(tmp_path):
 # by name or by path
 
 
-def test_none_at_all_says_where_it_looked(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no run of that name: no .*name/version_<n>"):
+def test_a_missing_checkpoint_is_reported_with_the_searched_folders(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no run of that name, as no .*name/version_<n>"):
         find("last", tmp_path, "name")
     (tmp_path / "name" / "version_4").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"looked in .*name/version_4/checkpoints"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*name/version_4/checkpoints"):
         find("last", tmp_path, "name")
     with pytest.raises(CheckpointError, match="no best checkpoint"):
         find("best", tmp_path, "name")
 
 
-def test_best_is_what_the_newest_monitor_chose(tmp_path):
+def test_best_is_the_choice_of_the_newest_monitor(tmp_path):
     for number, chosen in ((0, 2), (1, 5)):
         best = write(tmp_path / "name" / f"version_{number}" / "checkpoints", full_state(chosen), {})
         (best.parent / "best.json").write_text(json.dumps({"checkpoint": best.name}))
@@ -87,7 +87,7 @@ def test_best_is_what_the_newest_monitor_chose(tmp_path):
         find("best", tmp_path, "name")
 
 
-def test_a_path_is_itself_and_a_runs_is_its_newest_checkpoint(tmp_path, clock):
+def test_a_path_stands_for_itself_and_a_run_directory_for_its_newest_checkpoint(tmp_path, clock):
     run = tmp_path / "name" / "version_0"
     older, newer = (write(run / "checkpoints", full_state(number), {}) for number in (1, 2))
     assert find(str(older), tmp_path, "another") == older
@@ -97,24 +97,24 @@ def test_a_path_is_itself_and_a_runs_is_its_newest_checkpoint(tmp_path, clock):
             find(str(other), tmp_path, "name")
 
 
-# going on from an older one
+# resuming from an older checkpoint
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_came_later_is_dropped(tmp_path):
+def test_later_checkpoints_are_dropped(tmp_path):
     for number in (-1, 2, 3, 10):
         write(tmp_path, full_state(number), {})
-    (tmp_path / "round-000011.ckpt.bak").mkdir()  # somebody's own
+    (tmp_path / "round-000011.ckpt.bak").mkdir()  # a user's copy
     drop_after(tmp_path, 2)
     assert names(tmp_path) == ["round--00001.ckpt", "round-000002.ckpt", "round-000011.ckpt.bak"]
     drop_after(tmp_path / "nowhere", 2)
 
 
 @pytest.mark.parametrize(("best", "stays"), [(2, True), (3, False)])
-def test_the_choice_of_the_best_is_dropped_with_it(tmp_path, best, stays):
+def test_the_choice_of_the_best_is_dropped_with_its_checkpoint(tmp_path, best, stays):
     for number in (2, 3):
         write(tmp_path, full_state(number), {})
     (tmp_path / "best.json").write_text(json.dumps({"checkpoint": f"round-{best:06d}.ckpt"}))

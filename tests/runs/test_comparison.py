@@ -1,4 +1,4 @@
-"""Runs side by side: who is grouped with whom, what is refused, and every number worked by hand."""
+"""Tests how finished runs are grouped, which comparisons are refused, and every number against hand calculations."""
 
 import csv
 import json
@@ -22,13 +22,13 @@ def test_seeds_of_one_experiment_are_one_entry(tmp_path):
     assert names(entries_of(find_runs([tmp_path]))) == {"a": [0, 1], "b": [0]}
 
 
-def test_equal_names_are_told_apart_by_what_differs(tmp_path):
+def test_equal_names_are_distinguished_by_the_options_that_differ(tmp_path):
     for weight in (0.1, 0.5):
         made(tmp_path, "lcfl", 0, model={"cluster_weight": weight, "network": "x"})
     assert list(names(entries_of(find_runs([tmp_path])))) == ["lcfl cluster_weight=0.1", "lcfl cluster_weight=0.5"]
 
 
-def test_equal_names_that_differ_in_something_long_are_numbered_within_their_setting(tmp_path):
+def test_equal_names_whose_difference_is_too_long_are_numbered_within_their_setting(tmp_path):
     paths = [made(tmp_path, "fedavg", 0, model={"network": "long" * 7 + end}, data="d" * 25) for end in "12"]
     made(tmp_path, "fedavg", 0, model={"network": "long" * 7}, data="e" * 25)
     with pytest.warns(UserWarning) as caught:
@@ -37,7 +37,7 @@ def test_equal_names_that_differ_in_something_long_are_numbered_within_their_set
     assert [str(each.message).partition(":")[0] for each in caught] == [f"fedavg #2 is {paths[1]}"]
 
 
-def test_options_in_a_name_are_left_out_where_the_method_tells(tmp_path):
+def test_options_are_left_out_of_a_label_if_the_method_is_enough(tmp_path):
     made(tmp_path, "fed-prox-lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
     made(tmp_path, "ifca-lr=0.1-seed0", 0, method={"class": "b"}, model={"lr": 0.1})
     made(tmp_path, "ifca-lr=0.2-seed0", 0, method={"class": "b"}, model={"lr": 0.2})
@@ -45,20 +45,20 @@ def test_options_in_a_name_are_left_out_where_the_method_tells(tmp_path):
     assert entries == {"fed-prox": "lr=1e-3 cluster_weight=0.1", "ifca-lr=0.1": "", "ifca-lr=0.2": ""}
 
 
-def test_a_run_may_be_named_itself_or_by_a_folder_above(tmp_path):
+def test_a_run_is_found_by_its_path_or_by_a_folder_above(tmp_path):
     path = made(tmp_path, "a", 0)
     for given in (path, path.parent, tmp_path):
         assert [run.path for run in find_runs([given])] == [path]
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out")
-def test_of_a_run_that_was_repeated_the_last_version_counts(tmp_path):
+def test_the_last_version_of_a_repeated_run_counts(tmp_path):
     paths = [made(tmp_path, "a", 0) for _ in range(12)]
     assert [run.path for run in find_runs([tmp_path])] == [paths[-1]]
 
 
 @pytest.mark.parametrize("newest", [0, 1, 2])
-def test_of_a_run_that_was_repeated_the_newest_counts_wherever_it_lies(tmp_path, newest):
+def test_the_newest_copy_of_a_repeated_run_counts_in_any_folder(tmp_path, newest):
     paths = [made(tmp_path / folder, "a", 0) for folder in "xyz"]
     for path in paths:
         os.utime(path / "summary.json", (1e9 + (path == paths[newest]),) * 2)
@@ -70,29 +70,29 @@ def test_of_a_run_that_was_repeated_the_newest_counts_wherever_it_lies(tmp_path,
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_run_that_is_named_twice_is_one(tmp_path, monkeypatch):
+def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch):
     made(tmp_path, "a", 0)
     monkeypatch.chdir(tmp_path)
     assert len(find_runs([tmp_path, tmp_path / "a", Path("a")])) == 1
 
 
-def measures(path, number):
-    """Puts into the summary of a run how many clients were measured."""
+def set_evaluated(path, number):
+    """Writes the number of evaluated clients into the summary of a run."""
     summary = json.loads((path / "summary.json").read_text())
     (path / "summary.json").write_text(json.dumps(summary | {"evaluate_clients": number}))
 
 
-def test_runs_that_measure_other_numbers_of_clients_are_lines_of_their_own(tmp_path):
+def test_runs_that_evaluate_different_numbers_of_clients_are_separate_entries(tmp_path):
     for seed, number in ((0, None), (0, 2)):
-        measures(made(tmp_path, "a", seed), number)
-    made(tmp_path, "a", 1)  # as older versions wrote it: of all
+        set_evaluated(made(tmp_path, "a", seed), number)
+    made(tmp_path, "a", 1)  # as older versions wrote it, which evaluated all clients
     entries = entries_of(find_runs([tmp_path]))
     assert names(entries) == {"a evaluate_clients=all": [0, 1], "a evaluate_clients=2": [0]}
     with pytest.warns(UserWarning, match='evaluate_clients differs between these runs: "all", 2'):
         check_same_setting(entries)
 
 
-def test_runs_with_other_protocols_are_not_one(tmp_path):
+def test_runs_with_different_protocols_are_separate_entries(tmp_path):
     for protocol in ("own_split", "label_view"):
         made(tmp_path, "a", 0, protocol=protocol)
     entries = entries_of(find_runs([tmp_path]))
@@ -103,19 +103,19 @@ def test_runs_with_other_protocols_are_not_one(tmp_path):
 def test_kinds_of_model_that_not_all_seeds_have_are_left_out(tmp_path, kinds):
     for seed, at_end in enumerate(kinds):
         made(tmp_path, f"a-seed{seed}", seed, at_end=("personal", *at_end))
-    with pytest.warns(UserWarning, match="a: after_local is left out, as not all of its seeds have it"):
+    with pytest.warns(UserWarning, match="a: after_local is left out, because not all seeds have it"):
         entries = entries_of(find_runs([tmp_path]))
     rows, _ = rows_of(entries)
     assert [(row.model, row.seeds) for row in rows] == [("global", 2), ("personal", 2), ("", 0)]
 
 
-def test_an_unfinished_run_is_named_and_left_out(tmp_path):
+def test_an_unfinished_run_is_left_out_with_a_warning(tmp_path):
     (made(tmp_path, "a", 0) / "summary.json").unlink()
     with pytest.warns(UserWarning, match=r"version_0 is left out: it is not finished"):
         assert find_runs([tmp_path]) == []
 
 
-def test_a_folder_without_runs(tmp_path):
+def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: there is no run in it"):
         find_runs([tmp_path / "nowhere"])
 
@@ -128,13 +128,13 @@ def test_a_folder_without_runs(tmp_path):
         ({"partition": "p2", "protocol": "label_view"}, "partition and protocols"),
     ],
 )
-def test_other_data_or_protocols_do_not_compare(tmp_path, other, what):
+def test_runs_with_different_data_or_protocols_are_refused(tmp_path, other, what):
     one, two = made(tmp_path, "a", 0), made(tmp_path, "b", 0, **other)
     with pytest.raises(ValueError, match=f"{one} and {two} differ in {what}\\. .*--mix"):
         check_same_setting(entries_of(find_runs([tmp_path])))
 
 
-def test_an_unfair_comparison_is_said_so(tmp_path):
+def test_an_unfair_comparison_gives_a_warning(tmp_path):
     made(tmp_path, "a", 0)
     made(tmp_path, "b", 0, accuracies=[0.5, 0.6, 0.7])
     with pytest.warns(UserWarning, match="rounds differs between these runs: 2, 3"):
@@ -184,7 +184,7 @@ def test_a_diverged_model_is_nan_and_not_an_error(tmp_path):
     assert isnan(row.acc)
 
 
-def test_rounds_count_from_one_and_opening_rounds_do_not_count(tmp_path):
+def test_rounds_count_from_one_without_warm_up_rounds(tmp_path):
     path = made(tmp_path, "a", 0, accuracies=[0.1, 0.2])
     with (path / "metrics.csv").open() as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["-1", "0", "1"]
@@ -197,12 +197,12 @@ def test_rounds_count_from_one_and_opening_rounds_do_not_count(tmp_path):
 @pytest.mark.parametrize(
     ("accuracies", "rounds"), [([0.1, 0.5, 0.89, 1.0], 4), ([0.1, 0.9, 0.5, 1.0, 0.2], 2), ([0.0], 1), ([], nan)]
 )
-def test_rounds_to_nine_tenths_of_the_own_peak(accuracies, rounds):
+def test_rounds_to_nine_tenths_of_the_peak(accuracies, rounds):
     curve = [(number, 0.0, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
     assert rounds_to_peak(curve) == rounds or isnan(rounds)
 
 
-def test_a_row_says_how_soon_the_own_peak_is_near(tmp_path):
+def test_a_row_has_the_rounds_to_nine_tenths_of_the_peak(tmp_path):
     for seed, accuracies in ((0, [0.5, 0.8, 0.8]), (1, [0.79, 0.8, 0.1])):
         made(tmp_path, f"a-seed{seed}", seed, accuracies)
     rows, _ = rows_of(entries_of(find_runs([tmp_path])))

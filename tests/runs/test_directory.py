@@ -1,4 +1,4 @@
-"""Run directories: every version is handed out once, and has one writer at a time."""
+"""Tests that every version of a run directory is claimed once and has one writer at a time."""
 
 import errno
 import multiprocessing
@@ -20,7 +20,7 @@ def test_versions_count_up(tmp_path):
     assert runs[0].checkpoints == tmp_path / "name" / "version_0" / "checkpoints"
 
 
-def test_versions_are_sorted_as_numbers_and_other_names_are_left_alone(tmp_path):
+def test_versions_are_sorted_as_numbers_and_other_names_are_ignored(tmp_path):
     for name in (
         "version_9",
         "version_10",
@@ -36,10 +36,10 @@ def test_versions_are_sorted_as_numbers_and_other_names_are_left_alone(tmp_path)
     assert run_versions(tmp_path, "never") == []
 
 
-def test_a_version_taken_in_the_meantime_is_skipped(tmp_path, monkeypatch):
+def test_a_version_that_another_process_has_just_claimed_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(
         lcfl.runs.directory, "run_versions", lambda root, name: []
-    )  # what all see who look at the same moment
+    )  # what several processes see if they look at the same time
     assert [RunDirectory.claim(tmp_path, "name").path.name for _ in range(3)] == [
         "version_0",
         "version_1",
@@ -69,7 +69,7 @@ def test_a_second_writer_is_refused(tmp_path):
         RunDirectory(run.path)
     run.close()
     again = RunDirectory(run.path)
-    run.close()  # a second time: nothing happens, also not to the new holder's lock
+    run.close()  # closing twice has no effect, not even on the lock of the new holder
     with pytest.raises(ValueError, match="another process"):
         RunDirectory(run.path)
     again.close()
@@ -95,7 +95,7 @@ def test_a_killed_process_loses_its_lock(tmp_path, deadline):
 
 @pytest.fixture
 def flock_fails(monkeypatch):
-    """``flock_fails(number)``: from now on, with that ``errno``."""
+    """Returns a function that makes ``flock`` fail with the given ``errno`` from then on."""
 
     def set_up(number):
         def fails(file, operation):
@@ -107,23 +107,23 @@ def flock_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
-def test_a_lock_that_somebody_holds(tmp_path, flock_fails, number):
+def test_a_lock_that_another_process_holds_is_refused(tmp_path, flock_fails, number):
     flock_fails(number)
     with pytest.raises(ValueError, match="another process is writing this run"):
         RunDirectory(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_written_without_one(tmp_path, flock_fails, number):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, flock_fails, number):
     flock_fails(number)
     expected = rf"version_0: this file system has no locks \({os.strerror(number)}\)"
-    with pytest.warns(UserWarning, match=expected) as said:
+    with pytest.warns(UserWarning, match=expected) as caught:
         run = RunDirectory.claim(tmp_path, "name")
-    assert len(said) == 1
+    assert len(caught) == 1
     run.close()
 
 
-def test_any_other_failure_of_the_lock_speaks_for_itself(tmp_path, flock_fails):
+def test_any_other_failure_of_the_lock_is_reported_unchanged(tmp_path, flock_fails):
     flock_fails(errno.EIO)
     with pytest.raises(OSError, match=r"cannot be locked: Input/output error: '.*\.lock'") as raised:
         RunDirectory(tmp_path)

@@ -1,4 +1,4 @@
-"""Two configurations are described alike exactly where they are alike, and differences are named."""
+"""Tests that descriptions are equal exactly if the configurations are, and that differences are named."""
 
 import dataclasses
 import enum
@@ -71,7 +71,7 @@ class Word(enum.StrEnum):
         (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=3)),
     ],
 )
-def test_what_differs_is_described_differently(one, other):
+def test_different_values_are_described_differently(one, other):
     assert describe(one) != describe(other)
     assert differences(describe(one), describe(other))
 
@@ -88,7 +88,7 @@ def test_what_differs_is_described_differently(one, other):
         (functools.partial(MLP, 4, num_classes=2), functools.partial(MLP, 4, num_classes=2)),
     ],
 )
-def test_what_is_alike_is_described_alike(one, other):
+def test_equal_values_are_described_equally(one, other):
     assert describe(one) == describe(other)
 
 
@@ -112,7 +112,7 @@ def test_objects_are_described_by_class_and_public_fields():
 
 
 class Leaky(SplitNetwork):
-    """Whose slope no layer shows."""
+    """A network with an argument, the slope, that the text of no layer shows."""
 
     def __init__(self, slope):
         super().__init__(nn.Linear(4, 5), nn.Linear(5, 3))
@@ -120,7 +120,7 @@ class Leaky(SplitNetwork):
 
 
 class Counting(Leaky):
-    """Keeps what is no setting: how often it was called, and when it was made."""
+    """A network with attributes that are not settings: a counter of its calls, and an object."""
 
     def __init__(self, slope):
         super().__init__(slope)
@@ -131,7 +131,7 @@ class Counting(Leaky):
         return super().forward(inputs)
 
 
-def test_what_a_network_was_not_made_with_is_no_setting():
+def test_attributes_that_are_not_constructor_arguments_are_not_settings():
     made = FederatedModule(lambda: Counting(0.5))
     before = describe_module(made)
     made(torch.zeros(2, 4))
@@ -139,7 +139,7 @@ def test_what_a_network_was_not_made_with_is_no_setting():
     assert before["network_settings"] == {"slope": 0.5}
 
 
-def test_checkpoints_of_before_do_not_tell_these_settings():
+def test_missing_settings_in_an_old_checkpoint_are_no_difference():
     now = describe_module(FederatedModule(lambda: Leaky(0.5)))
     before = {key: value for key, value in now.items() if key != "network_settings"}
     assert differences({"model": before}, {"model": now}) == []
@@ -147,7 +147,7 @@ def test_checkpoints_of_before_do_not_tell_these_settings():
 
 
 class Split(FederatedModule):
-    """Another learning rate for the decision."""
+    """A module with a separate learning rate for the decision head."""
 
     def __init__(self, rate):
         super().__init__(lambda: MLP(4, hidden=(5,), num_classes=3))
@@ -168,7 +168,7 @@ class Split(FederatedModule):
         (Split, "model.optimizer.other_groups.0.lr"),
     ],
 )
-def test_what_no_layers_text_shows_is_compared(make, place):
+def test_settings_that_the_text_of_no_layer_shows_are_compared(make, place):
     one, other = ({"model": describe_module(make(value))} for value in (0.0, 9.0))
     assert differences(one, {"model": describe_module(make(0.0))}) == []
     assert differences(one, other) == [f"{place}: the checkpoint has 0.0, this run 9.0"]
@@ -197,13 +197,13 @@ def module(width=5, rate=0.1, momentum=0.0, cut="decision", **kwargs):
         ({"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}, "loss.weight"),
     ],
 )
-def test_what_decides_a_models_bits_is_in_its_description(change, place):
+def test_a_description_has_everything_that_affects_the_bits_of_a_model(change, place):
     assert differences(describe_module(module()), describe_module(module())) == []
     found = differences(describe_module(module()), describe_module(module(**change)))
     assert place in [line.partition(":")[0] for line in found]
 
 
-def test_the_class_of_the_optimizer_and_of_the_module_count():
+def test_the_classes_of_optimizer_and_module_are_compared():
     class Mine(FederatedModule):
         pass
 
@@ -216,7 +216,7 @@ def test_the_class_of_the_optimizer_and_of_the_module_count():
 
 
 class Tempered(FederatedModule):
-    """What people add to a module of their own; whatever is given is one more attribute."""
+    """A module with typical attributes of a user-defined module, and those given in addition."""
 
     def __init__(self, **added):
         super().__init__(functools.partial(MLP, 16, [16], 8))
@@ -242,14 +242,14 @@ class Tempered(FederatedModule):
         ({"odd": Plain(1)}, "odd"),
     ],
 )
-def test_what_a_subclass_adds_to_a_module_is_in_its_description(added, place):
+def test_attributes_that_a_subclass_adds_are_in_the_description(added, place):
     assert differences(describe_module(Tempered()), describe_module(Tempered())) == []
     found = differences(describe_module(Tempered()), describe_module(Tempered(**added)))
     assert [line.partition(":")[0] for line in found] == [place]
 
 
 @pytest.mark.parametrize("added", [{"_count": 3}, {"path": Path("there")}, {"teacher": nn.Linear(4, 2)}])
-def test_private_attributes_paths_and_insides_of_objects_are_free(added):
+def test_private_attributes_paths_and_contents_of_objects_are_not_compared(added):
     assert describe_module(Tempered(**added)) == describe_module(Tempered())
     assert describe_module(Tempered(odd=Plain(1))) == describe_module(Tempered(odd=Plain(2)))
 
@@ -264,7 +264,7 @@ def test_saved_hyperparameters_are_described():
     assert found == ["hparams.temperature: the checkpoint has 1.0, this run 2.0"]
 
 
-def test_a_plain_module_has_nothing_added_and_describing_draws_nothing():
+def test_a_plain_module_has_no_added_attributes_and_describing_draws_no_random_numbers():
     plain, state = module(), torch.get_rng_state()
     names = {"class", "network", "num_embedding", "loss", "cluster_weight", "global_weight", "optimizer"}
     assert set(describe_module(plain)) == names
@@ -276,7 +276,7 @@ def trained(root, data, model=None, rounds=1, ckpt_path=None):
     return federation.fit(model or blobs_module(), data, fedavg(), ckpt_path)
 
 
-def test_a_run_with_another_attribute_of_the_module_is_not_resumed(tmp_path):
+def test_a_run_with_a_different_module_attribute_is_not_resumed(tmp_path):
     trained(tmp_path, blobs(), Tempered())
     with pytest.raises(CheckpointError, match=r"model.temperature: the checkpoint has 2.0, this run 3.0"):
         trained(tmp_path, blobs(), Tempered(temperature=3.0), 2, "last")
@@ -284,7 +284,7 @@ def test_a_run_with_another_attribute_of_the_module_is_not_resumed(tmp_path):
 
 
 def own_data(scale=1.0):
-    """Map-style data with random noise in every item; the labels do not depend on `scale`."""
+    """Returns map-style data with random noise in every item. The labels do not depend on `scale`."""
 
     class Noisy(torch.utils.data.Dataset):
         def __len__(self):
@@ -296,14 +296,14 @@ def own_data(scale=1.0):
     return blobs(dataset=Datasets(Noisy(), num_classes=8))
 
 
-def test_a_run_with_other_data_of_equal_labels_is_not_resumed(tmp_path):
+def test_a_run_with_different_data_but_equal_labels_is_not_resumed(tmp_path):
     trained(tmp_path, own_data())
     with pytest.raises(CheckpointError, match=r"\n  data: the checkpoint has '\w+', this run '\w+'\n"):
         trained(tmp_path, own_data(scale=2.0), rounds=2, ckpt_path="last")
     assert trained(tmp_path, own_data(), rounds=2, ckpt_path="last").state.round == 2
 
 
-def test_differences_name_the_place():
+def test_differences_name_the_path():
     saved = {"seed": 1, "method": {"parts": [{"k": 3}, {"k": 4}]}, "gone": 1, "same": [1, {"a": None}]}
     now = {"seed": 1, "method": {"parts": [{"k": 3}, {"k": 5}]}, "new": 2, "same": [1, {"a": None}]}
     assert differences(saved, now) == [
@@ -313,6 +313,6 @@ def test_differences_name_the_place():
     ]
 
 
-def test_lists_of_other_length_are_shown_whole():
+def test_lists_of_different_lengths_are_shown_whole():
     assert differences({"a": [1, 2]}, {"a": [1]}) == ["a: the checkpoint has [1, 2], this run [1]"]
     assert differences([1], {"a": 1}, "x") == ["x: the checkpoint has [1], this run {'a': 1}"]

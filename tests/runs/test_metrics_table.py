@@ -1,4 +1,4 @@
-"""metrics.csv gives back the numbers that were written, whatever interrupted the writing."""
+"""Tests that ``metrics.csv`` gives back the numbers that were written, even if writing was interrupted."""
 
 import csv
 import math
@@ -25,9 +25,9 @@ def path(tmp_path):
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=5))
-def test_numbers_come_back_exactly(tmp_path_factory, values):
+def test_numbers_are_read_back_exactly(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("table") / "metrics.csv"
-    MetricsTable(path).append(-1, {f"m/{place}": value for place, value in enumerate(values)})
+    MetricsTable(path).append(-1, {f"m/{number}": value for number, value in enumerate(values)})
     (row,) = MetricsTable(path).rows
     assert row.pop("round") == "-1"
     back = [float(value) for value in row.values()]
@@ -58,13 +58,13 @@ def test_a_first_row_without_metrics_has_a_header(path):
     assert lines(path) == [["round"], ["0"]]
 
 
-def test_another_process_goes_on_where_one_stopped(path):
+def test_another_process_continues_the_table(path):
     MetricsTable(path).append(0, {"a": 1, "b": 2})
     MetricsTable(path).append(1, {"b": 3})
     assert lines(path) == [["round", "a", "b"], ["0", "1.0", "2.0"], ["1", "", "3.0"]]
 
 
-def test_cut_drops_later_rows_and_columns_that_only_they_had(path):
+def test_cut_drops_later_rows_and_the_columns_that_only_they_had(path):
     table = MetricsTable(path)
     for number, row in [(-1, {"a": 1}), (0, {"a": 2}), (9, {"a": 3}), (10, {"a": 4, "b": 5})]:
         table.append(number, row)
@@ -80,7 +80,7 @@ def test_cut_makes_a_new_file_with_a_header(path):
     assert lines(path) == [["round"]]
 
 
-def test_a_torn_last_line_is_dropped_wherever_it_is_torn(path):
+def test_an_incomplete_last_line_is_dropped(path):
     table = MetricsTable(path)
     table.append(0, {"a": 1, "b": 0.125})
     table.append(1, {"a": 2, "b": 0.375})
@@ -96,7 +96,7 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(path):
     assert len(MetricsTable(path).rows) == 2
 
 
-def test_no_reader_ever_sees_half_a_rewritten_table(path, monkeypatch):
+def test_no_reader_sees_a_partly_rewritten_table(path, monkeypatch):
     table = MetricsTable(path)
     table.append(0, {"a": 1})
     monkeypatch.setattr(csv.DictWriter, "writerows", lambda self, rows: 1 / 0)

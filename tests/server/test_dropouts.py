@@ -1,4 +1,4 @@
-"""What is not finite is left out of its round, as if its client had never answered."""
+"""Results that are not finite are left out of their round, as if the client had never answered."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -31,7 +31,7 @@ from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_
 
 
 def spoil(kind, value):
-    """A result whose upload, model or loss is not finite."""
+    """Returns a function that makes the upload, model or loss of a result not finite."""
 
     def spoiled(result):
         if kind == "loss":
@@ -50,7 +50,7 @@ def spoil(kind, value):
 
 
 def faulty(client, number, change):
-    """Workers that spoil what `client` sends in round `number`."""
+    """Returns a worker class that spoils what `client` sends in round `number`."""
 
     class Faulty(lcfl.distributed.worker.Worker):
         def train(self, task, engine=None):
@@ -61,7 +61,7 @@ def faulty(client, number, change):
 
 
 def dropping(client, number):
-    """Servers that `client` has left before its upload of round `number` came in."""
+    """Returns a server class that drops `client` before its upload of round `number` arrives."""
 
     class Dropping(lcfl.server.server.Server):
         def train(self, tasks, dropped=()):
@@ -103,12 +103,12 @@ def watched(tmp_path, name, **options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """``whole(name)``: the run of a method in which nothing breaks; made once."""
+    """``whole(name)``: the run of a method in which nothing fails, computed once."""
     return cache(lambda name: watched(tmp_path_factory.mktemp(name), name))
 
 
 def chosen(run):
-    """Two clients of round 1: one that took part in round 0 and will again, and one that is new."""
+    """Returns two clients of round 1: one that took part in round 0 and will again, and one that is new."""
     sampled = run.sampled
     old = next(i for i in sampled[1] if i in sampled[0] and i in sampled[2] + sampled[3])
     new = next(i for i in sampled[1] if i not in sampled[0])
@@ -125,7 +125,7 @@ def chosen(run):
         ("per_fedavg", "loss", float("nan")),
     ],
 )
-def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch, whole, name, kind, value):
+def test_result_that_is_not_finite_is_treated_as_a_dropout(tmp_path, monkeypatch, whole, name, kind, value):
     for client in chosen(whole(name)):
         with monkeypatch.context() as patch:
             patch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil(kind, value)))
@@ -139,10 +139,10 @@ def test_a_broken_upload_is_a_client_that_dropped_out(tmp_path, monkeypatch, who
         assert [row["train/failed_clients"] for row in whole(name).rows] == [0, 0, 0, 0]
         with pytest.raises(AssertionError):
             assert_same_state(broken.state, whole(name).state, but=["total_bytes"])
-        assert broken.state.total_bytes == whole(name).state.total_bytes  # it did send
+        assert broken.state.total_bytes == whole(name).state.total_bytes  # because the client did send
 
 
-def test_a_failing_client_keeps_its_model_and_its_place_in_its_data(tmp_path, monkeypatch, whole):
+def test_failing_client_keeps_its_model_and_its_position_in_its_data(tmp_path, monkeypatch, whole):
     old, new = chosen(whole("lcfed"))
     before = watched(tmp_path, "lcfed", rounds=1).state
     for client in (old, new):
@@ -155,7 +155,7 @@ def test_a_failing_client_keeps_its_model_and_its_place_in_its_data(tmp_path, mo
         assert torch.equal(after.codes[client], before.codes[client])
 
 
-def test_the_loss_of_a_round_is_that_of_the_others(tmp_path, monkeypatch, whole):
+def test_loss_of_a_round_is_the_mean_of_the_other_clients(tmp_path, monkeypatch, whole):
     client, _ = chosen(whole("fedavg"))
     monkeypatch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil("loss", float("nan"))))
     with pytest.warns(UserWarning, match="not finite"):
@@ -163,7 +163,7 @@ def test_the_loss_of_a_round_is_that_of_the_others(tmp_path, monkeypatch, whole)
     assert np.isfinite([row["train/loss"] for row in watch.rows]).all()
 
 
-def test_a_client_that_fails_offline_only_leaves_the_fit(tmp_path, monkeypatch):
+def test_client_that_fails_in_the_warmup_round_is_only_left_out_of_it(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"round -1: .* \(4\)"):
         patch.setattr(lcfl.federation.session, "Worker", faulty(4, -1, spoil("upload", float("nan"))))
         broken = watched(tmp_path, "lcfed").state
@@ -173,7 +173,7 @@ def test_a_client_that_fails_offline_only_leaves_the_fit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_round_in_which_everybody_fails_changes_nothing(tmp_path, monkeypatch, name):
+def test_round_in_which_all_clients_fail_changes_nothing(tmp_path, monkeypatch, name):
     class Faulty(lcfl.distributed.worker.Worker):
         def train(self, task, engine=None):
             result = super().train(task, engine)
@@ -194,18 +194,18 @@ def dropped(watch, number, sampled):
     return watch.server.schedule.dropped(watch.server.seed, number, sampled)
 
 
-def test_clients_that_do_not_report_are_drawn_by_round_and_client(tmp_path):
+def test_dropouts_are_drawn_by_round_and_client(tmp_path):
     watch = watched(tmp_path, "fedavg", client_dropout=0.3, rounds=6)
     lost = [dropped(watch, number, watch.sampled[number]) for number in range(6)]
     assert [row["train/dropped_clients"] for row in watch.rows] == [len(each) for each in lost]
     assert 0 < sum(map(len, lost)) < 6 * 7
     more = dropped(watch, 0, range(12))
-    assert lost[0] == more & set(watch.sampled[0])  # whoever else was sampled
+    assert lost[0] == more & set(watch.sampled[0])  # whichever other clients were sampled
     participated = set().union(*({*watch.sampled[number]} - lost[number] for number in range(6)))
     assert set(torch.nonzero(watch.state.participated).flatten().tolist()) == participated
 
 
-def test_what_was_sent_to_a_client_that_does_not_report_counts(tmp_path, whole):
+def test_bytes_sent_to_dropouts_are_counted(tmp_path, whole):
     watch = watched(tmp_path, "fedavg", client_dropout=0.3)
     size = 4 * watch.state.initial.numel()
     for row in watch.rows:
@@ -215,7 +215,12 @@ def test_what_was_sent_to_a_client_that_does_not_report_counts(tmp_path, whole):
 
 
 def assert_not_reporting_is_like_failing(run, monkeypatch):
-    """``run(client_dropout=...)`` gives a `Watch` of a few rounds."""
+    """Checks that dropouts give the same state as failures.
+
+    Args:
+        run: ``run(client_dropout=...)`` returns a `Watch` of a few rounds.
+        monkeypatch: pytest's fixture.
+    """
     watch = run(client_dropout=0.2)
     lost = {(number, i) for number, sampled in watch.sampled.items() for i in dropped(watch, number, sampled)}
 
@@ -232,11 +237,11 @@ def assert_not_reporting_is_like_failing(run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["lcfed", "fedac", "fesem"])
-def test_not_reporting_is_like_failing(tmp_path, monkeypatch, name):
+def test_dropout_gives_the_same_state_as_a_failure(tmp_path, monkeypatch, name):
     assert_not_reporting_is_like_failing(partial(watched, tmp_path, name), monkeypatch)
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1.0])
-def test_a_chance_out_of_its_range(tmp_path, chance):
+def test_client_dropout_out_of_range_is_refused(tmp_path, chance):
     with pytest.raises(ValueError, match=rf"trainer.client_dropout: got {chance}; it must lie in \[0, 1\)"):
         watched(tmp_path, "fedavg", client_dropout=chance)

@@ -1,4 +1,4 @@
-"""Every kind of model is the very model it says, measured on the very images."""
+"""Evaluation: every kind of model is the right model, measured on the right samples."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def models(number, seed):
 
 
 def state():
-    """Clients 0 to 2 have taken part, 3 has not; clusters {0, 2}, {1, 3}; everything differs."""
+    """Returns a state with clusters {0, 2} and {1, 3}. Clients 0 to 2 have taken part, 3 has not. All models differ."""
     result = state_of(list(models(4, 0)), [0, 1, 0, 1], models(2, 1), [True, True, True, False], models(1, 2)[0])
     result.global_model = models(1, 3)[0]
     for client in range(4):
@@ -68,7 +68,7 @@ def evaluator(method, population=None, module=None, **options):
 
 
 def by_hand(model, indices):
-    """Loss and accuracy of the linear network in numpy."""
+    """Returns loss and accuracy of the linear network, computed in numpy."""
     w = model.double().numpy()
     middle = INPUTS[indices].astype(np.float32) @ w[:6].reshape(3, 2).T + w[6:9]
     scores = middle @ w[9:15].reshape(2, 3).T + w[15:]
@@ -78,7 +78,7 @@ def by_hand(model, indices):
 
 
 def assert_measured(found, name, owners):
-    """`owners`: client -> (model, indices)."""
+    """Checks the metrics under `name`; `owners` maps each client to (model, indices)."""
     loss, acc = found.by_name[f"{name}/loss"], found.by_name[f"{name}/acc"]
     assert loss.clients.tolist() == acc.clients.tolist() == sorted(owners)
     assert acc.num_samples.tolist() == [len(owners[i][1]) for i in sorted(owners)]
@@ -101,7 +101,7 @@ def test_personal_cluster_and_global(name):
     assert_measured(found, f"{name}/global", {i: (s.global_model, sets[i]) for i in range(4)})
 
 
-def test_only_what_is_asked_for_is_measured():
+def test_only_requested_kinds_and_stages_are_measured():
     found = evaluator(lcfed())(state(), ["cluster"], stages=["val"])
     assert list(found.by_name) == ["val/own_split/cluster/loss", "val/own_split/cluster/acc"]
 
@@ -124,7 +124,7 @@ def test_after_local_is_one_local_run_from_what_the_server_would_send(method, st
     assert not torch.equal(trained[0], s.clients[0].model)
 
 
-def test_clients_without_images_have_no_value():
+def test_clients_without_samples_have_no_value():
     nobody = [[]] * 4
     sets = {"val": [VAL[0], [], [], []], "test": [[], TEST[1], [], TEST[3]], "label_view": nobody}
     s = state()
@@ -134,16 +134,16 @@ def test_clients_without_images_have_no_value():
     assert not any(name.startswith("test/label_view") for name in found.by_name)
 
 
-def test_nobody_has_images():
+def test_evaluation_without_any_samples_is_empty():
     found = evaluator(lcfed(), val=[[]] * 4, test=[[]] * 4, label_view=[[]] * 4)(state(), ["personal", "after_local"])
     assert found == Evaluation()
 
 
-def test_sharing_a_model_changes_no_number():
+def test_sharing_a_model_does_not_change_metrics():
     s = state()
     shared = evaluator(lcfed())(s, ["cluster"])
     copies = state()
-    copies.centres = copies.centres[copies.assignment]  # every client in a cluster of its own with the same centre
+    copies.centres = copies.centres[copies.assignment]  # every client in a separate cluster with the same centre
     copies.assignment = torch.arange(4)
     apart = evaluator(lcfed())(copies, ["cluster"])
     assert shared.by_name.keys() == apart.by_name.keys()
@@ -152,7 +152,7 @@ def test_sharing_a_model_changes_no_number():
         assert metric.clients.tolist() == apart.by_name[name].clients.tolist()
 
 
-def test_a_shared_model_scores_an_image_once():
+def test_shared_model_scores_a_sample_once():
     scored = []
 
     class Counting(FederatedModule):
@@ -166,7 +166,7 @@ def test_a_shared_model_scores_an_image_once():
     assert scored == [len(np.unique(np.concatenate([*TEST, *VIEW])))]
 
 
-def test_a_shared_model_scores_an_image_once_for_each_view():
+def test_shared_model_scores_a_sample_once_for_each_view():
     scored = []
 
     class Counting(FederatedModule):
@@ -190,7 +190,7 @@ def test_a_shared_model_scores_an_image_once_for_each_view():
             assert values[client] == pytest.approx(1 - acc if client % 2 else acc)
 
 
-def test_a_plain_protocol_shows_images_as_they_are():
+def test_plain_protocol_applies_no_client_transform():
     population, s = data(), state()
     examples, people = population._loaded
     tests = {"global": VIEW, "global_plain": VIEW}
@@ -202,14 +202,14 @@ def test_a_plain_protocol_shows_images_as_they_are():
     np.testing.assert_allclose(seen, 1 - plain, atol=1e-6)
 
 
-def test_measuring_leaves_the_generators_alone():
+def test_evaluation_does_not_change_the_random_generators():
     measure = evaluator(lcfed())
     before = torch.get_rng_state()
     measure(state(), ["personal", "after_local"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_is_off_while_measuring():
+def test_dropout_layers_are_off_during_evaluation():
     def noisy():
         network = linear_module().make_network()
         network.embedding = torch.nn.Sequential(network.embedding, torch.nn.Dropout(0.5))
@@ -221,12 +221,12 @@ def test_dropout_is_off_while_measuring():
     assert_measured(found, "val/own_split/global", {i: (s.global_model, VAL[i]) for i in range(4)})
 
 
-def test_many_models_go_in_parts(monkeypatch):
+def test_many_models_are_measured_in_parts(monkeypatch):
     whole = evaluator(lcfed())(state(), ["personal", "after_local"])
     monkeypatch.setattr("lcfl.server.evaluation.TASKS_AT_A_TIME", 3)
     by_parts = evaluator(lcfed())
-    held, original = [], by_parts.ranks.map
-    monkeypatch.setattr(by_parts.ranks, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
+    held, original = [], by_parts.transport.map
+    monkeypatch.setattr(by_parts.transport, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
     parts = by_parts(state(), ["personal", "after_local"])
     assert whole.summary() == parts.summary()
     assert held == [3, 1, 3, 1, 3, 1][: len(held)] and len(held) == 6  # personal; local runs and measurements
@@ -240,13 +240,13 @@ def test_many_models_go_in_parts(monkeypatch):
         (["after_local", "personal"], ["personal", "cluster", "after_local"]),
     ],
 )
-def test_what_is_measured_at_the_end(tmp_path, wanted, kinds):
+def test_final_models_select_the_kinds_measured_at_the_end(tmp_path, wanted, kinds):
     assert final_kinds(lcfed().exchange, wanted) == kinds
     watch = fit(blobs_module(), blobs(), lcfed(2), tmp_path, evaluate_every=1, clients_per_round=4, final_models=wanted)
     assert {name.split("/")[2] for name in watch.metrics if name.startswith("test/")} == {*kinds, "majority"}
 
 
-def test_a_kind_of_model_that_there_is_not():
+def test_unknown_kind_of_final_model_is_refused():
     with pytest.raises(
         ValueError, match=r"trainer.final_models: got 'locals'; allowed are personal, cluster, global and aft"
     ):
@@ -259,7 +259,7 @@ def test_long_sets_are_scored_in_batches(monkeypatch):
     assert evaluator(lcfed())(state(), ["personal"]).summary() == pytest.approx(whole.summary(), rel=1e-5)
 
 
-def test_a_set_in_any_order_is_measured_on_its_own_images():
+def test_set_in_any_order_is_measured_on_its_own_samples():
     population, s = data(), state()
     module = linear_module()
     worker = Worker(Fabric(accelerator="cpu", devices=1), module, population, lcfed(), seed=0)
@@ -270,7 +270,7 @@ def test_a_set_in_any_order_is_measured_on_its_own_images():
         assert values["acc"] == pytest.approx(acc)
 
 
-def test_what_goes_wrong_is_raised_with_client_and_round():
+def test_error_of_a_client_names_client_and_round():
     class Broken(FederatedModule):
         def training_step(self, batch, batch_idx=0):
             raise KeyError("oh")
@@ -281,12 +281,12 @@ def test_what_goes_wrong_is_raised_with_client_and_round():
     assert "training_step" in "".join(error.value.__notes__)
 
 
-def test_no_more_clients_than_asked_for():
+def test_only_chosen_clients_are_measured():
     few = replace(evaluator(lcfed()), chosen=lambda active_N: [0, 1])
     assert few(state(), ["cluster"], ["val"]).by_name["val/own_split/cluster/acc"].clients.tolist() == [0, 1]
 
 
-def test_a_model_that_has_diverged_is_named():
+def test_warning_names_diverged_models():
     s = state()
     s.clients[2] = replace(s.clients[2], model=torch.full((17,), torch.nan))
     with pytest.warns(UserWarning, match=r"personal/loss is not finite for 1 of 4 clients \(2\).*learning") as caught:

@@ -1,4 +1,4 @@
-"""Summaries over clients, with numbers worked by hand."""
+"""Summaries over clients, compared with numbers computed by hand."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_worst10_is_the_mean_of_the_lowest_tenth_rounded_up(number, counted):
     assert summarize("acc", metric(values))["acc_worst10"] == pytest.approx((counted - 1) / 2)
 
 
-def test_an_evaluation_keeps_who_was_measured_on_how_much():
+def test_evaluation_stores_clients_and_numbers_of_samples():
     evaluation = Evaluation()
     evaluation.add("val/own_split/personal", [2, 5], [{"loss": 1.0, "acc": 0.5}, {"loss": 3.0, "acc": 1.0}], [4, 12])
     assert list(evaluation.by_name) == ["val/own_split/personal/loss", "val/own_split/personal/acc"]
@@ -35,7 +35,7 @@ def test_an_evaluation_keeps_who_was_measured_on_how_much():
     assert (found.clients.tolist(), found.values.tolist(), found.num_samples.tolist()) == ([2, 5], [0.5, 1.0], [4, 12])
 
 
-def test_of_a_loss_only_the_mean_is_summed_up():
+def test_loss_is_summarised_by_its_mean_only():
     evaluation = Evaluation()
     evaluation.add("val/own_split/personal", [2, 5], [{"loss": 1.0, "acc": 0.5}, {"loss": 3.0, "acc": 1.0}], [4, 12])
     assert evaluation.summary() == {
@@ -47,7 +47,7 @@ def test_of_a_loss_only_the_mean_is_summed_up():
     }
 
 
-def test_a_set_that_nobody_has_is_left_out():
+def test_set_without_clients_is_left_out():
     evaluation = Evaluation()
     evaluation.add("val/own_split/personal", [], [], [])
     assert evaluation.summary() == {}
@@ -60,7 +60,7 @@ def test_stability_by_hand():
     assert co_membership_jaccard(before, 7 - before) == 1.0
     assert co_membership_jaccard(np.arange(4), np.arange(4)) == 1.0
     assert co_membership_jaccard(np.arange(4), np.zeros(4, dtype=int)) == 0.0
-    # Without a cluster (-1) nobody is together: before 01; after: 01 02 12. Both: 01.
+    # Clients without a cluster (-1) share none. Pairs before: 01; after: 01 02 12. Both: 01.
     before, after = np.array([0, 0, -1, -1, -1]), np.array([0, 0, 0, 1, -1])
     assert co_membership_jaccard(before, after) == pytest.approx(1 / 3)
     assert co_membership_jaccard(after, before) == pytest.approx(1 / 3)

@@ -1,4 +1,4 @@
-"""Populations that do not fit: whole runs whose models are mapped, whose sums follow, whose evaluations are samples."""
+"""Large populations: whole runs with mapped models, running sums and evaluations of some clients."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ METHODS = {"lcfed": lcfed, "fedac": tuned_fedac, "fesem": fesem, "fedper": fedpe
 
 
 class Recomputed(Callback):
-    """The sums of every round beside new ones of the same models."""
+    """Compares the sums of every round with sums that are recomputed from the same models."""
 
     def __init__(self):
         self.rounds, self.refreshed = [], []
@@ -62,7 +62,7 @@ def test_mapped_files_and_memory_give_the_same_bits(tmp_path, method):
     assert_same_state(*states)
 
 
-def test_mapped_files_are_gone_with_the_run_and_a_resumed_one_has_the_bits_of_one_in_one_go(tmp_path):
+def test_mapped_files_end_with_the_run_and_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
     def run(rounds, root, store, ckpt_path=None, devices=1):
         federation = Federation(
             rounds,
@@ -87,7 +87,7 @@ def test_an_unknown_store_is_refused():
         Federation(client_store="disk")
 
 
-def test_a_run_that_is_killed_leaves_no_file_that_is_read_again(tmp_path, started):
+def test_killed_run_leaves_no_file_that_is_read_again(tmp_path, started):
     words = ["--trainer.client_store=mapped", "--trainer.logger=false"]
     once = command(tmp_path / "once", "lcfed", 1, 8, *words).path
     child = started(arguments(tmp_path / "cut", "lcfed", 1, 1000, *words))
@@ -111,9 +111,7 @@ def test_a_run_that_is_killed_leaves_no_file_that_is_read_again(tmp_path, starte
 
 
 @pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(over="stored", mean=ClusterMean())])
-def test_sums_of_a_run_stay_within_their_bound_and_are_exact_where_they_are_made_anew(
-    tmp_path, method, refresh_every_four
-):
+def test_sums_of_a_run_stay_within_their_bound_and_are_exact_when_recomputed(tmp_path, method, refresh_every_four):
     watched = Recomputed()
     data = blobs(newcomers=1, leavers={3: 2, 8: 6})
     fit(blobs_module(), data, method(), tmp_path, 9, 0.4, [watched])
@@ -122,7 +120,7 @@ def test_sums_of_a_run_stay_within_their_bound_and_are_exact_where_they_are_made
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("rounds", [4, 6])
-def test_a_run_that_is_resumed_between_two_refreshes_has_the_bits_of_one_in_one_go(
+def test_run_resumed_between_two_refreshes_has_the_bits_of_an_uninterrupted_one(
     tmp_path, refresh_every_four, rounds, ranks
 ):
     once = command(tmp_path / "once", "lcfed", 1, 9).path
@@ -135,7 +133,7 @@ def test_a_run_that_is_resumed_between_two_refreshes_has_the_bits_of_one_in_one_
 
 def test_moves_of_clients_that_did_not_train_are_reported(tmp_path):
     class Swap(Callback):
-        """Swaps two clusters: everybody who has taken part moves, whether trained or not."""
+        """Swaps two clusters, so that all clients that have taken part move, whether they trained or not."""
 
         shapes_result = True
 
@@ -152,14 +150,14 @@ def test_moves_of_clients_that_did_not_train_are_reported(tmp_path):
     assert row["cluster/moved_untrained"] > 0 and watched.rounds == [0, 1, 2]
 
 
-# evaluation of some
+# evaluation of some clients
 
 
 def schedule(number, **options):
     return Schedule(10, 5, 1, num_evaluated=number, **options)
 
 
-def test_an_evaluation_of_some_is_of_the_same_ones_while_they_stay():
+def test_evaluated_clients_stay_the_same_until_they_leave():
     active = torch.ones(50, dtype=torch.bool)
     chosen = schedule(10).evaluated(3, active)
     assert len(chosen) == 10 and chosen == sorted(set(chosen)) and chosen != list(range(10))
@@ -172,7 +170,7 @@ def test_an_evaluation_of_some_is_of_the_same_ones_while_they_stay():
     assert schedule(10, most_clients=2).evaluated(3, active) == others[:2]
 
 
-def test_who_takes_the_place_of_clients_that_have_left_is_the_first_of_the_rest_of_the_stream():
+def test_clients_that_left_are_replaced_from_the_rest_of_the_stream():
     active = torch.ones(30, dtype=torch.bool)
     drawn = schedule(None).sample(1, 0, active)
     active[drawn[:2]] = False
@@ -181,9 +179,9 @@ def test_who_takes_the_place_of_clients_that_have_left_is_the_first_of_the_rest_
 
 
 @pytest.mark.parametrize(("wanted", "number"), [(4, 4), (0.25, 3), (1.0, 12)])
-def test_evaluate_clients_measures_so_many_and_changes_nothing_else(tmp_path, wanted, number):
+def test_evaluate_clients_measures_that_many_and_changes_nothing_else(tmp_path, wanted, number):
     class Measured(Watch):
-        """Who was measured."""
+        """Records which clients were measured."""
 
         def on_evaluated(self, evaluation):
             self.clients = {tuple(metric.clients.tolist()) for metric in evaluation.by_name.values()}
@@ -205,7 +203,7 @@ def test_evaluate_clients_measures_so_many_and_changes_nothing_else(tmp_path, wa
 
 
 @pytest.mark.parametrize("wanted", [0, 13, 1.5, 0.0])
-def test_evaluate_clients_outside_of_its_range_is_refused(tmp_path, wanted):
+def test_evaluate_clients_out_of_range_is_refused(tmp_path, wanted):
     with pytest.raises(ValueError, match=rf"trainer.evaluate_clients: got .*{wanted}.*allowed are"):
         fit(blobs_module(), blobs(), fedavg(), tmp_path, evaluate_clients=wanted)
 

@@ -1,1 +1,1 @@
-"""The commands beside ``fit``, ``validate`` and ``test``: each module has a ``parser()`` and a ``main(args)``."""
+"""The commands except ``fit``, ``validate`` and ``test``. Each module has a ``parser()`` and a ``main(args)``."""

@@ -1,4 +1,4 @@
-"""``lcfl compare RUN...``: finished runs in one table, as text, CSV and Markdown, and as curves."""
+"""``lcfl compare RUN...``: compares finished runs in one table, as text, CSV and Markdown, and as curves."""
 
 import argparse
 import csv
@@ -19,40 +19,50 @@ __all__ = ["accuracy", "main", "parser"]
 
 Lines = list[list[str]]
 
-Curves = dict[str, dict[str, dict[int, list[tuple[int, float, float]]]]]  # of a setting, by model, label and seed
+Curves = dict[
+    str, dict[str, dict[int, list[tuple[int, float, float]]]]
+]  # the curves of a setting, by model, label and seed
 
 CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes", "acc")
-AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of pictures: name, label and unit
-KINDS = ("personal", "cluster", "global", "after_local")  # of models, in the order of their columns
+AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of the pictures: name, label and unit
+KINDS = ("personal", "cluster", "global", "after_local")  # kinds of model, in the order of their columns
 PEAK = "rounds to 90 % of peak"
-PIPED_WIDTH = 160  # characters of a line in a file or a pipe, which have no width of their own
+PIPED_WIDTH = 160  # characters per line in a file or a pipe
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(prog="lcfl compare", description="Finished runs side by side.")
-    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that hold some")
-    made.add_argument("--target", type=accuracy, help="up to 1: the first round with it is looked for (0.9 x the best)")
-    made.add_argument("--mix", action="store_true", help="allow runs on different data or protocols, in sections")
-    made.add_argument("--wide", action="store_true", help="accuracies only, a line per method and a column per model")
-    made.add_argument("--out", type=Path, help="folder for comparison.csv and .md, curves.csv and the pictures")
-    return made
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(prog="lcfl compare", description="Compares finished runs in one table.")
+    options.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders with run directories"
+    )
+    options.add_argument(
+        "--target", type=accuracy, help="show the first round with this accuracy, up to 1 (default: 0.9 x best)"
+    )
+    options.add_argument("--mix", action="store_true", help="allow runs with different data or protocols, in sections")
+    options.add_argument("--wide", action="store_true", help="accuracies only: a line per method, a column per model")
+    options.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md, curves.csv, pictures")
+    return options
 
 
 def accuracy(text: str) -> float:
-    """An accuracy on the command line; argparse says what is wrong with another text."""
+    """Reads an accuracy on the command line.
+
+    Raises:
+        ArgumentTypeError: if it is not between 0 and 1. For a text that is not a number, argparse has a message.
+    """
     value = float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"got {text}; an accuracy is a part of 1, such as 0.6 for 60 %")
+        raise argparse.ArgumentTypeError(f"got {text}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %")
     return value
 
 
 def main(args: Sequence[str]) -> None:
-    """Prints the table of the runs at the given paths; with ``--out`` writes table and pictures there.
+    """Prints the table of the runs at the given paths. With ``--out``, writes the table and pictures to files.
 
     Raises:
-        FileNotFoundError: for a path without a run.
-        ValueError: if no run is finished, or if they do not compare and ``--mix`` is not given.
+        FileNotFoundError: if there is no run at one of the paths.
+        ValueError: if no run is finished, or if the runs cannot be compared and ``--mix`` is not given.
     """
     options = parser().parse_args(args)
     entries = comparison.entries_of(comparison.find_runs(options.runs))
@@ -82,11 +92,14 @@ def _title(setting: int, protocol: str, many: bool) -> str:
 
 
 def _caption(setting: int, protocol: str, target: float, many: bool) -> str:
-    return f"{_title(setting, protocol, many)}; rounds and MB until {100 * target:.2f} %"
+    return f"{_title(setting, protocol, many)}; rounds and MB to reach {100 * target:.2f} %"
 
 
 def _by_model(rows: Sequence[Row]) -> Lines:
-    """Header and cells: a line for each method, a column for each kind of model; the baseline as a line of its own."""
+    """Returns header and cells, with a line for each method and a column for each kind of model.
+
+    The majority baseline is a separate line.
+    """
     kinds = [kind for kind in KINDS if any(row.model == kind for row in rows)]
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -96,7 +109,7 @@ def _by_model(rows: Sequence[Row]) -> Lines:
 
 
 def _with_options(lines: Lines, rows: Sequence[Row]) -> Lines:
-    """A further column for what the labels in the first one leave out, if they do."""
+    """Adds a column with the options that the labels leave out, if there are any."""
     options = {row.label: row.options for row in rows}
     if not any(options.values()):
         return lines
@@ -108,7 +121,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _accuracies(rows: Sequence[Row]) -> Lines:
-    """Header and cells: a line for each kind of model, the method named on the first of its lines."""
+    """Returns header and cells, with a line for each kind of model. The first line of a method has its name."""
     lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB"]]
     previous = ""
     for row in rows:
@@ -120,7 +133,7 @@ def _accuracies(rows: Sequence[Row]) -> Lines:
 
 
 def _costs(rows: Sequence[Row]) -> Lines:
-    """Header and cells: a line for each method, the last column by the kind of model that it reports first."""
+    """Returns header and cells, with a line for each method. The last column is about its first kind of model."""
     lines = [["method", "seeds", "clusters", "ARI", "stability", "MB", "minutes", PEAK]]
     firsts: dict[str, Row] = {}
     for row in rows:
@@ -190,7 +203,7 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
 
 
 def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) -> None:
-    """Pictures of accuracies over rounds and over bytes; none where nothing was evaluated during the runs."""
+    """Draws accuracies over rounds and over bytes. Draws nothing if nothing was evaluated during the runs."""
     from lcfl import figures
 
     if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds.values()):
@@ -208,7 +221,7 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) 
 
 
 def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
-    """Accuracies during the runs of one setting."""
+    """Returns the accuracies during the runs of one setting."""
     kinds = {kind for entry in entries for of, kind in entry.test_sets if of == protocol}
     return {
         kind: {

@@ -11,23 +11,25 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(prog="lcfl configs", description="The configurations that come with lcfl.")
-    made.add_argument("--copy", type=Path, metavar="DIR", help="copy all of them to this new folder")
-    return made
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(
+        prog="lcfl configs", description="Lists or copies the configurations that come with lcfl."
+    )
+    options.add_argument("--copy", type=Path, metavar="DIR", help="copy all of them to this new folder")
+    return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Prints every configuration with the comment in its first line, or copies the folder.
+    """Prints every configuration with the comment in its first line, or copies all of them.
 
     Raises:
-        FileExistsError: if the folder to copy to is there already.
+        FileExistsError: if the folder to copy to exists already.
     """
     options = parser().parse_args(args)
     folder = configurations()
     if options.copy is not None:
         if options.copy.exists():
-            raise FileExistsError(f"{options.copy} exists already; name a new folder, nothing is overwritten.")
+            raise FileExistsError(f"{options.copy} exists already; name a new folder. Nothing is overwritten.")
         shutil.copytree(folder, options.copy)
         print(f"copied to {options.copy}")
         return

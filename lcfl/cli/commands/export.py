@@ -1,4 +1,4 @@
-"""``lcfl export RUN --model cluster --cluster 2``: one trained model as a file."""
+"""``lcfl export RUN --model cluster --cluster 2``: writes one trained model to a file."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,32 +16,34 @@ FORMATS = ("state_dict", "torch_export")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
-    made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
-    made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
-    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint")
-    made.add_argument("--client", type=int, help="whose personal model, or whose cluster's")
-    made.add_argument("--cluster", type=int, help="which cluster's model")
-    made.add_argument("--out", type=Path, required=True, help="the file; it must not be there yet")
-    made.add_argument(
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
+    options.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    options.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    options.add_argument(
+        "--ckpt_path", default="last", help="checkpoint of the run: last (default), best, a name or a path"
+    )
+    options.add_argument("--client", type=int, help="the client of the personal model or of the cluster model")
+    options.add_argument("--cluster", type=int, help="the number of the cluster")
+    options.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
+    options.add_argument(
         "--format",
         default="state_dict",
         choices=FORMATS,
         help="state_dict: weights by name, for model.init_from or the network's load_state_dict; torch_export: the "
         "whole network for any batch size, for torch.export.load",
     )
-    return made
+    return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Writes the model.
+    """Writes the model to a file.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
-        FileExistsError: if the file is there already.
+        FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run.
-        ValueError: if the run's method has no such model, or its numbers do not fit.
+        ValueError: if the run's method has no such model, or if there is no such client or cluster.
     """
     options = parser().parse_args(args)
     check_new(options.out)

@@ -1,4 +1,4 @@
-"""``lcfl onboard --ckpt_path RUN``: the newcomers that a run kept out join its federation."""
+"""``lcfl onboard --ckpt_path RUN``: adds the newcomers that a run kept out to its federation."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,26 +13,35 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(
         prog="lcfl onboard",
-        description="Places the clients that data.newcomers kept out into the clusters of a finished run, lets each "
-        "train the model that it is given, and reports its accuracy before and after. The run itself is not changed.",
+        description="Assigns the clients that data.newcomers kept out to the clusters of a finished run. Each of these "
+        "newcomers trains the model that it receives, and its accuracy before and after is reported. The run itself "
+        "does not change.",
     )
-    made.add_argument("--ckpt_path", required=True, help="a run directory, a checkpoint, last, or best")
-    made.add_argument("--epochs", type=int, default=5, help="of every newcomer's own training (default: 5)")
-    made.add_argument("--accelerator", default="auto", choices=("auto", "cpu", "cuda"))
-    made.add_argument("--trainer.default_root_dir", dest="root", type=Path, default=Path("logs"), help="for last, best")
-    made.add_argument("--trainer.name", dest="name", default="lcfl", help="for last and best")
-    return made
+    options.add_argument("--ckpt_path", required=True, help="a run directory, a checkpoint, last, or best")
+    options.add_argument("--epochs", type=int, default=5, help="training epochs of every newcomer (default: 5)")
+    options.add_argument(
+        "--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="device of the training (default: auto)"
+    )
+    options.add_argument(
+        "--trainer.default_root_dir",
+        dest="root",
+        type=Path,
+        default=Path("logs"),
+        help="folder in which to look for last and best",
+    )
+    options.add_argument("--trainer.name", dest="name", default="lcfl", help="name of the run, for last and best")
+    return options
 
 
 def main(args: Sequence[str]) -> None:
     """Prints the table and writes ``newcomers.json`` and ``newcomers.csv`` into the run directory.
 
     Raises:
-        CheckpointError: if the checkpoint is missing, damaged, of other data, or outside a run directory.
-        FileNotFoundError: if the data are not there.
+        CheckpointError: if the checkpoint is missing or damaged, has other data, or is outside a run directory.
+        FileNotFoundError: if the data set is missing.
         ValueError: if the run kept no newcomers out.
     """
     options = parser().parse_args(args)
@@ -40,14 +49,14 @@ def main(args: Sequence[str]) -> None:
     run = run_of(path)
     module, method = instantiate(run / "config.yaml")
     data = instantiate_data(run / "config.yaml")
-    found = onboard(path, module, data, method, options.epochs, options.accelerator)
-    found.write(run)
-    print(table(found))
+    result = onboard(path, module, data, method, options.epochs, options.accelerator)
+    result.write(run)
+    print(table(result))
     print(f"written to {run / 'newcomers.json'} and newcomers.csv")
 
 
 def table(found: OnboardingResult) -> str:
-    """Which cluster each newcomer joined, and the accuracies over newcomers in %, by protocol, before and after."""
+    """Returns the table of the cluster of each newcomer, and of their accuracies in % before and after, by protocol."""
     lines = [f"{len(found.joined)} newcomers join {found.checkpoint}", f"rule: {found.rule}"]
     clusters = sorted({each.cluster for each in found.joined if each.cluster is not None})
     for cluster in clusters:
@@ -65,5 +74,5 @@ def table(found: OnboardingResult) -> str:
                 mean, std, worst = (100 * summary[acc + part] for part in ("", "_std", "_worst10"))
                 lines.append(f"{name:<{width}}  {label:<16}  {mean:>6.2f}  {std:>6.2f}  {worst:>10.2f}")
     down, up = (sum(getattr(each, name) for each in found.joined) for name in ("down_bytes", "up_bytes"))
-    lines.append(f"{down / 1e6:,.1f} MB sent to them, {up / 1e6:,.1f} MB by them")
+    lines.append(f"{down / 1e6:,.1f} MB sent to the newcomers, {up / 1e6:,.1f} MB sent by them")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``lcfl partition -c data.yaml``: who would hold what, before any training."""
+"""``lcfl partition -c data.yaml``: shows which client gets which data, without training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,27 +16,31 @@ __all__ = ["main", "parser"]
 
 
 class DataOnly(LayeredConfig):
-    """The action of ``-c`` for files that have other groups, too."""
+    """The action of ``-c`` for files that also have other groups."""
 
     def taken(self, layer: dict[str, Any]) -> dict[str, Any]:
-        """The group ``data``."""
+        """Returns the group ``data``."""
         return {"data": layer.get("data", {})}
 
 
 def parser(words: Sequence[str] = ()) -> LightningArgumentParser:
-    """The command's options: those of the group ``data``, of the subclass if `words` name one, and where to write."""
-    made = Parser(prog="lcfl partition", description="Prints and draws who would hold what.")
-    made.add_argument("-c", "--config", action=DataOnly, help="A YAML file; several layer, later ones win.")
-    made.add_argument("--out", type=str, default=None, help="Folder for partition.json and partition.png.")
-    made.add_group("data", FederatedDataModule, names_class(words, "data"))
-    return made
+    """Returns the parser of the command's options, which are those of the group ``data`` and the folder to write to.
+
+    Args:
+        words: the words of the command line, which may name a subclass of the data module.
+    """
+    options = Parser(prog="lcfl partition", description="Prints and draws which client gets which data.")
+    options.add_argument("-c", "--config", action=DataOnly, help="A YAML file; a later file overrides earlier ones.")
+    options.add_argument("--out", type=str, default=None, help="The folder for partition.json and partition.png.")
+    options.add_group("data", FederatedDataModule, names_class(words, "data"))
+    return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Prints the table of a partition; with ``--out`` writes the index lists and the picture.
+    """Prints the table of a partition. With ``--out``, writes the index lists and a picture.
 
     Raises:
-        FileNotFoundError: if the data are not there.
+        FileNotFoundError: if the data set is missing.
         ValueError: if the partition cannot be made.
     """
     options = parser(args)
@@ -56,6 +60,6 @@ def main(args: Sequence[str]) -> None:
         data.write(out / "partition.json")
         clients = figures.shown(population.num_clients)
         groups = None if population.groups is None else population.groups[clients]
-        picture = figures.label_counts(population.label_counts[clients], groups, clients, "Training images")
+        picture = figures.label_counts(population.label_counts[clients], groups, clients, "Training samples")
         figures.save(picture, out / "partition.png")
         print(f"written to {out}")

@@ -1,4 +1,4 @@
-"""``lcfl predict RUN --model personal``: the label that every client's model gives to each of its test images."""
+"""``lcfl predict RUN --model personal``: predicts the labels of each client's test samples with its model."""
 
 import argparse
 import csv
@@ -22,33 +22,37 @@ HEADER = ("client", "index", "label", "prediction", "score")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(prog="lcfl predict", description="Predicts the labels of the clients' test images.")
-    made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
-    made.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
-    made.add_argument("--ckpt_path", default="last", help="of the run: last (default), best, or a checkpoint")
-    made.add_argument("--client", type=int, help="only this client; all of the federation if not given")
-    made.add_argument("--protocol", help="whose test images; the run's first protocol if not given")
-    made.add_argument("--out", type=Path, help="a CSV file that is not there yet; the terminal if not given")
-    return made
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(
+        prog="lcfl predict", description="Predicts the labels of the clients' test samples."
+    )
+    options.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    options.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
+    options.add_argument(
+        "--ckpt_path", default="last", help="checkpoint of the run: last (default), best, a name or a path"
+    )
+    options.add_argument("--client", type=int, help="only this client (default: all of the federation)")
+    options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
+    options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
+    return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Writes a line per client and test image: its index in the data set, label, prediction and softmax score.
+    """Writes one line per client and test sample, with its index in the data set, label, prediction and softmax score.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
-        FileExistsError: if the file is there already.
-        FileNotFoundError: if there is no run, or its data are not there.
-        ValueError: if the run's method has no such model, client or protocol do not exist, or the client has no test
-            images.
+        FileExistsError: if the file exists already.
+        FileNotFoundError: if there is no run, or if its data set is missing.
+        ValueError: if the run's method has no such model, if the client or the protocol does not exist, or if the
+            client has no test samples.
     """
     options = parser().parse_args(args)
     if options.out is not None:
         check_new(options.out)
     run = load(options.run, ckpt_path=options.ckpt_path)
-    found = _rows(run, options.run, options.model, options.client, options.protocol)
-    rows = chain([HEADER, next(found)], found)  # what is wrong shows before a file is made
+    lines = _rows(run, options.run, options.model, options.client, options.protocol)
+    rows = chain([HEADER, next(lines)], lines)  # errors occur before the file is created
     if options.out is None:
         _write(sys.stdout, rows)
         return
@@ -76,7 +80,7 @@ def _rows(
         indices, seen = data.population.test[protocol][client], data.seen_by(client)
         if only is not None and not len(indices):
             raise ValueError(
-                f"predict: got --client {only}, which has no test images under {protocol}; name another client or "
+                f"predict: got --client {only}, which has no test samples under {protocol}; name another client or "
                 f"protocol (this run has {', '.join(data.protocols)})."
             )
         for start in range(0, len(indices), BATCH):

@@ -1,4 +1,4 @@
-"""``lcfl sweep``: methods x grid x seeds, tuned on validation data with the same budget, compared at the end."""
+"""``lcfl sweep``: runs methods x grid x seeds, tunes each method on validation data, and compares the runs."""
 
 import argparse
 import warnings
@@ -13,61 +13,70 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's own options; all others are those of ``lcfl fit``."""
-    made = argparse.ArgumentParser(
+    """Returns the parser of the options that ``lcfl fit`` does not have."""
+    options = argparse.ArgumentParser(
         prog="lcfl sweep",
-        description="Runs methods with several seeds and compares them. Every option of lcfl fit may be added; "
-        "finished runs are not run again and interrupted ones are resumed: give the same command again.",
+        description="Runs methods with several seeds and compares them. Every option of lcfl fit may be added. If the "
+        "same command is given again, finished runs are kept and interrupted ones are resumed.",
         allow_abbrev=False,
     )
-    made.add_argument(
-        "-c", "--config", action="append", default=[], metavar="FILE", help="as for fit, below the method"
+    options.add_argument(
+        "-c",
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="as for lcfl fit; the method's file overrides it",
     )
-    made.add_argument("--methods", required=True, help="names of lcfl's methods or files, separated by commas")
-    made.add_argument("--seeds", default="0", help="separated by commas; the first one is used for tuning")
-    made.add_argument(
+    options.add_argument("--methods", required=True, help="names of methods of lcfl, or files, separated by commas")
+    options.add_argument("--seeds", default="0", help="seeds, separated by commas; the first one is used for tuning")
+    options.add_argument(
         "--grid",
         action="append",
         default=[],
         metavar="[METHOD:]OPTION=VALUE,...",
-        help="values to try for an option, for every method or for one; may be given several times; a single value is "
-        "an option of that method's runs",
+        help="values of an option to try, for every method or for one; may be given several times; a single value is "
+        "an option of all runs of that method",
     )
-    made.add_argument("--tuning_rounds", type=int, help="rounds of the trials of a grid; those of a run if not given")
-    made.add_argument(
+    options.add_argument("--tuning_rounds", type=int, help="rounds of the trials of a grid (default: all rounds)")
+    options.add_argument(
         "--finalists",
         type=int,
         default=1,
-        help="so many of the best trials of fewer rounds go all the way, which decides",
+        help="how many of the best shorter trials are run with all rounds; these runs then decide (default: 1)",
     )
-    made.add_argument(
-        "--jobs", type=int, default=1, help="runs at the same time; with 2 or more give --trainer.devices"
+    options.add_argument(
+        "--jobs", type=int, default=1, help="runs at the same time; for 2 or more, also give --trainer.devices"
     )
-    made.add_argument("--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (logs/sweep)")
-    made.add_argument("--target", type=compare.accuracy, help="as for lcfl compare")
-    return made
+    options.add_argument(
+        "--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (default: logs/sweep)"
+    )
+    options.add_argument("--target", type=compare.accuracy, help="as for lcfl compare")
+    return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Tunes, runs and compares.
+    """Tunes the methods, runs them and compares the runs.
 
     Raises:
-        ValueError: for options of another form, a method that is named in a grid only, trials made by another
-            command, or if a run failed; the others are finished all the same.
-        FileNotFoundError: for a method that is neither a file nor one of lcfl's.
+        ValueError: if an option has another form, if only a grid names a method, if the trials were run by another
+            command, or if a run failed. The other runs are finished all the same.
+        FileNotFoundError: if a method is neither a file nor one of lcfl's.
     """
     options, others = parser().parse_known_args(args)
     methods = [word for word in options.methods.split(",") if word]
     try:
         seeds = [int(word) for word in options.seeds.split(",")]
     except ValueError:
-        raise ValueError(f"sweep: got --seeds {options.seeds}; whole numbers separated by commas are needed.") from None
+        raise ValueError(
+            f"sweep: got --seeds {options.seeds}; allowed are whole numbers separated by commas."
+        ) from None
     for option in ("jobs", "finalists"):
         if getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
     if options.finalists > 1 and options.tuning_rounds is None:
         warnings.warn(
-            f"sweep: --finalists {options.finalists} has no effect, as every trial goes all the way; give "
+            f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
             "--tuning_rounds to make the trials shorter.",
             stacklevel=2,
         )
@@ -76,11 +85,13 @@ def main(args: Sequence[str]) -> None:
         find("methods", method)
     unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in methods]
     if unknown:
-        raise ValueError(f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not.")
+        raise ValueError(
+            f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain."
+        )
     points = {method: points_of(method, grids) for method in methods}
     if len({len(each) for each in points.values()}) > 1:
         budget = ", ".join(f"{method} {len(each)}" for method, each in points.items())
-        warnings.warn(f"sweep: the methods get different numbers of trials to tune: {budget}.", stacklevel=2)
+        warnings.warn(f"sweep: the methods have different numbers of trials for tuning: {budget}.", stacklevel=2)
 
     own = {method: given_to(method, grids) for method in methods}
     sweep = Sweep(options.out, options.config, others, own)

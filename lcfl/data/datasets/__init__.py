@@ -1,4 +1,4 @@
-"""Data sets: what is known of them without reading a file, how they get here, and how they become ``Samples``."""
+"""Data sets: what lcfl knows about them without reading a file, how it obtains them and turns them into `Samples`."""
 
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.datasets.bundled import Digits, RandomLike, Synthetic

@@ -1,4 +1,4 @@
-"""What every data set is."""
+"""The base class of all data sets."""
 
 from abc import ABC, abstractmethod
 
@@ -11,13 +11,13 @@ __all__ = ["FederatedDataset"]
 
 
 class FederatedDataset(ABC):
-    """A source of ``Samples`` that knows its shape and classes before a file is read.
+    """A source of `Samples` that knows its shape and classes before any file is read.
 
     Attributes:
-        shape: of one input, images as (channels, height, width).
+        shape: shape of one input; (channels, height, width) for images.
         num_classes: number of labels.
-        dtype: type of the inputs that a network gets.
-        augmentation: what changes the inputs of training batches; None for nothing.
+        dtype: type in which a network gets the inputs.
+        augmentation: changes the inputs of training batches; None if nothing changes them.
     """
 
     shape: tuple[int, ...]
@@ -26,12 +26,14 @@ class FederatedDataset(ABC):
     augmentation: Augmentation | None = None
 
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to prepare
-        """Downloads, or verifies that the files are there; called once, on one process. Does nothing by default.
+        """Downloads the files or verifies that they exist. Does nothing by default.
+
+        It is called once, on one process.
 
         Raises:
-            FileNotFoundError: files are missing; the message says where and how to get them.
+            FileNotFoundError: If files are missing. The message says where they belong and how to get them.
         """
 
     @abstractmethod
     def load(self) -> Samples:
-        """Reads everything; called on every process after ``prepare``."""
+        """Reads all samples. It is called on every process after ``prepare``."""

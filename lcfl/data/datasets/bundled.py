@@ -1,4 +1,4 @@
-"""Data sets that need no file."""
+"""Data sets that need no files."""
 
 import numpy as np
 import torch
@@ -11,31 +11,34 @@ __all__ = ["Digits", "RandomLike", "Synthetic"]
 
 
 class Digits(FederatedDataset):
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, scaled to 0..1. Needs no file, has no official test."""
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, scaled to 0..1.
+
+    It needs no files and has no official test samples.
+    """
 
     shape, num_classes = (1, 8, 8), 10
 
     def load(self) -> Samples:
-        """All images are training images."""
+        """Returns all images as training samples."""
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
 
         images, targets = load_digits(return_X_y=True)
-        # Pixels count 0 to 16, which float32 holds exactly after division by a power of two.
+        # Pixels are integers from 0 to 16, so division by a power of two is exact in float32.
         inputs = torch.from_numpy(images.astype(np.float32) / 16).reshape(-1, *self.shape)
         return TensorSamples(inputs, targets, len(targets), self.num_classes)
 
 
 class Synthetic(FederatedDataset):
-    """One Gaussian blob per class, x = centre_k + noise, for tests and first steps.
+    """One Gaussian blob per class, x = centre_k + noise, for tests and first experiments.
 
     Args:
         num_classes: number of blobs.
-        num_features: length of one input.
-        samples_per_class: training inputs of each class.
-        test_per_class: official test inputs of each class, may be 0.
-        separation: standard deviation of the centres' coordinates in units of the noise's; two centres are about
-            separation * sqrt(2 num_features) apart.
-        seed: of centres and noise.
+        num_features: number of features of one input.
+        samples_per_class: number of training samples of each class.
+        test_per_class: number of official test samples of each class; may be 0.
+        separation: standard deviation of the centres' coordinates, in units of the standard deviation of the noise. Two
+            centres are about separation * sqrt(2 num_features) apart.
+        seed: seed of centres and noise.
     """
 
     def __init__(
@@ -50,15 +53,15 @@ class Synthetic(FederatedDataset):
         if min(num_classes, num_features, samples_per_class) < 1 or test_per_class < 0 or not separation >= 0:
             raise ValueError(
                 "Synthetic: num_classes, num_features and samples_per_class must be at least 1, test_per_class and "
-                f"separation at least 0; got {num_classes}, {num_features}, {samples_per_class}, {test_per_class} "
-                f"and {separation}"
+                f"separation must be at least 0; got {num_classes}, {num_features}, {samples_per_class}, "
+                f"{test_per_class} and {separation}"
             )
         self.shape, self.num_classes = (num_features,), num_classes
         self._per_class = (samples_per_class, test_per_class)
         self._separation, self._seed = separation, seed
 
     def load(self) -> Samples:
-        """Classes in order, within the training and within the test part."""
+        """Returns the samples sorted by class within the training part and within the test part."""
         centres = rng.generator(self._seed, "blob centres").normal(0, self._separation, (self.num_classes, *self.shape))
         targets = np.concatenate([np.repeat(np.arange(self.num_classes), count) for count in self._per_class])
         noise = rng.generator(self._seed, "blob noise").normal(size=(len(targets), *self.shape))
@@ -67,16 +70,16 @@ class Synthetic(FederatedDataset):
 
 
 class RandomLike(FederatedDataset):
-    """Random inputs with the shape and classes of another data set, none of whose files is read.
+    """Random inputs with the shape and classes of another data set, whose files are not read.
 
-    For ``fast_dev_run``: a run of every code path without a download. Labels are balanced, and carry no meaning.
-    Where inputs are integers they are all 0, the one number that every vocabulary has.
+    ``fast_dev_run`` uses it to run every code path without a download. Labels are balanced and carry no meaning.
+    Integer inputs are all 0, because 0 is the only number that every vocabulary contains.
 
     Args:
         dataset: the data set to stand in for.
-        num_samples: how many training inputs; there are a quarter as many official test inputs, at least one per
+        num_samples: number of training samples. There are a quarter as many official test samples, but at least one per
             class.
-        seed: of the inputs.
+        seed: seed of the inputs.
     """
 
     def __init__(self, dataset: FederatedDataset, num_samples: int, seed: int = 0) -> None:
@@ -89,7 +92,7 @@ class RandomLike(FederatedDataset):
         self._num_samples, self._seed = num_samples, seed
 
     def load(self) -> Samples:
-        """Labels 0, 1, ..., C - 1, 0, 1, ... in both parts."""
+        """Returns samples with labels 0, 1, ..., C - 1, 0, 1, ... in both parts."""
         num_test = max(self.num_classes, self._num_samples // 4)
         targets = np.concatenate([np.arange(count) % self.num_classes for count in (self._num_samples, num_test)])
         size = (len(targets), *self.shape)

@@ -1,4 +1,4 @@
-"""One's own data."""
+"""User-defined data sets."""
 
 from typing import Any
 
@@ -17,17 +17,18 @@ __all__ = ["Datasets", "Tensors"]
 
 
 class Tensors(FederatedDataset):
-    """One's own data as tensors or numpy arrays, from Python.
+    """User-defined data as tensors or numpy arrays, for use from Python.
 
     Args:
-        train: inputs [S, ...] and integer labels [S]; uint8 inputs are scaled to 0..1, floating ones become float32,
-            integers of other types stay what they are.
-        test: the official test images in the same form, if there are any.
-        num_classes: number of labels; None: the largest label + 1.
+        train: inputs [S, ...] and integer labels [S]. uint8 inputs are scaled to 0..1, floating-point inputs become
+            float32, and other integers keep their type.
+        test: the official test samples in the same form, if there are any.
+        num_classes: number of labels; None for the largest label + 1.
         augmentation: changes the inputs of training batches.
 
     Raises:
-        ValueError: no pairs, no samples, or inputs and labels that do not fit together.
+        ValueError: If ``train`` or ``test`` is not a pair, there are no samples, or inputs and labels do not fit
+            together.
     """
 
     def __init__(
@@ -55,28 +56,29 @@ class Tensors(FederatedDataset):
         self.num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
 
     def load(self) -> Samples:
-        """Training tensors, then test tensors."""
-        inputs, targets = (torch.cat(each) for each in zip(*self._parts, strict=True))
+        """Returns the training samples, then the test samples."""
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*self._parts, strict=True))
         num_train = len(self._parts[0][1])
         return TensorSamples(inputs, targets, num_train, self.num_classes, augmentation=self.augmentation)
 
 
 class Datasets(FederatedDataset):
-    """One's own map-style data sets of (input, label) pairs, from Python or as class paths in YAML.
+    """User-defined map-style data sets of (input, label) pairs, from Python or as class paths in YAML.
 
-    An input is a tensor, a numpy array, a number or a list of numbers, all of one shape and type: floating ones become
-    float32, uint8 ones are scaled to 0..1, integers of other types stay what they are. A label is one integer.
+    An input is a tensor, a numpy array, a number or a list of numbers. All inputs must have the same shape and type.
+    Floating-point inputs become float32, uint8 inputs are scaled to 0..1, and other integers keep their type. A label
+    is one integer.
 
     Args:
-        train: the training images.
+        train: the training samples.
         num_classes: number of labels.
-        test: the official test images, if there are any.
+        test: the official test samples, if there are any.
 
     Raises:
-        ValueError: a data set that cannot be read by position, or a first item that is unusable.
+        ValueError: If a data set cannot be read by position or its first item is unusable.
     """
 
-    # Bare, because jsonargparse accepts no init_args for subclasses of Dataset[Any].
+    # Dataset has no type argument, because jsonargparse accepts no init_args for subclasses of Dataset[Any].
     def __init__(self, train: Dataset, num_classes: int, test: Dataset | None = None) -> None:  # type: ignore[type-arg]
         for part in (train,) if test is None else (train, test):
             check_map_style(part)
@@ -86,12 +88,12 @@ class Datasets(FederatedDataset):
         self.shape, self.dtype = tuple(first.shape), network_dtype(first)
 
     def load(self) -> Samples:
-        """The data sets as they are, behind one index."""
+        """Returns the data sets unchanged, under one index."""
         return DatasetSamples(self.train, self.test, self.num_classes)
 
 
 def _pair_of_tensors(name: str, pair: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and labels as tensors."""
+    """Returns inputs and labels as tensors."""
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise ValueError(f"Tensors: {name} must be a pair (inputs, labels), got {type(pair).__name__}")
     inputs, labels = as_input(pair[0], f"Tensors: {name} inputs"), as_input(pair[1], f"Tensors: {name} labels")

@@ -1,4 +1,4 @@
-"""torchvision's sets of images."""
+"""The image data sets of torchvision."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -15,27 +15,28 @@ from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SVHN", "FashionMNIST", "TorchvisionImages"]
 
-# (mean, std) per channel of inputs in 0..1; beside these there is each data set's own, "standard".
+# (mean, std) per channel of inputs in 0..1. In addition, each data set has its own values, "standard".
 NORMALISATIONS = {"half": ((0.5,), (0.5,)), "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 
 Normalisation = Literal["standard", "half", "imagenet", "none"]
 
 
 class TorchvisionImages(FederatedDataset):
-    """What the torchvision data sets share: raw uint8 images read whole, never image by image.
+    """Base class of the torchvision data sets, whose raw uint8 images are read all at once, never one by one.
 
-    A subclass is named after its torchvision class and gives its constants.
+    A subclass has the name of its torchvision class and defines its constants.
 
     Args:
         root: folder of torchvision's files.
-        download: fetch what is missing.
-        normalisation: mean and standard deviation per channel that inputs in 0..1 are normalised by: ``standard``,
-            the data set's usual ones (PACFL's, so FedClust's, and NIID-Bench's); ``half``, 0.5 and 0.5, which gives
-            -1..1 (PFLlib's); ``imagenet``, for colour images (LG-FedAvg's); ``none``.
+        download: whether to download missing files.
+        normalisation: mean and standard deviation per channel by which inputs in 0..1 are normalised. ``standard`` uses
+            the usual values of the data set (those of PACFL, therefore FedClust, and NIID-Bench). ``half`` uses 0.5 and
+            0.5, which gives -1..1 (PFLlib). ``imagenet`` uses ImageNet's values and is for colour images (LG-FedAvg).
+            ``none`` does not normalise.
         augmentation: changes the images of training batches, e.g. ``CropAndFlip``.
 
     Raises:
-        ValueError: an unknown normalisation, or ImageNet's for grey images.
+        ValueError: If the normalisation is unknown, or is ``imagenet`` for grey images.
     """
 
     _mean: ClassVar[Sequence[float]]
@@ -55,11 +56,11 @@ class TorchvisionImages(FederatedDataset):
         self._check_normalisation()
 
     def prepare(self) -> None:
-        """Downloads if ``download`` is set; either way both parts are read once, so that a damaged file shows here."""
+        """Downloads the files if ``download`` is set. Always reads both parts once, so a damaged file is found here."""
         self._parts(self.download)
 
     def load(self) -> Samples:
-        """Training images, then official test images, in torchvision's order."""
+        """Returns the training images, then the official test images, in torchvision's order."""
         train, test = self._parts(download=False)
         inputs = torch.cat([self._images(part) for part in (train, test)])
         targets = np.concatenate([self._labels(part) for part in (train, test)])
@@ -74,28 +75,28 @@ class TorchvisionImages(FederatedDataset):
         train, test = (self._options(is_train) for is_train in (True, False))
         try:
             return make(self.root, **train, download=download), make(self.root, **test, download=download)
-        # torchvision raises RuntimeError for missing or damaged files, OSError where the network fails.
+        # torchvision raises RuntimeError for missing or damaged files and OSError if the network fails.
         except (RuntimeError, OSError) as error:
             raise FileNotFoundError(
                 f"{name}: no complete copy under {self.root!r} (data.dataset.init_args.root) and "
                 f"{'the download failed' if download else 'download is false'} ({error}). "
                 "Set --data.dataset.init_args.download=true, point data.dataset.init_args.root to a folder that has "
-                f'it, or fetch it with: python -c "{self._command()}"'
+                f'the data set, or download it with: python -c "{self._command()}"'
             ) from error
 
     def _options(self, train: bool) -> dict[str, Any]:
-        """How torchvision's class is asked for the training or the test part."""
+        """Returns the arguments with which torchvision's class gives the training or the test part."""
         return {"train": train}
 
     def _images(self, part: Any) -> Tensor:
-        """[S, C, H, W] uint8."""
+        """Returns the images [S, C, H, W] as uint8."""
         return torch.as_tensor(part.data).permute(0, 3, 1, 2)
 
     def _labels(self, part: Any) -> NDArray[Any]:
         return np.asarray(part.targets)
 
     def _command(self) -> str:
-        """What downloads both parts with torchvision alone, e.g. on another machine."""
+        """Returns Python code that downloads both parts with torchvision alone, e.g. on another machine."""
         calls = []
         for train in (True, False):
             words = [f"{name}={value!r}" for name, value in self._options(train).items() if name != "train"]
@@ -104,7 +105,7 @@ class TorchvisionImages(FederatedDataset):
         return "; ".join(["import torchvision", *dict.fromkeys(calls)])
 
     def _mean_and_std(self) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-        """Per channel."""
+        """Returns mean and standard deviation per channel."""
         if self.normalisation == "none":
             return None, None
         mean, std = NORMALISATIONS.get(self.normalisation, (self._mean, self._std))
@@ -121,21 +122,24 @@ class TorchvisionImages(FederatedDataset):
 
 
 class CIFAR10(TorchvisionImages):
-    """50,000 + 10,000 photographs of 10 classes, 3 x 32 x 32."""
+    """CIFAR-10: 50,000 + 10,000 photographs of 10 classes, 3 x 32 x 32."""
 
     shape, num_classes = (3, 32, 32), 10
     _mean, _std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 class CIFAR100(TorchvisionImages):
-    """50,000 + 10,000 photographs of 100 classes, 3 x 32 x 32."""
+    """CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 3 x 32 x 32."""
 
     shape, num_classes = (3, 32, 32), 100
     _mean, _std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
 
 
 class SVHN(TorchvisionImages):
-    """73,257 + 26,032 photographs of house numbers' digits, 3 x 32 x 32; its 531,131 extra images are left out."""
+    """SVHN: 73,257 + 26,032 photographs of digits in house numbers, 3 x 32 x 32.
+
+    Its 531,131 extra images are not used.
+    """
 
     shape, num_classes = (3, 32, 32), 10
     _mean, _std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
@@ -151,15 +155,15 @@ class SVHN(TorchvisionImages):
 
 
 class MNIST(TorchvisionImages):
-    """60,000 + 10,000 handwritten digits, 1 x 28 x 28.
+    """MNIST: 60,000 + 10,000 handwritten digits, 1 x 28 x 28.
 
     Args:
         root: folder of torchvision's files.
-        download: fetch what is missing.
-        normalisation: ``standard``, ``half`` or ``none``; with `like_cifar` also ``imagenet``.
+        download: whether to download missing files.
+        normalisation: ``standard``, ``half`` or ``none``; with ``like_cifar`` also ``imagenet``.
         augmentation: changes the images of training batches.
-        like_cifar: pad the images with zeros to 32 x 32 pixels and repeat them to three channels, as PACFL does
-            where networks must be equal. FedClust counts the bytes of such a Fashion-MNIST.
+        like_cifar: whether to pad the images with zeros to 32 x 32 pixels and to repeat them in three channels, as
+            PACFL does if networks must be equal. FedClust counts the bytes for a Fashion-MNIST in this form.
     """
 
     shape, num_classes = (1, 28, 28), 10
@@ -184,27 +188,37 @@ class MNIST(TorchvisionImages):
 
 
 class FashionMNIST(MNIST):
-    """60,000 + 10,000 pieces of clothing, 1 x 28 x 28; the arguments and the normalisation of ``MNIST``, as PACFL."""
+    """Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 1 x 28 x 28.
+
+    Arguments and normalisation are those of `MNIST`, as in PACFL.
+    """
 
 
 class EMNIST(MNIST):
-    """Handwritten letters and digits, 1 x 28 x 28, in six splits; normalised like ``MNIST``, as PACFL does.
+    """EMNIST: handwritten letters and digits, 1 x 28 x 28, in six splits, normalised like `MNIST`, as in PACFL.
 
-    byclass: 697,932 + 116,323 images of 62 classes; bymerge: the same with 15 capital letters merged into small ones,
-    47 classes; balanced: 112,800 + 18,800 of these 47; letters: 124,800 + 20,800 of 26, capital and small together;
-    digits: 240,000 + 40,000 of 10; mnist: 60,000 + 10,000 of 10. The files hold every image transposed and count
-    the letters from 1: here images stand upright and labels begin at 0.
+    The splits are:
+
+    - ``byclass``: 697,932 + 116,323 images of 62 classes
+    - ``bymerge``: the same images with 15 capital letters merged into small letters, 47 classes
+    - ``balanced``: 112,800 + 18,800 images of these 47 classes
+    - ``letters``: 124,800 + 20,800 images of 26 classes, capital and small letters together
+    - ``digits``: 240,000 + 40,000 images of 10 classes
+    - ``mnist``: 60,000 + 10,000 images of 10 classes
+
+    The files hold every image transposed and count the letters from 1. This class turns the images upright and makes
+    labels begin at 0.
 
     Args:
-        split: which of the six.
+        split: one of the six splits.
         root: folder of torchvision's files.
-        download: fetch what is missing; one archive of 560 MB has all splits.
-        normalisation: ``standard``, ``half`` or ``none``; with `like_cifar` also ``imagenet``.
+        download: whether to download missing files; one archive of 560 MB has all splits.
+        normalisation: ``standard``, ``half`` or ``none``; with ``like_cifar`` also ``imagenet``.
         augmentation: changes the images of training batches.
-        like_cifar: as in ``MNIST``.
+        like_cifar: as in `MNIST`.
 
     Raises:
-        ValueError: an unknown split.
+        ValueError: If the split is unknown.
     """
 
     NUM_CLASSES: ClassVar = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}

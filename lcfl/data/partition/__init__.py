@@ -1,7 +1,7 @@
-"""Partitions: labels in, one list of sample indices per client out.
+"""Partitions, which turn labels into one list of sample indices per client.
 
-An index belongs to at most one client, except where a partition's name says otherwise. A class of one's own needs
-only ``split``; in YAML it is named by its class path::
+An index belongs to at most one client unless the name of the partition says otherwise. A user-defined class needs only
+``split``. YAML names it by its class path::
 
     partition:
       class_path: lcfl.data.partition.ClientDirichlet

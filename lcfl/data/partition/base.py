@@ -1,4 +1,4 @@
-"""What every partition is, and what is checked before and after each of them.
+"""The base class of all partitions, and the checks before and after each partition.
 
 Shapes: S samples in the pool, N clients, C classes that occur in the pool.
 """
@@ -28,9 +28,9 @@ class Shares:
     """Which samples of the pool each client holds.
 
     Args:
-        indices: per client its sample indices, int64, ascending; no index occurs twice in a client.
-        groups: [N] the true group of each client, only where the partition knows it, else None.
-        overlapping: whether an index may belong to several clients; only for partitions whose name says so.
+        indices: for each client, its sample indices, int64, ascending. No index occurs twice in a client.
+        groups: [N] true group of each client if the partition knows the groups, else None.
+        overlapping: whether an index may belong to several clients. Only partitions whose names say so may set it.
     """
 
     indices: list[Indices]
@@ -39,21 +39,21 @@ class Shares:
 
 
 class Partition(ABC):
-    """Deals the samples of a pool out to clients: a pure function of labels, number of clients and generator."""
+    """Deals the samples of a pool out to clients, as a pure function of labels, number of clients and generator."""
 
     def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Splits and checks.
+        """Deals the samples out and checks the result.
 
         Args:
             labels: [S] integer class of every sample in the pool, >= 0.
             num_clients: N, at least 1.
-            generator: source of every draw; equal generators give equal shares.
+            generator: source of all draws; equal generators give equal shares.
 
         Returns:
-            N shares, each sorted, none empty, no index twice, or twice within a client where shares overlap.
+            N shares, each sorted and not empty. No index occurs twice, or if shares overlap, twice within a client.
 
         Raises:
-            ValueError: the arguments are unusable, or the partition cannot be made from these labels.
+            ValueError: If the arguments are unusable, or if these labels do not allow the partition.
         """
         name = type(self).__name__
         labels = _checked_labels(name, labels, num_clients)
@@ -65,29 +65,29 @@ class Partition(ABC):
 
     @abstractmethod
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """The rule itself, on checked arguments; shares need not be sorted and are checked by the caller."""
+        """Applies the rule itself to checked arguments. Shares need not be sorted, and the caller checks them."""
 
 
 def shuffled_classes(labels: Indices, generator: np.random.Generator) -> list[Indices]:
-    """The samples of each class that occurs, classes ascending, samples in random order."""
+    """Returns the samples of each class that occurs, in random order. Classes are in ascending order."""
     order = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[order], return_index=True)
     return [generator.permutation(members) for members in np.split(order, starts[1:])]
 
 
 def check_sizes(name: str, sizes: tuple[int, int] | None, minimum: int = 1) -> None:
-    """Raises a ValueError unless ``sizes`` is None or a range ``(low, high)`` with minimum <= low <= high."""
+    """Raises a ``ValueError`` unless ``sizes`` is None or a range ``(low, high)`` with minimum <= low <= high."""
     if sizes is not None and not (len(sizes) == 2 and minimum <= sizes[0] <= sizes[1]):
         raise ValueError(f"{name}: sizes must be (low, high) with {minimum} <= low <= high, got {tuple(sizes)}")
 
 
 def draw_sizes(sizes: tuple[int, int], num_clients: int, generator: np.random.Generator) -> Indices:
-    """[N] client sizes n_i ~ Uniform{low, ..., high}, both ends included."""
+    """Draws client sizes [N] n_i ~ Uniform{low, ..., high}, both ends included."""
     return generator.integers(sizes[0], sizes[1], size=num_clients, endpoint=True)
 
 
 def check_fractions(name: str, fractions: tuple[float, float] | None) -> None:
-    """Raises a ValueError unless ``fractions`` is None or a range ``(low, high)`` with 0 < low <= high <= 1."""
+    """Raises a ``ValueError`` unless ``fractions`` is None or a range ``(low, high)`` with 0 < low <= high <= 1."""
     if fractions is not None and not (len(fractions) == 2 and 0 < fractions[0] <= fractions[1] <= 1):
         raise ValueError(f"{name}: fractions must be (low, high) with 0 < low <= high <= 1, got {tuple(fractions)}")
 
@@ -95,7 +95,7 @@ def check_fractions(name: str, fractions: tuple[float, float] | None) -> None:
 def draw_fractions(
     fractions: tuple[float, float], num_clients: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """[N] fractions r_i ~ Uniform(low, high)."""
+    """Draws fractions [N] r_i ~ Uniform(low, high)."""
     return generator.uniform(fractions[0], fractions[1], size=num_clients)
 
 
@@ -107,41 +107,44 @@ def _checked_labels(name: str, labels: Indices, num_clients: int) -> Indices:
             "partitions work on class labels only"
         )
     if labels.size == 0 or labels.min() < 0:
-        found = "no labels at all" if labels.size == 0 else f"the label {labels.min()}"
-        raise ValueError(f"{name}: labels must be class numbers >= 0, got {found}")
+        got = "no labels at all" if labels.size == 0 else f"the label {labels.min()}"
+        raise ValueError(f"{name}: labels must be class numbers >= 0, got {got}")
     if num_clients < 1:
         raise ValueError(f"{name}: num_clients must be at least 1, got {num_clients}")
     if num_clients > labels.size:
         raise ValueError(
-            f"{name}: {num_clients} clients cannot share {labels.size} samples; lower num_clients to at most that"
+            f"{name}: {num_clients} clients cannot share {labels.size} samples; lower num_clients to at most "
+            f"{labels.size}"
         )
     return labels.astype(np.int64, copy=False)
 
 
 def _check_shares(name: str, shares: Shares, num_samples: int, num_clients: int) -> None:
     if len(shares.indices) != num_clients:
-        raise ValueError(f"{name}: holds {len(shares.indices)} clients, num_clients is {num_clients}; make them equal")
+        raise ValueError(
+            f"{name}: holds {len(shares.indices)} clients, but num_clients is {num_clients}; make them equal"
+        )
     if shares.groups is not None and len(shares.groups) != num_clients:
         raise ValueError(f"{name}: gives {len(shares.groups)} groups for {num_clients} clients; give one per client")
     empty = [client for client, share in enumerate(shares.indices) if len(share) == 0]
     if empty:
         raise ValueError(
-            f"{name}: {len(empty)} of {num_clients} clients got no sample (the first is client {empty[0]}); "
+            f"{name}: {len(empty)} of {num_clients} clients got no samples (the first is client {empty[0]}); "
             "use fewer clients or more samples"
         )
-    everything = np.concatenate(shares.indices)
-    outside = everything[(everything < 0) | (everything >= num_samples)]
+    all_indices = np.concatenate(shares.indices)
+    outside = all_indices[(all_indices < 0) | (all_indices >= num_samples)]
     if outside.size:
-        raise ValueError(f"{name}: index {outside[0]} lies outside the pool, whose indices are 0 to {num_samples - 1}")
-    twice = _repeated(everything)
+        raise ValueError(f"{name}: index {outside[0]} is outside the pool, whose indices are 0 to {num_samples - 1}")
+    repeated = _repeated(all_indices)
     if shares.overlapping:
-        twice = np.concatenate([_repeated(share) for share in shares.indices])
-    if twice.size:
-        owners = [client for client, share in enumerate(shares.indices) if twice[0] in share]
+        repeated = np.concatenate([_repeated(share) for share in shares.indices])
+    if repeated.size:
+        owners = [client for client, share in enumerate(shares.indices) if repeated[0] in share]
         raise ValueError(
-            f"{name}: {twice.size} indices occur more than once (index {twice[0]} at client(s) "
-            f"{', '.join(map(str, owners))}); an index may belong "
-            f"{'to a client once' if shares.overlapping else 'to one client'} only"
+            f"{name}: {repeated.size} indices occur more than once (index {repeated[0]} at client(s) "
+            f"{', '.join(map(str, owners))}); an index may "
+            f"{'occur only once in a client' if shares.overlapping else 'belong to only one client'}"
         )
 
 

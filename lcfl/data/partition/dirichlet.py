@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet draws: over clients for each class, or over classes for each client.
+"""Label skew by Dirichlet draws, over clients for each class or over classes for each client.
 
 Shapes: S samples in the pool, N clients, C classes that occur in the pool.
 """
@@ -25,22 +25,21 @@ __all__ = ["ClassDirichlet", "ClientDirichlet", "check_alpha", "fill"]
 
 @dataclass(frozen=True)
 class ClassDirichlet(Partition):
-    """Each class is dealt out over clients by a Dirichlet draw (NIID-Bench, "noniid-labeldir"; FedClust's Dir(0.1)).
+    """Deals each class out to clients by a Dirichlet draw (NIID-Bench, "noniid-labeldir"; FedClust's Dir(0.1)).
 
-    For each class k: p ~ Dirichlet(alpha 1_N) over clients; p_j = 0 for clients that already hold S / N samples or
-    more; what is left is renormalised and the shuffled class cut at floor(cumsum(p) n_k), the rest going to the last
-    client. The whole draw is repeated until the smallest client has ``min_samples``. Every sample is used. The
-    documentation has a table of the options that give the forms of other sources.
+    For each class k, p ~ Dirichlet(alpha 1_N) is drawn over clients. p_j is set to 0 for clients that already hold S /
+    N samples or more, and p is renormalised. The shuffled class is then cut at floor(cumsum(p) n_k), and the rest goes
+    to the last client. The whole draw is repeated until the smallest client has ``min_samples``. Every sample is used.
+    The documentation has a table of the options that reproduce the variants of other sources.
 
     Args:
         alpha: concentration (beta in NIID-Bench), > 0; small values give few labels per client.
-        min_samples: least samples of a client, at least 1.
-        max_tries: how often the whole draw is made at most, and how often one class is redrawn when every
-            proportion became 0.
-        balance: whether clients that hold a fair share already get no more.
-        fractions: (low, high): without balance, the expected parts of the pool are in proportion to
-            r_i ~ Uniform(low, high): p ~ Dirichlet(alpha N r / sum r). One reading of AS-CFL's client sizes of 10 %
-            to 60 % (section 4.1), normalised to sum 1. None: equal parts are expected.
+        min_samples: smallest number of samples of a client, at least 1.
+        max_tries: largest number of tries of the whole draw, and of draws of one class whose proportions all became 0.
+        balance: whether clients that already hold a fair share get no more samples.
+        fractions: (low, high); without balance, the expected parts of the pool are proportional to
+            r_i ~ Uniform(low, high), as p ~ Dirichlet(alpha N r / sum r). This is one reading of AS-CFL's client sizes
+            of 10 % to 60 % (section 4.1), normalised to sum 1. None means that equal parts are expected.
     """
 
     alpha: float
@@ -58,7 +57,7 @@ class ClassDirichlet(Partition):
             )
         check_fractions("ClassDirichlet", self.fractions)
         if self.fractions is not None and self.balance:
-            raise ValueError("ClassDirichlet: fractions need balance: false, which lets clients be of different size")
+            raise ValueError("ClassDirichlet: fractions need balance: false, which allows clients of different sizes")
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
         """Draws until every client has ``min_samples``, at most ``max_tries`` times."""
@@ -75,7 +74,7 @@ class ClassDirichlet(Partition):
             indices = self._draw(labels, concentration, generator)
             if min(map(len, indices)) >= self.min_samples:
                 return Shares(indices)
-        raise self._given_up(num_clients)
+        raise self._no_success(num_clients)
 
     def _draw(
         self, labels: Indices, concentration: NDArray[np.float64], generator: np.random.Generator
@@ -95,15 +94,18 @@ class ClassDirichlet(Partition):
     def _proportions(
         self, concentration: NDArray[np.float64], has_room: NDArray[np.bool_], generator: np.random.Generator
     ) -> NDArray[np.float64]:
-        """[N] proportions of one class; small alphas can put all their mass on clients that are full, hence redraws."""
+        """Draws the proportions [N] of one class.
+
+        It draws again if a small alpha puts all mass on clients that are full.
+        """
         for _ in range(self.max_tries):
             proportions = generator.dirichlet(concentration) * has_room
             total = proportions.sum()
             if total > 0:
                 return np.asarray(proportions / total, dtype=np.float64)
-        raise self._given_up(len(has_room))
+        raise self._no_success(len(has_room))
 
-    def _given_up(self, num_clients: int) -> ValueError:
+    def _no_success(self, num_clients: int) -> ValueError:
         return ValueError(
             f"ClassDirichlet: none of {self.max_tries} draws with alpha {self.alpha} gave each of num_clients "
             f"{num_clients} at least min_samples {self.min_samples}; lower min_samples or num_clients, or raise alpha "
@@ -113,14 +115,14 @@ class ClassDirichlet(Partition):
 
 @dataclass(frozen=True)
 class ClientDirichlet(Partition):
-    """Each client draws its own label distribution, so client sizes can be given (FedAC, section 5.1).
+    """Draws a label distribution for each client, which allows fixed client sizes (FedAC, section 5.1).
 
-    p_i ~ Dirichlet(alpha 1_C) and counts ~ Multinomial(n_i, p_i), drawn without replacement; what an exhausted class
-    cannot give is taken from the client's next most probable class. Sizes therefore hold exactly.
+    p_i ~ Dirichlet(alpha 1_C) and counts ~ Multinomial(n_i, p_i). Samples are drawn without replacement. If a class is
+    exhausted, the missing samples come from the client's next most probable class. Sizes therefore hold exactly.
 
     Args:
         alpha: concentration over classes, > 0; small values give few labels per client.
-        sizes: (low, high): n_i ~ Uniform{low, ..., high}, FedAC's is (50, 350); None: n_i = S // N.
+        sizes: (low, high); n_i ~ Uniform{low, ..., high}, (50, 350) in FedAC. None means n_i = S // N.
     """
 
     alpha: float
@@ -131,53 +133,55 @@ class ClientDirichlet(Partition):
         check_sizes("ClientDirichlet", self.sizes)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Client after client takes from what the earlier ones left."""
+        """Lets one client after another take samples that the previous clients left."""
         if self.sizes is None:
             sizes = np.full(num_clients, len(labels) // num_clients, dtype=np.int64)
         else:
             sizes = draw_sizes(self.sizes, num_clients, generator)
         if sizes.sum() > len(labels):
             raise ValueError(
-                f"ClientDirichlet: {num_clients} clients of sizes {self.sizes} drew {sizes.sum()} samples in all, the "
-                f"pool has {len(labels)}; lower sizes or num_clients"
+                f"ClientDirichlet: {num_clients} clients of sizes {self.sizes} drew {sizes.sum()} samples in all, but "
+                f"the pool has {len(labels)}; lower sizes or num_clients"
             )
         members = shuffled_classes(labels, generator)
-        available = np.array([len(each) for each in members], dtype=np.int64)
+        available = np.array([len(samples) for samples in members], dtype=np.int64)
         taken = np.zeros_like(available)
         indices = []
         for size in sizes:
             proportions = generator.dirichlet(np.full(len(members), self.alpha))
-            wanted = generator.multinomial(size, proportions)
-            counts = fill(wanted, available - taken, proportions)
+            drawn = generator.multinomial(size, proportions)
+            counts = fill(drawn, available - taken, proportions)
             pieces = zip(members, taken, taken + counts, strict=True)
-            indices.append(np.concatenate([each[start:stop] for each, start, stop in pieces]))
+            indices.append(np.concatenate([samples[start:stop] for samples, start, stop in pieces]))
             taken = taken + counts
         return Shares(indices)
 
 
 def fill(wanted: Indices, available: Indices, proportions: NDArray[np.float64]) -> Indices:
-    """[C] counts that can be met: what a class lacks moves on to the next most probable class.
+    """Returns counts [C] that the available samples can satisfy.
+
+    Samples that a class lacks are taken from the next most probable class.
 
     Args:
-        wanted: [C] counts drawn.
-        available: [C] samples left; its sum is at least that of ``wanted``.
-        proportions: [C] the client's label distribution, which orders the classes.
+        wanted: [C] counts that were drawn.
+        available: [C] number of samples left in each class; the sum is at least that of ``wanted``.
+        proportions: [C] label distribution of the client, which orders the classes.
     """
     counts = np.zeros_like(wanted)
     order = np.argsort(-proportions, kind="stable")
     owed = 0
-    # The second round gives what the least probable classes still owed to more probable ones with samples left.
+    # The second pass takes what the least probable classes lack from more probable classes with samples left.
     for demand in (wanted, np.zeros_like(wanted)):
         for label in order:
             owed += int(demand[label])
-            given = min(owed, int(available[label] - counts[label]))
-            counts[label] += given
-            owed -= given
+            added = min(owed, int(available[label] - counts[label]))
+            counts[label] += added
+            owed -= added
     assert owed == 0, "fill needs at least as many samples available as wanted"
     return counts
 
 
 def check_alpha(name: str, alpha: float) -> None:
-    """Raises a ValueError unless ``alpha`` is a finite number > 0."""
+    """Raises a ``ValueError`` unless ``alpha`` is a finite number > 0."""
     if not (alpha > 0 and math.isfinite(alpha)):
         raise ValueError(f"{name}: alpha must be a finite number > 0, got {alpha}")

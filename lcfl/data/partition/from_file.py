@@ -15,18 +15,18 @@ __all__ = ["FromFile", "write_partition"]
 
 @dataclass(frozen=True)
 class FromFile(Partition):
-    """A partition made elsewhere: by another framework, by ``write_partition``, or a run's ``partition.json``.
+    """Reads a partition that was made by another framework, by `write_partition` or by a run (``partition.json``).
 
     Args:
         path: JSON file ``{"indices": [[...], ...], "groups": [...] or null}`` with one list of sample indices per
-            client. Indices count the training images first and the official test images (``pool: all``) after them.
-            With ``"overlapping": true`` an index may belong to several clients. Further keys are ignored.
+            client. Indices count the training samples first, then the official test samples (``pool: all``). With
+            ``"overlapping": true`` an index may belong to several clients. Other keys are ignored.
     """
 
     path: str
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Reads the file; draws nothing."""
+        """Reads the shares from the file and draws nothing."""
         try:
             content = json.loads(Path(self.path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -42,7 +42,7 @@ class FromFile(Partition):
         return Shares(indices, None if groups is None else self._integers("groups", groups), overlapping)
 
     def _integers(self, key: str, values: Any) -> Indices:
-        # bool is an int to Python, but true is no index.
+        # In Python a bool is an int, but true is not an index.
         if not isinstance(values, list) or any(type(value) is not int for value in values):
             raise ValueError(f"FromFile: {key} in {self.path!r} must be a list of integers")
         try:
@@ -52,7 +52,7 @@ class FromFile(Partition):
 
 
 def write_partition(path: str | Path, shares: Shares) -> None:
-    """Writes ``shares`` as a file that ``FromFile`` reads; the file is replaced as a whole."""
+    """Writes ``shares`` to a file that `FromFile` can read. An existing file is replaced as a whole."""
     groups = None if shares.groups is None else shares.groups.tolist()
     indices = [share.tolist() for share in shares.indices]
     write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping})

@@ -1,4 +1,4 @@
-"""Label skew by label sets: each client owns n labels, drawn at random or around a ring.
+"""Label skew by label sets, in which each client owns n labels, drawn at random or around a ring.
 
 Shapes: N clients, C classes that occur in the pool.
 """
@@ -18,18 +18,18 @@ __all__ = ["LabelRing", "LabelSkew"]
 
 @dataclass(frozen=True)
 class LabelSkew(Partition):
-    """Each client owns n random labels, and each label is dealt out in equal parts over its owners.
+    """Gives each client n random labels and deals each label out to its owners in equal parts.
 
     FedClust's label skew of delta percent has n = delta C / 100 (section 5.2: 2 and 3 of 10, 20 and 30 of 100
-    classes). Its words allow two readings, which differ little, see ``draw``.
+    classes). The text of the paper allows two readings, which differ little; see ``draw``.
 
     Args:
         num_labels: n, at least 1 and at most the number of classes.
-        draw: ``cyclic``: client i owns class i mod C and n - 1 other random ones, so that N >= C clients use every
-            class (NIID-Bench, "noniid-#label", and pacfl). ``random``: n random ones, as FedClust's words have it
-            (FL-bench assigns classes that way, too); a class that nobody drew is not used.
-        sizes: (low, high): client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly over its labels;
-            None: every owned class is dealt out whole.
+        draw: with ``cyclic`` client i owns class i mod C and n - 1 other random classes, so N >= C clients use every
+            class (NIID-Bench, "noniid-#label", and pacfl). With ``random`` a client owns n random classes, as FedClust
+            puts it (FL-bench assigns classes in this way, too); a class that no client drew is not used.
+        sizes: (low, high); client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly over its labels. With
+            None every owned class is dealt out whole.
     """
 
     num_labels: int
@@ -43,7 +43,7 @@ class LabelSkew(Partition):
         check_sizes("LabelSkew", self.sizes, minimum=self.num_labels)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Label sets, then a count for each owned label, then the samples."""
+        """Draws label sets, then a count for each owned label, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("LabelSkew", "num_labels", self.num_labels, len(members))
         owns = np.zeros((num_clients, len(members)), dtype=np.int64)
@@ -58,19 +58,19 @@ class LabelSkew(Partition):
 
 @dataclass(frozen=True)
 class LabelRing(Partition):
-    """Client u owns the labels u, u + 1, ..., u + n - 1 modulo C: neighbours share labels (pFedMe).
+    """Gives client u the labels u, u + 1, ..., u + n - 1 modulo C, so that neighbours share labels (pFedMe).
 
-    CGPFL descends from pFedMe's code, so FedAC's "consistent with previous research" may mean this partition.
-    Neighbours overlap, so no groups are true ones, although clients u and u + C own the same labels.
+    CGPFL is derived from pFedMe's code, so FedAC's "consistent with previous research" may mean this partition.
+    Neighbours overlap, so there are no true groups, although clients u and u + C own the same labels.
 
     Args:
         num_labels: n, at least 1 and at most the number of classes.
-        sizes: (low, high): client u holds n_u ~ Uniform{low, ..., high} samples, spread evenly over its labels;
-            None: every owned class is dealt out whole, as ``log_std`` says.
+        sizes: (low, high); client u holds n_u ~ Uniform{low, ..., high} samples, spread evenly over its labels. With
+            None every owned class is dealt out whole, as defined by ``log_std``.
         log_std: without sizes, every owner of a class gets ``min_per_label`` samples of it and a part of the rest in
             proportion to a log-normal weight with this standard deviation of the logarithm. 2 is pFedMe's power law
             (without the random factors and terms that it applies afterwards), 0 gives equal parts.
-        min_per_label: without sizes, least samples of a client in each of its labels, at least 1.
+        min_per_label: without sizes, smallest number of samples of a client in each of its labels, at least 1.
     """
 
     num_labels: int
@@ -89,7 +89,7 @@ class LabelRing(Partition):
         check_sizes("LabelRing", self.sizes, minimum=self.num_labels)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Label sets, then a count for each owned label, then the samples."""
+        """Draws label sets, then a count for each owned label, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("LabelRing", "num_labels", self.num_labels, len(members))
         owns = np.zeros((num_clients, len(members)), dtype=np.int64)
@@ -100,8 +100,11 @@ class LabelRing(Partition):
         return Shares(take(members, self._power_law(owns, members, generator)))
 
     def _power_law(self, owns: Indices, members: list[Indices], generator: np.random.Generator) -> Indices:
-        """[N, C] counts of whole classes; what rounding down leaves goes to the owner with the largest weight."""
-        available = np.array([len(each) for each in members], dtype=np.int64)
+        """Draws counts [N, C] that use up every owned class.
+
+        What rounding down leaves over goes to the owner with the largest weight.
+        """
+        available = np.array([len(samples) for samples in members], dtype=np.int64)
         check_demand("LabelRing", self.min_per_label * owns.sum(axis=0), available)
         counts = self.min_per_label * owns
         for label in np.flatnonzero(owns.any(axis=0)):

@@ -1,7 +1,7 @@
-"""Partitions that give an image to several clients, on purpose and as their names say.
+"""Partitions that give a sample to several clients on purpose, as their names say.
 
-The split into training, validation and test images is then made once for everybody: an image that one client trains
-on, no client is tested on. Shapes: S samples in the pool, N clients, C classes that occur in the pool.
+The split into training, validation and test samples is then made once for all clients, so no client is tested on a
+sample that another client trains on. Shapes: S samples in the pool, N clients, C classes that occur in the pool.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,16 @@ __all__ = ["CopyPerGroup", "OverlappingFractions"]
 
 @dataclass(frozen=True)
 class CopyPerGroup(Partition):
-    """Every group deals out a copy of the whole pool, IID inside: the machines of IFCA's rotated data.
+    """Deals a copy of the whole pool out to each group of clients, IID within the group, as in IFCA's rotated data.
 
-    Client i is in group floor(i K / N). An image belongs to at most one client of every group; groups differ by what
-    a client transform makes of their images, ``Rotation(by="group")`` for IFCA: MNIST with K = 4 angles, 2,400
-    clients of 100 images; CIFAR-10 with 0 and 180 degrees, 200 clients of 500. The groups are known.
+    Client i is in group floor(i K / N). A sample belongs to at most one client of every group. A client transform makes
+    the groups differ. IFCA uses ``Rotation(by="group")``: MNIST with K = 4 angles and 2,400 clients of 100 images, and
+    CIFAR-10 with 0 and 180 degrees and 200 clients of 500 images. The groups are known.
 
     Args:
         num_groups: K, at most N.
-        samples_per_client: n; None deals out each copy whole, in sizes that differ by at most one within a group.
+        samples_per_client: number of samples of a client. With None each copy is dealt out whole, in sizes that differ
+            by at most one within a group.
     """
 
     num_groups: int
@@ -46,7 +47,7 @@ class CopyPerGroup(Partition):
             )
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """One permutation of the pool per group."""
+        """Draws one permutation of the pool per group and cuts it into shares."""
         if self.num_groups > num_clients:
             raise ValueError(
                 f"CopyPerGroup: num_groups {self.num_groups} is more than num_clients {num_clients}; lower it"
@@ -54,27 +55,28 @@ class CopyPerGroup(Partition):
         groups = np.arange(num_clients) * self.num_groups // num_clients
         indices: list[Indices] = []
         for members in np.bincount(groups).tolist():
-            kept = len(labels) if self.samples_per_client is None else members * self.samples_per_client
-            if kept > len(labels):
+            needed = len(labels) if self.samples_per_client is None else members * self.samples_per_client
+            if needed > len(labels):
                 raise ValueError(
                     f"CopyPerGroup: {members} clients of a group x samples_per_client {self.samples_per_client} need "
-                    f"{kept} samples, the pool has {len(labels)}; samples_per_client can be at most "
+                    f"{needed} samples, but the pool has {len(labels)}; samples_per_client can be at most "
                     f"{len(labels) // members}"
                 )
-            indices += np.array_split(generator.permutation(len(labels))[:kept], members)
+            indices += np.array_split(generator.permutation(len(labels))[:needed], members)
         return Shares(indices, groups, overlapping=True)
 
 
 @dataclass(frozen=True)
 class OverlappingFractions(Partition):
-    """Every client draws a fraction of the whole pool for itself, without looking at the others.
+    """Draws a fraction of the whole pool for each client, independently of the other clients.
 
     AS-CFL (section 4.1) has client sizes of 10 % to 60 % of all samples, which 20 clients can only have if they share
     samples. ``Subsampled(ClassDirichlet(alpha), fractions=(0.1, 0.6))`` is the reading without overlap.
 
     Args:
-        fractions: (low, high): client i holds n_i = round(r_i S) samples, at least one, with r_i ~ Uniform(low, high).
-        alpha: each client's label distribution is p_i ~ Dirichlet(alpha 1_C), as in ``ClientDirichlet``; None: IID.
+        fractions: (low, high); client i holds n_i = round(r_i S) samples, at least one, with r_i ~ Uniform(low, high).
+        alpha: the label distribution of each client is p_i ~ Dirichlet(alpha 1_C), as in `ClientDirichlet`. None means
+            IID.
     """
 
     fractions: tuple[float, float]
@@ -86,7 +88,7 @@ class OverlappingFractions(Partition):
             check_alpha("OverlappingFractions", self.alpha)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Sizes, then one independent draw for each client; within a client no sample occurs twice."""
+        """Draws sizes, then the samples of each client independently. No sample occurs twice in a client."""
         fractions = draw_fractions(self.fractions, num_clients, generator)
         sizes = np.maximum(np.rint(fractions * len(labels)).astype(np.int64), 1)
         return Shares([self._drawn(labels, int(size), generator) for size in sizes], overlapping=True)
@@ -95,7 +97,7 @@ class OverlappingFractions(Partition):
         if self.alpha is None:
             return generator.permutation(len(labels))[:size]
         members = shuffled_classes(labels, generator)
-        available = np.array([len(each) for each in members], dtype=np.int64)
+        available = np.array([len(samples) for samples in members], dtype=np.int64)
         proportions = generator.dirichlet(np.full(len(members), self.alpha))
         counts = fill(generator.multinomial(size, proportions), available, proportions)
-        return np.concatenate([each[:count] for each, count in zip(members, counts, strict=True)])
+        return np.concatenate([samples[:count] for samples, count in zip(members, counts, strict=True)])

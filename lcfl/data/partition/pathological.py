@@ -1,4 +1,4 @@
-"""Pathological label skew: each client owns a few whole classes."""
+"""Pathological label skew, in which each client owns only a few classes."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ __all__ = ["Pathological", "class_blocks"]
 
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """Exact blocks of clients with the same classes: PFLlib's "pat", the n classes per client of FedAC and LCFed.
+    """Makes exact blocks of clients with the same classes, as PFLlib's "pat" and the n classes of FedAC and LCFed.
 
-    Classes are walked in order; each goes to the first ceil(N n / C) clients that still need one. N = 100, C = 10,
-    n = 3 gives clients 0-29 {0, 1, 2}, 30-59 {3, 4, 5}, 60-89 {6, 7, 8} and 90-99 only {9}. The groups are known.
+    Each class, in ascending order, goes to the first ceil(N n / C) clients that still need one. N = 100, C = 10 and n =
+    3 give clients 0-29 {0, 1, 2}, 30-59 {3, 4, 5}, 60-89 {6, 7, 8} and 90-99 only {9}. The groups are known.
 
     Args:
         classes_per_client: n, at least 1 and at most the number of classes.
-        sizes: (low, high): client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly over its classes
-            (FedAC's is (50, 350)); None: every class is dealt out whole among its owners.
+        sizes: (low, high); client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly over its classes
+            ((50, 350) in FedAC). With None every class is dealt out whole to its owners.
         balanced: without sizes, whether the owners of a class get equal parts of it. False is PFLlib's default: all
-            but the last owner get a random number between a tenth of an equal part and an equal part, the last the
-            rest. (PFLlib's further lower bound, which depends on its batch size, is left out.)
+            owners but the last get a random number between a tenth of an equal part and an equal part, and the last
+            owner gets the rest. (PFLlib's further lower bound, which depends on its batch size, is left out.)
     """
 
     classes_per_client: int
@@ -36,10 +36,10 @@ class Pathological(Partition):
         # A client smaller than its label set could not hold every class of its group.
         check_sizes("Pathological", self.sizes, minimum=self.classes_per_client)
         if self.sizes is not None and not self.balanced:
-            raise ValueError("Pathological: balanced: false applies without sizes only; remove sizes or balanced")
+            raise ValueError("Pathological: balanced: false applies only without sizes; remove sizes or balanced")
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Blocks of classes, then a count for each owned class, then the samples."""
+        """Forms blocks of classes, then draws a count for each owned class, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("Pathological", "classes_per_client", self.classes_per_client, len(members))
         owns = class_blocks(num_clients, len(members), self.classes_per_client)
@@ -51,9 +51,9 @@ class Pathological(Partition):
 
 
 def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) -> Indices:
-    """[N, C] 0 or 1: the classes that each client owns under PFLlib's rule. Every client owns at least one."""
+    """Returns [N, C] 0 or 1, the classes that each client owns under PFLlib's rule. Every client owns at least one."""
     owns = np.zeros((num_clients, num_classes), dtype=np.int64)
-    # In integers: PFLlib's float ceil can come out one too high.
+    # In integers, because the floating-point ceil of PFLlib can be one too high.
     owners_per_class = -(-num_clients * classes_per_client // num_classes)
     for label in range(num_classes):
         needy = np.flatnonzero(owns.sum(axis=1) < classes_per_client)
@@ -62,8 +62,11 @@ def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) ->
 
 
 def _uneven(owns: Indices, members: list[Indices], generator: np.random.Generator) -> Indices:
-    """[N, C] counts: all owners of a class but the last draw between a tenth of an equal part and an equal part."""
-    available = np.array([len(each) for each in members], dtype=np.int64)
+    """Draws counts [N, C] for ``balanced: false``.
+
+    All owners of a class but the last draw between a tenth of an equal part and an equal part.
+    """
+    available = np.array([len(samples) for samples in members], dtype=np.int64)
     check_demand("Pathological", owns.sum(axis=0), available)
     counts = np.zeros_like(owns)
     for label in np.flatnonzero(owns.any(axis=0)):
@@ -75,7 +78,7 @@ def _uneven(owns: Indices, members: list[Indices], generator: np.random.Generato
 
 
 def _groups(owns: Indices) -> Indices:
-    """[N] clients with the same classes share a number; numbers in order of their first client."""
+    """Returns the groups [N] of clients with the same classes, numbered in the order of their first client."""
     _, first, inverse = np.unique(owns, axis=0, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))
     return np.asarray(rank[inverse.reshape(-1)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Label skew by shards: the pool is cut into shards of like labels, and every client gets some of them.
+"""Label skew by shards: the pool is cut into shards of similar labels, and every client gets some shards.
 
 Shapes: N clients, C classes that occur in the pool.
 """
@@ -15,16 +15,16 @@ __all__ = ["Shards"]
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Every client gets s random shards of samples of like labels.
+    """Gives every client s random shards, each of samples with similar labels.
 
     Args:
         shards_per_client: s, at least 1.
-        by_class: False: the pool, sorted by label, is cut into s N equal shards (McMahan et al., 2017), so that a
-            shard may hold the end of one class and the beginning of the next. True: every class is cut into s N / C
-            shards of its own (LG-FedAvg), so that a client has at most s labels; where C does not divide s N, random
-            classes are cut into one more.
-        sizes: with ``by_class``, (low, high): client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly
-            over its shards; None: the whole pool is dealt out.
+        by_class: with False the pool, sorted by label, is cut into s N equal shards (McMahan et al., 2017), so a shard
+            may hold the end of one class and the beginning of the next. With True every class is cut into s N / C
+            shards (LG-FedAvg), so a client has at most s labels. If C does not divide s N, random classes are cut into
+            one more shard.
+        sizes: (low, high), only with ``by_class``; client i holds n_i ~ Uniform{low, ..., high} samples, spread evenly
+            over its shards. With None the whole pool is dealt out.
     """
 
     shards_per_client: int
@@ -36,10 +36,10 @@ class Shards(Partition):
             raise ValueError(f"Shards: shards_per_client must be at least 1, got {self.shards_per_client}")
         check_sizes("Shards", self.sizes, minimum=self.shards_per_client)
         if self.sizes is not None and not self.by_class:
-            raise ValueError("Shards: sizes apply with by_class: true only; set it, or cut with Subsampled")
+            raise ValueError("Shards: sizes apply only with by_class: true; set it, or cut the shares with Subsampled")
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Cuts, then deals the shards out in random order."""
+        """Cuts the pool into shards, then deals them out in random order."""
         members = shuffled_classes(labels, generator)
         number = num_clients * self.shards_per_client
         if self.by_class:
@@ -47,18 +47,18 @@ class Shards(Partition):
             return Shares(share_out("Shards", owns, members, self.sizes, generator))
         if number > len(labels):
             raise ValueError(
-                f"Shards: {num_clients} clients x shards_per_client {self.shards_per_client} need {number} samples at "
-                f"least, the pool has {len(labels)}; lower shards_per_client or num_clients"
+                f"Shards: {num_clients} clients x shards_per_client {self.shards_per_client} need at least {number} "
+                f"samples, but the pool has {len(labels)}; lower shards_per_client or num_clients"
             )
         shards = np.array_split(np.concatenate(members), number)
         dealt = generator.permutation(number).reshape(num_clients, self.shards_per_client)
         return Shares([np.concatenate([shards[shard] for shard in row]) for row in dealt])
 
     def _owned_classes(self, number: int, num_classes: int, generator: np.random.Generator) -> Indices:
-        """[N, C] how many shards of each class a client draws."""
+        """Draws the number of shards [N, C] of each class for each client."""
         if number < num_classes:
             raise ValueError(
-                f"Shards: {number} shards leave some of the {num_classes} classes without one; raise "
+                f"Shards: {number} shards leave some of the {num_classes} classes without a shard; raise "
                 "shards_per_client or num_clients"
             )
         per_class = np.full(num_classes, number // num_classes)

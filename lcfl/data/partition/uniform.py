@@ -1,4 +1,4 @@
-"""Partitions without a rule of their own about labels: IID, unequal sizes, and parts of another partition."""
+"""Partitions that do not depend on labels: IID, unequal sizes, and parts of another partition."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ __all__ = ["IID", "PartOfPool", "Quantity", "Subsampled"]
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Every client draws from the same distribution.
+    """Lets every client draw from the same distribution.
 
     Args:
-        samples_per_client: how many samples each client gets; None deals out the whole pool, in sizes that
+        samples_per_client: number of samples of each client. With None the whole pool is dealt out, in sizes that
             differ by at most one.
     """
 
@@ -34,14 +34,14 @@ class IID(Partition):
             raise ValueError(f"IID: samples_per_client must be at least 1 or null, got {self.samples_per_client}")
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """One permutation of the pool, cut into N pieces."""
+        """Cuts one permutation of the pool into N pieces."""
         order = generator.permutation(len(labels))
         if self.samples_per_client is not None:
             needed = num_clients * self.samples_per_client
             if needed > len(labels):
                 raise ValueError(
                     f"IID: {num_clients} clients x samples_per_client {self.samples_per_client} need {needed} samples, "
-                    f"the pool has {len(labels)}; samples_per_client can be at most {len(labels) // num_clients}"
+                    f"but the pool has {len(labels)}; samples_per_client can be at most {len(labels) // num_clients}"
                 )
             order = order[:needed]
         return Shares(np.array_split(order, num_clients))
@@ -49,15 +49,15 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Sizes differ, labels do not: one permutation, cut by a Dirichlet draw over clients (NIID-Bench, quantity skew).
+    """Gives clients different sizes but the same label distribution (NIID-Bench, quantity skew).
 
-    p ~ Dirichlet(alpha 1_N); the permuted pool is cut at floor(cumsum(p) S). Drawn anew until the smallest client has
-    ``min_samples``. Every sample is used.
+    With p ~ Dirichlet(alpha 1_N) over clients, the permuted pool is cut at floor(cumsum(p) S). p is drawn again until
+    the smallest client has ``min_samples``. Every sample is used.
 
     Args:
         alpha: concentration, > 0; small values give few large clients and many small ones.
-        min_samples: least samples of a client, at least 1.
-        max_tries: how often sizes are drawn at most.
+        min_samples: smallest number of samples of a client, at least 1.
+        max_tries: largest number of times that sizes are drawn.
     """
 
     alpha: float
@@ -89,17 +89,17 @@ class Quantity(Partition):
 
 @dataclass(frozen=True)
 class Subsampled(Partition):
-    """Another partition with each client cut to a size of its own.
+    """Cuts each client's share of another partition to a size that is drawn for the client.
 
-    ``sizes`` is the other reading of FedAC's 50..350 samples (section 5.1), which fixes client sizes and names a
-    class-wise Dirichlet: both cannot be met exactly. ``ClientDirichlet(alpha, sizes)`` meets the sizes; this keeps
-    the labels' rule and cuts. ``fractions`` of (0.1, 0.6) are the reading of AS-CFL's client sizes of 10 % to 60 %
-    (section 4.1) by which a client keeps that part of its own share.
+    FedAC (section 5.1) fixes client sizes of 50..350 samples and names a class-wise Dirichlet, and the two cannot hold
+    exactly at the same time. ``ClientDirichlet(alpha, sizes)`` keeps the sizes. ``sizes`` of this class is the other
+    reading: it keeps the rule for labels and cuts the shares. ``fractions`` of (0.1, 0.6) are the reading of AS-CFL's
+    client sizes of 10 % to 60 % (section 4.1) in which a client keeps that part of its share.
 
     Args:
         base: the partition to cut.
-        sizes: (low, high); client i keeps n_i ~ Uniform{low, ..., high} random samples of its share, or the
-            whole share where that is smaller.
+        sizes: (low, high); client i keeps n_i ~ Uniform{low, ..., high} random samples of its share, or the whole share
+            if it is smaller.
         fractions: (low, high); client i keeps the part r_i ~ Uniform(low, high) of its share, rounded, at least one
             sample. Give either this or ``sizes``.
     """
@@ -115,11 +115,11 @@ class Subsampled(Partition):
         check_fractions("Subsampled", self.fractions)
 
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
-        """Runs ``base``, then draws the sizes and the samples that stay."""
+        """Runs ``base``, then draws the sizes and the samples that are kept."""
         whole = self.base(labels, num_clients, generator)
         sizes = self._sizes(np.array([len(share) for share in whole.indices]), generator)
-        kept = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
-        return Shares(kept, whole.groups, whole.overlapping)
+        indices = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
+        return Shares(indices, whole.groups, whole.overlapping)
 
     def _sizes(self, whole: Indices, generator: np.random.Generator) -> Indices:
         if self.sizes is not None:
@@ -131,11 +131,11 @@ class Subsampled(Partition):
 
 @dataclass(frozen=True)
 class PartOfPool(Partition):
-    """Another partition of a random part of the pool, such as the 10,000 images of the official CFL notebook.
+    """Applies another partition to a random part of the pool, such as the 10,000 images of the official CFL notebook.
 
     Args:
-        base: the partition of that part.
-        num_samples: its size, at least 1 and at most that of the pool.
+        base: the partition to apply.
+        num_samples: size of the part, at least 1 and at most the size of the pool.
     """
 
     base: Partition
@@ -148,7 +148,9 @@ class PartOfPool(Partition):
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
         """Draws the part, then runs ``base`` on it."""
         if self.num_samples > len(labels):
-            raise ValueError(f"PartOfPool: num_samples is {self.num_samples}, the pool has {len(labels)} samples")
+            raise ValueError(
+                f"PartOfPool: num_samples is {self.num_samples}, but the pool has {len(labels)} samples; lower it"
+            )
         part = np.sort(generator.permutation(len(labels))[: self.num_samples])
         shares = self.base(labels[part], num_clients, generator)
         return Shares([part[share] for share in shares.indices], shares.groups, shares.overlapping)

@@ -1,4 +1,4 @@
-// Convolutions: forward, backward to the input, backward to the weights.
+// Convolutions: the forward pass, and the gradients of the input and of the weights.
 
 #pragma once
 
@@ -11,15 +11,15 @@
 
 namespace lcfl {
 
-struct Window {  // a correlation of [channels][height][width] with kernels, whose margins of zeros are part of it
+struct Window {  // a correlation of [channels][height][width] with kernels; the sizes include the margins of zeros
     int channels, height, width, kernel_h, kernel_w, stride_h, stride_w, out_channels, out_height, out_width;
-    int top, bottom, left, right;  // beyond these rows and columns lie zeros
+    int top, bottom, left, right;  // outside of these rows and columns are zeros
     int taps() const { return channels * kernel_h * kernel_w; }
 };
 
 inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
 
-struct Span {  // the taps of a kernel that do not lie wholly in the margins
+struct Span {  // the taps of a kernel that are not entirely in the margins
     int begin, end;
 };
 
@@ -28,8 +28,8 @@ inline Span inside(int first, int last, int size, int low, int high) {
 }
 
 // A block of CB channels x XB pixels of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
-// input channels from `channel` to `end`. Without a bias the sum goes on from what stands in `out`. The first `skip`
-// pixels are left as they are.
+// input channels from `channel` to `end`. Without a bias, the sum is added to the values in `out`. The first `skip`
+// pixels are left unchanged.
 template <int CB, int XB, int V>
 void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const Vec* in,
                      const float* packed, const float* bias, Vec* out, int64_t plane) {
@@ -55,8 +55,9 @@ void correlate_block(const Window& at, int channel, int end, Span rows, Span col
                 if (x >= skip) out[c * plane + x * V + v] = sum[c][x][v];
 }
 
-// Blocks of CB x XB over a whole value, for as many input channels at a time as stay in the second cache. The last
-// block of a row overlaps the one before. Channels beyond the last have weights of zero and lie in `spare`.
+// Computes a whole value in blocks of CB x XB, for as many input channels at a time as stay in the second-level cache.
+// The last block of a row overlaps the block before it. Channels beyond the last one have zero weights and are written
+// to `spare`.
 template <int CB, int XB, int V>
 void correlate(const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
     const int64_t plane = int64_t(at.out_height) * at.out_width * V;
@@ -94,12 +95,12 @@ struct Blocks {
     int channels, pixels;
 };
 
-// The blocks with the least work for a shape, among those whose sums fit the registers.
+// Returns the blocks with the least work for a shape, among the blocks whose sums fit into the registers.
 template <int V>
 Blocks best_blocks(const Window& at) {
-    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // of 24
-                                 {4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1},           // of 12
-                                 {3, 2}, {2, 3}, {6, 1}};                           // of 6
+    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // 24 sums
+                                 {4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1},           // 12 sums
+                                 {3, 2}, {2, 3}, {6, 1}};                           // 6 sums
     Blocks best{1, 1};
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks& each : all) {
@@ -130,7 +131,7 @@ void correlate_with(Blocks b, const Window& at, const Vec* in, const float* pack
     correlate<1, 1, V>(at, in, packed, bias, out, spare);
 }
 
-// Weights [O][taps] as [O / CB][taps][CB], with zeros in the last block.
+// Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
 inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
     for (int first = 0; first < out_channels; first += block)
         for (int tap = 0; tap < taps; ++tap)
@@ -138,7 +139,7 @@ inline void pack(const float* weight, int out_channels, int taps, int block, flo
                 *packed++ = first + c < out_channels ? weight[int64_t(first + c) * taps + tap] : 0;
 }
 
-// Weights [O][C][KH][KW] as those of the backward correlation, [C][O][KH][KW] with both kernel axes turned round.
+// Rearranges weights [O][C][KH][KW] for the backward correlation: [C][O][KH][KW] with both kernel axes reversed.
 inline void turn(const float* weight, int out_channels, int channels, int area, float* turned) {
     for (int c = 0; c < channels; ++c)
         for (int o = 0; o < out_channels; ++o)
@@ -150,7 +151,7 @@ inline void turn(const float* weight, int out_channels, int channels, int area, 
 // d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
 template <int CB, int TB, int V>
 void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope,
-                 Vec (&__restrict sum)[CB][TB]) {  // restrict: or every product would be followed by a store
+                 Vec (&__restrict sum)[CB][TB]) {  // without restrict, every product would be followed by a store
     for (int y = 0; y < at.out_height; ++y) {
         const int64_t from = int64_t(y) * at.stride_h * at.width * V, to = int64_t(y) * at.out_width * V;
         for (int x = 0; x < at.out_width; ++x)
@@ -175,7 +176,7 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
             Vec sum[CB][TB] = {};
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 const Vec *from[TB], *rise[CB];
-                for (int t = 0; t < TB; ++t) {  // beyond the last tap: the last one again
+                for (int t = 0; t < TB; ++t) {  // beyond the last tap, the last one is used again
                     const int each = std::min(tap + t, taps - 1), place = each % area;
                     from[t] =
                         in + chunk * in_chunk +
@@ -191,7 +192,7 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
         }
 }
 
-// In blocks of few channels or of many, whichever reach less beyond the last channel and the last tap.
+// Uses blocks of few or of many channels, depending on which extend less beyond the last channel and the last tap.
 template <int V>
 void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
            float* gradient) {
@@ -204,7 +205,7 @@ void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, 
     blocks(at, in, in_chunk, slope, slope_chunk, chunks, gradient);
 }
 
-// A value inside a frame of zeros, its pixels `stride` apart.
+// Copies a value into a frame of zeros, with its pixels `stride` apart.
 inline void frame(const Vec* in, const Value& shape, int V, int top, int left, int stride_h, int stride_w, int height,
                   int width, Vec* out) {
     std::memset(static_cast<void*>(out), 0, sizeof(Vec) * shape.channels * height * width * V);

@@ -1,5 +1,5 @@
-// One training step of a small network on one CPU thread, for ctypes. All sums have a fixed order, which depends on
-// nothing but the network and the batch.
+// One training step of a small network on one CPU thread, called by ctypes. All sums have a fixed order, which depends
+// only on the network and the batch.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lcfl {
 
-// weight/2 |w - target|^2, whose slope is added.
+// Returns weight/2 |w - target|^2 and adds its gradient to `slope`.
 double pull(const float* w, const float* target, int64_t size, float weight, float* slope) {
     Vec squares = {};
     int64_t i = 0;
@@ -51,11 +51,11 @@ void lcfl_scores(void* program, const float* model, float* buffers, const float*
     static_cast<Program*>(program)->scores(model, buffers, inputs, samples, scores);
 }
 
-// One step of torch.optim.SGD on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2; returns the two pulls' part.
-// Omega, Phi and the velocity may be null.
+// One step of torch.optim.SGD on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2; returns the terms of
+// the two pulls. Omega, Phi and the velocity may be null.
 double lcfl_update(const Sgd* sgd, float* model, const float* gradient, float* velocity, const float* centre,
                    const float* embedding) {
-    constexpr int64_t BLOCK = 1024;  // what is read several times stays in the nearest cache
+    constexpr int64_t BLOCK = 1024;  // what is read several times stays in the first-level cache
     alignas(64) float slope[BLOCK];
     double penalty = 0;
     for (int64_t begin = 0; begin < sgd->num_parameters; begin += BLOCK) {

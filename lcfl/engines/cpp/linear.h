@@ -1,4 +1,4 @@
-// Fully connected layers, whose weights are [O][I].
+// Fully connected layers with weights [O][I].
 
 #pragma once
 

@@ -10,7 +10,7 @@
 
 namespace lcfl {
 
-// The mean over the batch, and its slope with respect to the scores: (softmax - one-hot) / samples.
+// Returns the mean over the batch and writes its gradient with respect to the scores: (softmax - one-hot) / samples.
 inline double cross_entropy(const Batch& batch, int64_t classes, const Vec* scores, const int64_t* labels,
                             Vec* slopes) {
     const int lanes = batch.lanes();

@@ -1,4 +1,4 @@
-// A network as its operations in order: gradient of the mean cross-entropy of a batch, and class scores.
+// A network as a list of operations: the gradient of the mean cross-entropy of a batch, and class scores.
 
 #pragma once
 
@@ -28,7 +28,7 @@ class Program {
           kept_(num_ops),
           has_slope_(num_values) {}
 
-    // Mean cross-entropy of a batch; its gradient [P], of which every operation writes its part.
+    // Returns the mean cross-entropy of a batch and writes its gradient [P]. Every operation writes its own part.
     double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
                     float* gradient) {
         batch_ = Batch(samples);
@@ -47,7 +47,7 @@ class Program {
         return loss;
     }
 
-    // Class scores [samples][classes] as the network gives them in evaluation.
+    // Writes the class scores [samples][classes] of the network in evaluation mode.
     void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
         const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
         for (int64_t begin = 0; begin < samples; begin += batch_.samples) {
@@ -100,7 +100,7 @@ class Program {
                                op.bias < 0 ? nullptr : model + op.bias, in, out);
                     break;
                 case RELU:
-                    for (int64_t i = 0; i < in_size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // NaN stays
+                    for (int64_t i = 0; i < in_size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
                     break;
                 case MAX_POOL:
                     max_pool(op, from, to, V, in, out);
@@ -136,7 +136,7 @@ class Program {
                               value(op.output) + chunk * chunk_size(op.output), spare_);
     }
 
-    // The input of a convolution with its padding; frames it where that has not been done in this pass.
+    // Returns the input of a convolution with its padding. Pads it unless that has been done in this pass.
     template <int V>
     const Vec* framed_input(size_t number, bool again = true) {
         const Op& op = ops_[number];
@@ -182,12 +182,12 @@ class Program {
                 gradient[op.bias + c] = total(sum);
             }
         }
-        if (op.input == input_ && (op.kind == CONV || op.kind == LINEAR)) return;  // nothing lies before it
+        if (op.input == input_ && (op.kind == CONV || op.kind == LINEAR)) return;  // no operation comes before it
         Vec* back = place_for(op.input);
         if (op.kind == BATCH_NORM)
             batch_norm_back(op, from, batch_, model, in, kept(number, 2 * from.channels), rise, back, gradient);
         if (op.kind == CONV) convolve_back<V>(op, model, rise, back);
-        if (op.kind == GROUP_NORM)  // whose chunks add to what stands there
+        if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
             for (int64_t first : {op.weight, op.bias})
                 if (first >= 0) std::fill_n(gradient + first, from.channels, 0.0f);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
@@ -261,7 +261,7 @@ class Program {
         return int64_t(at.channels) * at.height * at.width * batch_.V;
     }
 
-    // Where an operation writes the slope of its input: a value that several use sums theirs.
+    // Returns where an operation writes the gradient of its input. A value that several use gets the sum.
     Vec* place_for(int number) {
         return has_slope_[number] ? sum_.of(chunk_size(number) * batch_.chunks) : slope(number);
     }
@@ -279,7 +279,7 @@ class Program {
         return reinterpret_cast<float*>(memory.of((size + LANES - 1) / LANES));
     }
 
-    float* biases(const float* given, int count) {  // with zeros for the channels that fill up the last block
+    float* biases(const float* given, int count) {  // with zeros for the channels that pad the last block
         float* result = floats(bias_, count + 32);
         std::fill_n(result, count + 32, 0.0f);
         if (given) std::copy_n(given, count, result);

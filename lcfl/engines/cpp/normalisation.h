@@ -16,7 +16,7 @@ inline Vec inverse_root(Vec values) {
     return result;
 }
 
-// Over the channels of a group and all pixels, every sample by itself; `stats` keeps mean and 1 / deviation.
+// Normalises each sample over the channels of a group and all pixels. `stats` keeps mean and 1 / deviation.
 inline void group_norm(const Op& op, const Value& shape, int V, const float* model, const Vec* in, Vec* out,
                        Vec* stats) {
     const int64_t area = int64_t(shape.height) * shape.width, width = shape.channels / op.groups;
@@ -67,7 +67,7 @@ inline void group_norm_back(const Op& op, const Value& shape, int V, const float
         }
 }
 
-// Over all samples and pixels of a channel, whose pixels are `area` vectors in every chunk of `size`.
+// Sums over all samples and pixels of a channel, whose pixels are `area` vectors in every chunk of `size`.
 template <class Each>
 double sum_over(const Batch& batch, const Vec* channel, int64_t size, int64_t area, Each each) {
     double sum = 0;
@@ -80,7 +80,8 @@ double sum_over(const Batch& batch, const Vec* channel, int64_t size, int64_t ar
     return sum;
 }
 
-// Over the whole batch in training, whose statistics then move those in `buffers`; by these in evaluation.
+// Normalises by the statistics of the batch in training, which also update those in `buffers`, and by the latter in
+// evaluation.
 inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, const float* model, float* buffers,
                        bool training, const Vec* in, Vec* out, float* stats) {
     const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;

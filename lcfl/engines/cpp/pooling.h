@@ -1,4 +1,4 @@
-// Maximum and average over windows of an image.
+// Maximum and average pooling.
 
 #pragma once
 
@@ -28,14 +28,14 @@ inline void max_pool(const Op& op, const Value& shape, const Value& pooled, int 
             for (int y = top; y < bottom; ++y)
                 for (int x = left; x < right; ++x) {
                     const Vec pixel = in[(plane + int64_t(y) * shape.width + x) * V + v];
-                    most = (pixel > most) | (pixel != pixel) ? pixel : most;  // NaN is the largest, as in torch
+                    most = (pixel > most) | (pixel != pixel) ? pixel : most;  // NaN wins, as in torch
                 }
             out[to * V + v] = most;
         }
     });
 }
 
-// The slope goes to the first pixel of a window that is its maximum.
+// The gradient goes to the first pixel of a window that equals the maximum.
 inline void max_pool_back(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, const Vec* out,
                           const Vec* slope, Vec* back) {
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);

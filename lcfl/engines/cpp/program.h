@@ -1,4 +1,4 @@
-// What Python hands over; kernels.py has the same fields in the same order.
+// The structures that Python passes. kernels.py has the same fields in the same order.
 
 #pragma once
 
@@ -8,18 +8,18 @@ namespace lcfl {
 
 enum Kind : int32_t { CONV, LINEAR, RELU, MAX_POOL, AVG_POOL, GROUP_NORM, BATCH_NORM, ADD };
 
-struct Value {  // of one sample
+struct Value {  // the shape of one sample
     int32_t channels, height, width;
     int64_t size() const { return int64_t(channels) * height * width; }
 };
 
 struct Op {
-    int32_t kind, input, other, output;  // numbers of values; `other` is ADD's second one
+    int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
     int32_t groups;
     float eps, momentum;
-    int64_t weight, bias;        // where they begin in the model, -1: there is none
-    int64_t mean, var, tracked;  // BATCH_NORM: where its statistics begin in the buffers
+    int64_t weight, bias;        // offsets in the model; -1 if there is none
+    int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers
 };
 
 struct Sgd {

@@ -1,9 +1,9 @@
-// What every layer computes with: vectors of samples, the memory they lie in, and the way into it and out of it.
+// What every layer computes with: vectors of samples, their memory, and how samples get into it and out of it.
 //
-// The batch lies innermost: LANES samples are one vector, V vectors (1 or 2) of them a chunk, and a value of C channels
-// and H x W pixels is chunks x [C][H][W][V] vectors. So every loop runs over whole vectors whatever the shape of a
-// layer, and the same formula serves a convolution of 5 x 5 and one of 1 x 1. Lanes beyond the batch hold samples of
-// zeros, whose gradient is zero.
+// The batch is the innermost dimension: LANES samples are one vector, V vectors (1 or 2) are a chunk, and a value of C
+// channels and H x W pixels is chunks x [C][H][W][V] vectors. So every loop runs over whole vectors, whatever the shape
+// of a layer is, and the same code serves a convolution of 5 x 5 and one of 1 x 1. Lanes beyond the batch hold samples
+// of zeros, whose gradient is zero.
 
 #pragma once
 
@@ -16,7 +16,8 @@
 
 namespace lcfl {
 
-// As wide as the machine's: of wider ones compilers make code that goes through memory, tens of times slower.
+// Vectors are as wide as the machine's. For wider vectors, compilers make code that goes through memory and is tens of
+// times slower.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
@@ -26,18 +27,18 @@ constexpr int LANES = 4, REGISTERS = 32;
 #else
 constexpr int LANES = 4, REGISTERS = 16;
 #endif
-constexpr int SUMS = REGISTERS / 4 * 3;  // held in registers at once: a few are left for factors
+constexpr int SUMS = REGISTERS / 4 * 3;  // held in registers at once; the other registers are for factors
 
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
 typedef float Vec4 __attribute__((vector_size(4 * sizeof(float))));
-typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // in a flat vector
+typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // unaligned
 typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
 
-constexpr int NEAR = 256 * 1024 / sizeof(Vec);  // vectors that stay in the second cache while they are read repeatedly
+constexpr int NEAR = 256 * 1024 / sizeof(Vec);  // vectors that stay in the second-level cache while they are reused
 
 inline Vec fill(float value) { return Vec{} + value; }
 
-inline float total(Vec values) {  // by halves
+inline float total(Vec values) {  // adds one half to the other, repeatedly
     Vec4 part[LANES / 4];
     std::memcpy(part, &values, sizeof values);
     for (int half = LANES / 8; half > 0; half /= 2)
@@ -45,7 +46,7 @@ inline float total(Vec values) {  // by halves
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
-class Memory {  // of vectors, that only grows
+class Memory {  // for vectors; it only grows
   public:
     Memory() = default;
     Memory(const Memory&) = delete;
@@ -68,13 +69,13 @@ class Memory {  // of vectors, that only grows
     int64_t size_ = 0;
 };
 
-struct Batch {  // how many samples there are, and the chunks that they lie in
+struct Batch {  // the number of samples, and their chunks
     explicit Batch(int64_t number)
         : samples(number), V(number <= LANES ? 1 : 2), chunks(int((number + lanes() - 1) / lanes())) {}
     int lanes() const { return V * LANES; }
     int in_chunk(int chunk) const { return int(std::min<int64_t>(lanes(), samples - int64_t(chunk) * lanes())); }
 
-    Vec holds(int chunk, int v) const {  // 1 in lanes with a sample, 0 beyond
+    Vec holds(int chunk, int v) const {  // 1 in lanes with a sample, 0 in the others
         Vec result;
         for (int lane = 0; lane < LANES; ++lane) result[lane] = v * LANES + lane < in_chunk(chunk);
         return result;
@@ -84,9 +85,9 @@ struct Batch {  // how many samples there are, and the chunks that they lie in
     int V, chunks;
 };
 
-// ---- Between the batch innermost and the batch outermost ----
+// ---- Conversion between the batch as the innermost and as the outermost dimension ----
 
-// a0 b0 a1 b1 ..., from the lane `from` on.
+// Returns a0 b0 a1 b1 ..., beginning at lane `from`.
 template <int from, int... lane>
 Vec weave(Vec a, Vec b, std::integer_sequence<int, lane...>) {
 #ifdef __clang__
@@ -96,7 +97,7 @@ Vec weave(Vec a, Vec b, std::integer_sequence<int, lane...>) {
 #endif
 }
 
-// Rows become columns: as often as LANES has halves every row is interleaved with the one LANES / 2 rows below.
+// Transposes in log2(LANES) stages. Each stage interleaves every row with the row LANES / 2 rows below it.
 inline void transpose(Vec (&rows)[LANES]) {
     constexpr std::make_integer_sequence<int, LANES> lanes;
     for (int stage = 1; stage < LANES; stage *= 2) {
@@ -110,7 +111,7 @@ inline void transpose(Vec (&rows)[LANES]) {
     }
 }
 
-// [size][V LANES] -> [V LANES][row], where row is a multiple of LANES; what lies beyond size in a row is of no account.
+// [size][V LANES] -> [V LANES][row], where row is a multiple of LANES. Values beyond size in a row are not used.
 inline void to_outermost(const Vec* in, int64_t size, int V, int64_t row, float* out) {
     for (int64_t begin = 0; begin < size; begin += LANES)
         for (int v = 0; v < V; ++v) {
@@ -122,7 +123,7 @@ inline void to_outermost(const Vec* in, int64_t size, int V, int64_t row, float*
         }
 }
 
-// [samples][size] -> [size][V LANES], with zeros for the lanes that have no sample.
+// [samples][size] -> [size][V LANES], with zeros in the lanes that have no sample.
 inline void to_innermost(const float* in, int64_t size, int V, int samples, Vec* out) {
     for (int64_t begin = 0; begin < size; begin += LANES) {
         const int count = int(std::min<int64_t>(LANES, size - begin));

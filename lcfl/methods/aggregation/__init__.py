@@ -1,4 +1,4 @@
-"""Aggregation: how the uploads of a round become the server's models."""
+"""Aggregations, which turn the uploads of a round into the server's models."""
 
 from lcfl.methods.aggregation.base import Aggregation, NoAggregation, mean_model
 from lcfl.methods.aggregation.cluster_mean import BlendedClusterMean, ClusterMean

@@ -1,4 +1,4 @@
-"""The base class of aggregations, and the mean that most of them take.
+"""The base class of aggregations, and the mean that most aggregations use.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
 """
@@ -22,30 +22,30 @@ Weights = Literal["samples", "uniform"]
 
 
 def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
-    """The weighted mean of flat models ``[P + Q]``; integer buffers take their maximum.
+    """Returns the weighted mean of flat models ``[P + Q]``; integer buffers take their maximum.
 
-    Weights are normalised first and summed up in float64 in the given order, so that a mean does not
-    depend on where the models were trained.
+    Weights are normalised first. The sum is taken in float64 and in the given order, so that a mean does not depend on
+    where the models were trained.
     """
     share = torch.tensor(weights, dtype=torch.float64)
     share /= share.sum()
     total = torch.zeros(layout.size, dtype=torch.float64)
     add_models(total, models, share.tolist())
     mean = total.to(torch.float32)
-    for place in layout.integer_slices():
-        mean[place] = torch.stack([model[place] for model in models]).amax(dim=0)
+    for entries in layout.integer_slices():
+        mean[entries] = torch.stack([model[entries] for model in models]).amax(dim=0)
     return mean
 
 
 class Aggregation(ABC):
     """Merges a round's uploads, or the stored models, into the server's models.
 
-    What it must remember between rounds, such as a momentum, it puts into ``state.aggregation``; that is part of every
-    checkpoint.
+    An aggregation stores what it must remember between rounds, such as a momentum, in ``state.aggregation``, which is
+    part of every checkpoint.
 
     Class attributes:
         reads: the names in an uplink that it merges.
-        keeps_centres: whether there is one centre per cluster afterwards.
+        keeps_centres: whether it leaves one centre per cluster.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
@@ -53,17 +53,17 @@ class Aggregation(ABC):
 
     @property
     def over_stored(self) -> bool:
-        """Whether it merges models of clients that did not take part in this round, too."""
+        """Whether it also merges stored models of clients that did not take part in this round."""
         return False
 
     @abstractmethod
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """Replaces the models in `state`; is not called in a round without uploads."""
+        """Replaces the models in `state`. It is not called in a round without uploads."""
 
 
 @dataclass(frozen=True)
 class NoAggregation(Aggregation):
-    """The server learns nothing (Local)."""
+    """Merges nothing, so the server learns nothing (Local)."""
 
     reads: ClassVar[tuple[str, ...]] = ()
 

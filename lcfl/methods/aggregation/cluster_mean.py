@@ -19,20 +19,21 @@ from lcfl.models.layout import Layout
 
 __all__ = ["REFRESH_EVERY", "BlendedClusterMean", "ClusterMean", "stored_mean", "stored_sums"]
 
-REFRESH_EVERY = 100  # rounds after which sums of stored models are made from nothing
+REFRESH_EVERY = 100  # rounds after which sums of stored models are recomputed from scratch
 
 
 def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout: Layout) -> ModelSums:
-    """The sums of the stored models of each group: those that the store keeps, brought up to date, or new ones.
+    """Returns the sums of the stored models of each group.
 
-    New ones in every hundredth round (`REFRESH_EVERY`), where the number of groups has changed, and where roundings
-    may have come near to what float32 shows.
+    The sums that the store keeps are updated if possible. They are recomputed from scratch in every hundredth round
+    (`REFRESH_EVERY`), if the number of groups has changed, and if rounding errors may have come close to the precision
+    of float32.
 
     Args:
-        state: whose store is meant.
-        group_N: the group of every client, int64; -1 for those that do not count.
-        num_groups: how many there are.
-        layout: of the models.
+        state: the state whose store holds the models.
+        group_N: the group of every client, int64; -1 for clients that do not count.
+        num_groups: the number of groups.
+        layout: the layout of the models.
     """
     sums = state.clients.sums
     if sums is not None and len(sums.total) == num_groups and state.round % REFRESH_EVERY > 0:
@@ -44,42 +45,46 @@ def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout
 
 
 def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: Layout) -> Tensor | None:
-    """The mean ``[P + Q]`` of the stored models of some groups; integer buffers take their maximum. None of nobody."""
+    """Returns the mean ``[P + Q]`` of the stored models of some groups, or None if the groups have no client.
+
+    Integer buffers take their maximum.
+    """
     counts = sums.counts()
     number = int(counts[groups].sum())
     if not number:
         return None
     mean = (sums.total[groups].sum(dim=0) / number).float()
     if layout.integer_slices():
-        wanted = torch.zeros(len(counts), dtype=torch.bool)
-        wanted[groups] = True
-        clients = torch.nonzero(wanted[sums.group] & (sums.group >= 0)).flatten().tolist()
-        for place in layout.integer_slices():
-            mean[place] = torch.stack([state.model_of(client)[place] for client in clients]).amax(dim=0)
+        is_counted = torch.zeros(len(counts), dtype=torch.bool)
+        is_counted[groups] = True
+        clients = torch.nonzero(is_counted[sums.group] & (sums.group >= 0)).flatten().tolist()
+        for entries in layout.integer_slices():
+            mean[entries] = torch.stack([state.model_of(client)[entries] for client in clients]).amax(dim=0)
     return mean
 
 
 @dataclass(frozen=True)
 class ClusterMean(Aggregation):
-    """Means per cluster and over everybody, unweighted as in LCFed section III-A and FedAC Eq. 3 and 5.
+    """Takes means per cluster and over all clients, unweighted as in LCFed section III-A and FedAC Eq. 3 and 5.
 
-    Omega_k is the mean of the models of cluster k, Phi the embedding of the mean of all: the paper
-    prints Phi as a plain sum, which the pull lambda/2 |phi - Phi|^2 rules out (reading A2).
-    A cluster without any such model keeps its centre.
+    Omega_k is the mean of the models of cluster k. Phi is the embedding of the mean of all models. The paper prints Phi
+    as a plain sum, but the pull lambda/2 |phi - Phi|^2 rules that out (reading A2). A cluster without any model to
+    average keeps its centre.
 
-    Means over stored models are quotients of sums that follow what changes, see `stored_sums`: a round costs what it
-    moved and trained, however many models are stored.
+    Means over stored models are quotients of sums that are updated with each change, see `stored_sums`. The cost of a
+    round therefore depends on how many models were trained or moved, and not on how many are stored.
 
     Args:
-        over: whose models make a centre. ``stored``: the last received model of every member that ever
-            took part, as LCFed section III-A; ``participants``: of this round's members only (reading A34).
-        embedding_over: whose embeddings make Phi. ``stored``: everybody that ever took part (LCFed);
+        over: whose models form a centre. ``stored``: the last received model of every member that ever took part, as
+            in LCFed section III-A. ``participants``: the models of the members that took part in this round (reading
+            A34).
+        embedding_over: whose embeddings form Phi. ``stored``: all clients that ever took part (LCFed).
             ``participants``: this round's clients (FedAC Algorithm 1, line 9).
-        weights: ``uniform`` gives every client the same weight, ``samples`` weighs it by n_i (FedAvg inside every
-            cluster; over participants only).
+        weights: ``uniform`` gives every client the same weight. ``samples`` weighs a client by n_i, which is FedAvg
+            inside every cluster; it is allowed over participants only.
 
     Raises:
-        ValueError: for another word, or weights by samples over stored models.
+        ValueError: for an unknown word, or for weights by samples over stored models.
     """
 
     over: Literal["stored", "participants"] = "stored"
@@ -91,26 +96,27 @@ class ClusterMean(Aggregation):
         if self.weights == "samples" and self.over_stored:
             raise ValueError(
                 f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
-                f"{self.embedding_over!r}; weights by samples are those of a round's uploads: set both to "
+                f"{self.embedding_over!r}; only the uploads of a round can be weighed by samples. Set both to "
                 "participants, or weights to uniform."
             )
 
     @property
     def over_stored(self) -> bool:
-        """Whether one of the two means is over stored models."""
+        """Whether at least one of the two means is over stored models."""
         return "stored" in (self.over, self.embedding_over)
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """The new centres and the new global model, whose embedding is Phi."""
+        """Replaces the centres and the global model, whose embedding is Phi."""
         centres, num_clusters = state.centres.clone(), state.num_clusters
         if self.over == "stored":
-            of_cluster_N = torch.where(state.assignment >= 0, state.assignment, num_clusters)  # the last: of no cluster
+            # Clients without a cluster form one more group, the last one.
+            of_cluster_N = torch.where(state.assignment >= 0, state.assignment, num_clusters)
             sums = stored_sums(state, torch.where(state.participated, of_cluster_N, -1), num_clusters + 1, layout)
             means = [stored_mean(state, sums, slice(k, k + 1), layout) for k in range(num_clusters)]
         else:
             cluster_n = state.assignment[[upload.client for upload in uploads]].tolist()
             sent = list(zip(uploads, cluster_n, strict=True))
-            means = [self._mean([each for each, own in sent if own == k], layout) for k in range(num_clusters)]
+            means = [self._mean([upload for upload, own in sent if own == k], layout) for k in range(num_clusters)]
             if self.embedding_over == "stored":
                 sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
         for cluster, mean in enumerate(means):
@@ -121,11 +127,11 @@ class ClusterMean(Aggregation):
             mean = stored_mean(state, sums, slice(None), layout)
         else:
             mean = self._mean(uploads, layout)
-        assert mean is not None, "somebody has just sent a model"
+        assert mean is not None, "at least one client has just sent a model"
         state.global_model = mean
 
     def _mean(self, uploads: Sequence[Uplink], layout: Layout) -> Tensor | None:
-        """Of models that were just sent; None of nobody."""
+        """Returns the mean of the models that were just sent, or None if there are none."""
         if not uploads:
             return None
         weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
@@ -134,13 +140,13 @@ class ClusterMean(Aggregation):
 
 @dataclass(frozen=True)
 class BlendedClusterMean(ClusterMean):
-    """`ClusterMean` that goes only a part of the way: ``Omega_k <- (1 - beta) Omega_k + beta mean`` (pFedMe, CGPFL).
+    """`ClusterMean` that blends old and new centres: ``Omega_k <- (1 - beta) Omega_k + beta mean`` (pFedMe, CGPFL).
 
     Args:
         over: see `ClusterMean`.
         embedding_over: see `ClusterMean`.
         weights: see `ClusterMean`.
-        beta: 1 is `ClusterMean`; above 1 a centre's parameters go beyond the mean, up to 2.
+        beta: 1 is `ClusterMean`. Above 1, a centre's parameters go beyond the mean. At most 2.
 
     Raises:
         ValueError: for a beta outside (0, 2].
@@ -154,14 +160,17 @@ class BlendedClusterMean(ClusterMean):
             raise ValueError(f"method.aggregation: got beta={self.beta}; allowed are numbers above 0 and up to 2.")
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """The new centres; the global model is the mean itself. A counter in buffers is always the mean's."""
+        """Replaces the centres by blended ones and the global model by the mean itself.
+
+        Integer buffers are always those of the mean.
+        """
         before = state.centres
         super().__call__(state, uploads, layout)
         if self.beta == 1:
             return
         blended = before + self.beta * (state.centres - before)
-        # Beyond the mean a running variance can be negative: buffers stop there.
-        kept = [slice(layout.num_parameters, None)] if self.beta > 1 else layout.integer_slices()
-        for place in kept:
-            blended[:, place] = state.centres[:, place]
+        # Beyond the mean, a running variance could become negative, so buffers stop at the mean.
+        unblended = [slice(layout.num_parameters, None)] if self.beta > 1 else layout.integer_slices()
+        for entries in unblended:
+            blended[:, entries] = state.centres[:, entries]
         state.centres = blended

@@ -21,13 +21,13 @@ __all__ = ["GlobalMean", "NormalisedMean", "normalised_step"]
 
 @dataclass(frozen=True)
 class GlobalMean(Aggregation):
-    """FedAvg: ``w <- sum_i n_i w_i / sum_i n_i`` over this round's uploads.
+    """Takes FedAvg's mean: ``w <- sum_i n_i w_i / sum_i n_i`` over this round's uploads.
 
     Args:
-        weights: ``samples`` weighs a client by n_i, ``uniform`` gives every client the same weight.
+        weights: ``samples`` weighs a client by n_i. ``uniform`` gives every client the same weight.
 
     Raises:
-        ValueError: for another word.
+        ValueError: for an unknown word.
     """
 
     keeps_centres: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class GlobalMean(Aggregation):
         check_choices("method.aggregation", self)
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """The new global model."""
+        """Replaces the global model."""
         weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
         state.global_model = mean_model([upload.payload["model"] for upload in uploads], weights, layout)
         state.centres = state.global_model.unsqueeze(0)
@@ -46,34 +46,35 @@ class GlobalMean(Aggregation):
 def normalised_step(
     model: Tensor, models: Sequence[Tensor], samples: Sequence[int], normalisers: Sequence[Tensor]
 ) -> Tensor:
-    """FedNova Eq. 7: ``tau_eff sum_i p_i d_i`` in float64, to be taken off the global model.
+    """Returns FedNova's step (Eq. 7), ``tau_eff sum_i p_i d_i`` in float64, which is subtracted from the global model.
 
-    p_i = n_i / sum_j n_j, d_i = (w - w_i) / a_i, and tau_eff = sum_i p_i t_i. Equal a_i = t_i give FedAvg's step.
+    Here p_i = n_i / sum_j n_j, d_i = (w - w_i) / a_i, and tau_eff = sum_i p_i t_i. If all a_i = t_i are equal, this is
+    FedAvg's step.
 
     Args:
         model: w, ``[P]``.
         models: w_i, ``[P]`` each.
         samples: n_i.
-        normalisers: (a_i), then t_i = a_i, or (a_i, t_i); a_i > 0.
+        normalisers: (a_i, t_i), or (a_i) for t_i = a_i; a_i > 0.
     """
     share = torch.tensor(samples, dtype=torch.float64)
     share /= share.sum()
-    effective = sum(weight * float(each[-1]) for weight, each in zip(share.tolist(), normalisers, strict=True))
+    effective = sum(weight * float(numbers[-1]) for weight, numbers in zip(share.tolist(), normalisers, strict=True))
     step = torch.zeros(len(model), dtype=torch.float64)
-    for weight, each, theirs in zip(share.tolist(), normalisers, models, strict=True):
-        step.add_(model.double() - theirs.double(), alpha=weight * effective / float(each[0]))
+    for weight, numbers, local_model in zip(share.tolist(), normalisers, models, strict=True):
+        step.add_(model.double() - local_model.double(), alpha=weight * effective / float(numbers[0]))
     return step
 
 
 @dataclass(frozen=True)
 class NormalisedMean(Aggregation):
-    """FedNova: every client's change of the model is divided by its own a_i before they are averaged.
+    """Divides every client's change of the model by its own a_i before it averages the changes (FedNova).
 
-    v <- gamma v + tau_eff sum_i p_i d_i; w <- w - v. Buffers are FedAvg's mean. A client that took no step is left
+    v <- gamma v + tau_eff sum_i p_i d_i; w <- w - v. Buffers take FedAvg's mean. A client that took no step is left
     out.
 
     Args:
-        momentum: gamma of the server (``gmf`` in the authors' code); with 0 nothing is remembered.
+        momentum: gamma of the server (``gmf`` in the authors' code). With 0, nothing is remembered.
 
     Raises:
         ValueError: for a momentum outside [0, 1).
@@ -90,7 +91,7 @@ class NormalisedMean(Aggregation):
             )
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
-        """The new global model, and v where there is momentum."""
+        """Replaces the global model, and v if there is momentum."""
         uploads = [upload for upload in uploads if float(upload.payload["normaliser"][0]) > 0]
         if not uploads:
             return

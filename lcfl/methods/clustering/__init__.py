@@ -1,4 +1,7 @@
-"""Who belongs together: callbacks of the server that run at the end of a round, one per paper."""
+"""Clusterings, which decide which clients belong together.
+
+Each clustering is a callback of the server that runs at the end of a round. There is one per paper.
+"""
 
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.clustering.bipartition import RecursiveBipartition

@@ -1,4 +1,4 @@
-"""Agglomerative clustering of clients: distances, the tree of merges, and where to cut it.
+"""Agglomerative clustering of clients: distances, the tree of merges, and the rules that cut it.
 
 Legend: N clients, P entries of a vector, K clusters. Suffixes name the axes.
 """
@@ -34,14 +34,14 @@ Merges = NDArray[np.float64]
 
 
 def pairwise_distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.float64]:
-    """The proximity matrix M ``[N, N]`` of vectors in float64: symmetric, with a diagonal of zeros.
+    """Returns the proximity matrix M ``[N, N]`` of vectors in float64.
 
-    ``l2`` is FedClust Eq. 3; ``cosine`` is 1 - cos, from 0 to 2, and 1 between a
-    vector of zeros and any other.
+    The matrix is symmetric with a diagonal of zeros. ``l2`` is FedClust Eq. 3. ``cosine`` is 1 - cos, which lies
+    between 0 and 2. It is 1 between a vector of zeros and any other vector.
     """
     rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-12) if metric == "cosine" else vector_NP
     total_NN = squared_distances(rows_NP, 1.0 if metric == "l1" else 2.0)
-    # Of unit vectors |a - b|^2 = 2 (1 - cos).
+    # For unit vectors, |a - b|^2 = 2 (1 - cos).
     if metric == "cosine":
         zero_N = (rows_NP == 0).all(dim=1).double()
         total_NN += zero_N[:, None] + zero_N
@@ -51,17 +51,18 @@ def pairwise_distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.f
 
 
 def linkage_tree(distance_NN: NDArray[np.float64], linkage: Linkage) -> Merges:
-    """The tree ``[N - 1, 4]`` of agglomerative clustering: which two clusters are joined, and at which height.
+    """Builds the tree ``[N - 1, 4]`` of agglomerative clustering.
 
     Starts with every client alone and joins the closest pair until one cluster is left (FedClust section 3.4).
-    Rows are in ascending order of height, in scipy's form.
+    Each row holds the two clusters that are joined and the height of this merge. The rows have scipy's form and are in
+    ascending order of height.
 
     Args:
-        distance_NN: finite, symmetric, with a diagonal of zeros.
+        distance_NN: the distances, which are finite and symmetric with a diagonal of zeros.
         linkage: the distance of two clusters: ``average`` (UPGMA), ``complete``, ``single``, ``weighted``
             (WPGMA), or ``ward``, which is only right for Euclidean distances of vectors.
     """
-    from scipy.cluster import hierarchy  # not at every start: only some methods need it
+    from scipy.cluster import hierarchy  # imported here because only some methods need it
     from scipy.spatial.distance import squareform
 
     assert np.isfinite(distance_NN).all() and (distance_NN == distance_NN.T).all()
@@ -72,7 +73,10 @@ def linkage_tree(distance_NN: NDArray[np.float64], linkage: Linkage) -> Merges:
 
 
 def tree_labels(tree: Merges, num_clusters: int) -> NDArray[np.int64]:
-    """The clusters ``[N]`` when K are left, numbered from 0 in the order of their smallest client."""
+    """Returns the cluster of each client ``[N]`` once K clusters are left.
+
+    The clusters are numbered from 0 in the order of their smallest client.
+    """
     num_clients = len(tree) + 1
     assert 1 <= num_clusters <= num_clients
     members = {client: [client] for client in range(num_clients)}
@@ -85,23 +89,23 @@ def tree_labels(tree: Merges, num_clusters: int) -> NDArray[np.int64]:
 
 
 def largest_gap(tree: Merges) -> int:
-    """K at the largest gap between the heights of consecutive merges; the smallest such K in a tie.
+    """Returns K at the largest gap between the heights of consecutive merges; the smallest such K in a tie.
 
-    Says at least 2 and at most N - 1 (N for N below 3): a single gap cannot be compared with anything.
+    The result is at least 2 and at most N - 1, or N for N below 3. A single gap cannot be compared with anything.
     """
     heights = tree[:, 2]
     if len(heights) < 2:
         return len(heights) + 1
-    gaps = np.diff(heights)  # gaps[m] lies after merge m + 1, where N - 1 - m clusters are left
+    gaps = np.diff(heights)  # gaps[m] follows merge m + 1, which leaves N - 1 - m clusters
     return len(heights) - int(np.flatnonzero(gaps == gaps.max())[-1])
 
 
 def silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
-    """K with the largest mean silhouette of its clusters; the smallest such K in a tie.
+    """Returns K with the largest mean silhouette of its clusters; the smallest such K in a tie.
 
-    Looks at 2 to N - 1 clusters; for N below 3 it says N, where no silhouette is defined.
+    Tries 2 to N - 1 clusters. Returns N for N below 3, where no silhouette is defined.
     """
-    from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+    from sklearn.metrics import silhouette_score  # imported here because only some methods need it
 
     num_clients = len(distance_NN)
     scores = {
@@ -113,12 +117,12 @@ def silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
 
 @dataclass(frozen=True)
 class TreeCut:
-    """Clusters and how they came about.
+    """The clusters that result from cutting a tree.
 
     Attributes:
-        labels: the cluster of each client ``[N]``, numbered from 0 in the order of their smallest client.
-        threshold: a distance that gives them: the one asked for, else the middle between the last merge that was
-            made and the first that was not.
+        labels: the cluster of each client ``[N]``. Clusters are numbered from 0 in the order of their smallest client.
+        threshold: a distance that gives these clusters. It is the requested threshold if there was one, otherwise the
+            middle between the last merge that was made and the first one that was not.
         num_clusters: K.
     """
 
@@ -134,14 +138,16 @@ def cut_tree(
     num_clusters: int | None = None,
     choose: Choose | None = None,
 ) -> TreeCut:
-    """Agglomerative clustering of a distance matrix, cut in one of three ways.
+    """Builds the tree of a distance matrix and cuts it in one of three ways.
+
+    Exactly one of `threshold`, `num_clusters` and `choose` is given.
 
     Args:
-        distance_NN: see `merges`.
-        linkage: see `merges`.
-        threshold: lambda: no pair farther apart than this is joined.
+        distance_NN: see `linkage_tree`.
+        linkage: see `linkage_tree`.
+        threshold: lambda. No pair farther apart than this is joined.
         num_clusters: K, at most N.
-        choose: K by the data: `gap` or `silhouette`.
+        choose: how the data determine K: ``gap`` (`largest_gap`) or ``silhouette`` (`silhouette`).
     """
     assert sum(way is not None for way in (threshold, num_clusters, choose)) == 1
     tree = linkage_tree(distance_NN, linkage)
@@ -153,8 +159,8 @@ def cut_tree(
     assert num_clusters is not None
     if threshold is None:
         padded = np.concatenate([[0.0], heights, heights[-1:]])
-        made = len(distance_NN) - num_clusters
-        threshold = float(padded[made : made + 2].mean())
+        num_merges = len(distance_NN) - num_clusters
+        threshold = float(padded[num_merges : num_merges + 2].mean())
     return TreeCut(tree_labels(tree, num_clusters), threshold, num_clusters)
 
 
@@ -166,27 +172,27 @@ def check_options(
     choose: Choose | None,
     euclidean: bool = True,
 ) -> None:
-    """What a clustering that cuts such a tree can refuse before there are any distances.
+    """Checks the options of a clustering that cuts a tree, before there are any distances.
 
     Args:
-        owner: its class, for the messages.
-        linkage: of the tree.
+        owner: the class of the clustering, for the messages.
+        linkage: the linkage of the tree.
         threshold: a number >= 0, or None.
         num_clusters: a number >= 1, or None.
-        choose: how K is chosen by the data, or None.
+        choose: how the data determine K, or None.
         euclidean: whether the distances are l2, which ``ward`` needs.
 
     Raises:
-        ValueError: for another value, or unless exactly one of `threshold`, `num_clusters` and `choose` is given.
+        ValueError: for any other value, or unless exactly one of `threshold`, `num_clusters` and `choose` is given.
     """
     if linkage == "ward" and not euclidean:
         raise ValueError(f"{owner}: linkage=ward joins Euclidean vectors only; use metric=l2 or another linkage.")
     if sum(way is not None for way in (threshold, num_clusters, choose)) != 1:
         raise ValueError(
-            f"{owner}: got threshold={threshold}, num_clusters={num_clusters}, choose={choose}; exactly one of them "
-            "says where to stop joining: set the other two to null."
+            f"{owner}: got threshold={threshold}, num_clusters={num_clusters}, choose={choose}; exactly one "
+            "must be given. Set the other two to null."
         )
     if threshold is not None and not threshold >= 0:
-        raise ValueError(f"{owner}: got threshold={threshold}; a distance is a number >= 0.")
+        raise ValueError(f"{owner}: got threshold={threshold}; it must be a number >= 0.")
     if num_clusters is not None and num_clusters < 1:
         raise ValueError(f"{owner}: got num_clusters={num_clusters}; it must be at least 1.")

@@ -1,4 +1,4 @@
-"""The base class of clusterings and the warm-up rounds that they may ask for."""
+"""The base class of clusterings, and the warm-up and extra rounds that they may request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalUpdate
 from lcfl.models.layout import Layout
 
-if TYPE_CHECKING:  # half a second to import, and only a run that draws needs it
+if TYPE_CHECKING:  # importing it takes half a second, and only runs that draw figures need it
     from matplotlib.figure import Figure
 
 __all__ = ["Clustering", "NewcomerView", "ExtraRound", "ServerView", "check_num_clusters"]
 
 
 class ServerView(Protocol):
-    """What a clustering may ask the federation for."""
+    """The part of the federation that a clustering may use."""
 
     @property
     def seed(self) -> int:
@@ -29,48 +29,54 @@ class ServerView(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How models lie in flat vectors."""
+        """The layout of models in flat vectors."""
 
     def initial_model(self, number: int) -> Tensor:
-        """The initial model ``[P + Q]`` of that number, drawn in a stream of its own; number 0 is everybody's."""
+        """Returns the initial model ``[P + Q]`` with this number.
+
+        Each number has a separate random stream. Number 0 is the common initial model.
+        """
 
     @property
     def has_proxy(self) -> bool:
-        """Whether the server has a proxy set, images that no client holds."""
+        """Whether the server has a proxy set: samples that no client holds."""
 
     def proxy_accuracy(self, models: Sequence[Tensor]) -> list[float]:
-        """The accuracy of each of these models ``[P + Q]`` on the proxy set."""
+        """Returns the accuracy of each of these models ``[P + Q]`` on the proxy set."""
 
     def log(self, name: str, value: float) -> None:
         """Adds a metric to this round's row."""
 
 
 class NewcomerView(Protocol):
-    """What a clustering may ask of a client that joins a federation which has ended."""
+    """The part of a newcomer that a clustering may use. A newcomer joins after training has ended."""
 
     @property
     def layout(self) -> Layout:
-        """How models lie in flat vectors."""
+        """The layout of models in flat vectors."""
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
-        """Local work, the method's own if none is given, from a model that is sent down; what comes up."""
+        """Sends `downlink`, runs the local update (None for the method's own), and returns the uplink."""
 
     def losses(self, model_KP: Tensor) -> list[float]:
-        """The losses on the client's training images of models ``[K, P + Q]`` that are sent down."""
+        """Sends models ``[K, P + Q]`` down and returns the loss of each on the client's training samples."""
 
 
 @dataclass(frozen=True)
 class ExtraRound:
-    """A round beside the training rounds: who takes part and what it does, without pulls.
+    """A round in addition to the training rounds: who takes part and what these clients do. It has no pulls.
 
-    Before the first round, or between two (`Clustering.extra_round`). The clients keep nothing of it: neither a model
-    nor how far they came in their batch order.
+    It takes place before the first round (`Clustering.warmup_rounds`) or between two (`Clustering.extra_round`). The
+    clients keep nothing from it, neither a model nor their position in the batch order.
 
     Attributes:
-        clients: their numbers; in `Clustering.warmup_rounds` their places among the clients that are no newcomers.
-        local_update: the local work; None for the method's own.
-        exchange: what crosses the wire; None for the initial model down and what the method's own exchange sends up.
-        sends_own: without an `exchange`: what the method's own exchange sends goes down instead of the initial model.
+        clients: the numbers of the clients. In `Clustering.warmup_rounds` they are positions among the clients that
+            are not newcomers.
+        local_update: the local update; None for the method's own.
+        exchange: what crosses the wire. None sends the initial model down, and uploads what the method's own exchange
+            uploads.
+        sends_own: only without an `exchange`: whether the method's own exchange decides what goes down, instead of the
+            initial model.
     """
 
     clients: Sequence[int]
@@ -80,70 +86,76 @@ class ExtraRound:
 
 
 class Clustering(Callback):
-    """Decides who belongs together: sets `assignment` and the number of `centres` in the state.
+    """Base class of clusterings, which decide which clients belong together.
 
-    Runs in `on_round_end`, after the uploads of a round are in and before they are aggregated, in the
-    order in which `method.clustering` lists them.
+    A clustering sets `assignment` and the number of `centres` in the state. It runs in `on_round_end`, after the
+    uploads of a round have arrived and before they are aggregated. Several clusterings run in the order in which
+    `method.clustering` lists them.
 
     Class attributes:
-        reads: the names in an uplink that it looks at.
-        needs_centres: whether it compares with one centre per cluster.
-        has_extra_rounds: whether `extra_round` ever asks for one; what noise on uploads guarantees is then not known.
-        newcomer_rule: in words, what `place_newcomer` does.
+        reads: the names in an uplink that it uses.
+        needs_centres: whether it compares clients with one centre per cluster.
+        has_extra_rounds: whether `extra_round` ever requests a round. If so, the privacy guarantee of noise on uploads
+            is unknown.
+        newcomer_rule: what `place_newcomer` does, in words for users.
     """
 
     shapes_result = True
     reads: ClassVar[tuple[str, ...]] = ("model",)
     needs_centres: ClassVar[bool] = True
-    newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training images"
+    newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training samples"
     has_extra_rounds: ClassVar[bool] = False
 
     @property
     def uses_stored(self) -> bool:
-        """Whether it looks at the stored models of clients that did not take part in the round."""
+        """Whether it uses stored models of clients that did not take part in the round."""
         return False
 
     def check(self, num_clients: int) -> None:
-        """Raises a ValueError for a setting that cannot work with so many clients."""
+        """Raises a ValueError for a setting that cannot work with this number of clients."""
 
     def check_layout(self, layout: Layout) -> None:
         """Raises a ValueError for a setting that does not fit the network."""
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
-        """The warm-up rounds it needs, in order; `on_extra_round_end` is called after each."""
+        """Returns the warm-up rounds that it needs, in order. `on_extra_round_end` is called after each one."""
         return []
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
-        """One more round that it needs before training round ``state.round`` with the clients `sampled`, if any.
+        """Returns one more round that it needs before training round ``state.round``, or None.
 
-        Asked again after each one, whose uploads go to `on_extra_round_end`. Its bytes are counted in the training
-        round.
+        It is called again after each extra round, whose uploads go to `on_extra_round_end`. The bytes of an extra
+        round are counted in the training round.
+
+        Args:
+            state: the state before the training round.
+            sampled: the clients of the training round.
         """
         return None
 
     def figures(self, state: FederationState) -> "dict[str, Figure]":
-        """Pictures of its own by name; `Monitor` writes them once the warm-up rounds are over."""
+        """Returns figures by name. `Monitor` writes them once the warm-up rounds are over."""
         return {}
 
     def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
-        """The cluster of a client that joins after the last round; changes nothing.
+        """Returns the cluster of a client that joins after the last round. Changes nothing.
 
-        Here the one whose model has the smallest loss on the newcomer's training images, the lowest number in a tie:
-        that needs nothing but the models, so it is there for every clustering. A clustering with a rule of its own
-        overrides this and says so in `newcomer_rule`.
+        This default returns the cluster whose model has the smallest loss on the newcomer's training samples, and the
+        lowest number in a tie. It needs only the models, so it works for every clustering. A clustering with another
+        rule overrides this method and describes the rule in `newcomer_rule`.
         """
         losses = [inf if isnan(loss) else loss for loss in newcomer.losses(state.centres)]
         return losses.index(min(losses))
 
 
 def check_num_clusters(clustering: Clustering, num_clusters: int | None, num_clients: int) -> None:
-    """K is at most N, where it is given.
+    """Checks that K is at most N if K is given.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if K is larger than N.
     """
     if num_clusters is not None and num_clusters > num_clients:
         raise ValueError(
             f"method.clustering: {type(clustering).__name__} got num_clusters={num_clusters} for data.num_clients="
-            f"{num_clients}; at most one cluster per client: lower num_clusters or raise data.num_clients."
+            f"{num_clients}; there can be at most one cluster per client. Lower num_clusters or raise data.num_clients."
         )

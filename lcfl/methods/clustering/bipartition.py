@@ -1,6 +1,6 @@
-"""Clusters that are cut in two when their members pull in different directions: CFL.
+"""Recursive bipartition of clusters whose members pull in different directions (CFL).
 
-Legend: N clients, n of them in a cluster, K clusters, P parameters.
+Legend: N clients, n members of a cluster, K clusters, P parameters.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,14 @@ __all__ = ["RecursiveBipartition", "halves"]
 
 
 def halves(update_nP: Tensor, bipartition: Literal["complete", "optimal"]) -> tuple[NDArray[np.int64], float]:
-    """Two groups ``[n]`` of clients by the cosines of their updates, and the largest cosine across (alpha_cross).
+    """Splits clients into two groups by the cosines of their updates.
 
-    ``optimal`` makes that cosine as small as it can be (the paper's: merging by falling similarity until two groups
-    are left, which is single linkage); ``complete`` joins by the smallest cosine within, as the authors'
-    code does (reading A19). Group 0 holds the first client.
+    ``optimal`` makes the largest cosine across the groups (alpha_cross) as small as possible. It is the paper's
+    bipartition, which merges by falling similarity until two groups are left, i.e. single linkage. ``complete`` merges
+    by the smallest cosine within a group, as the authors' code does (reading A19).
+
+    Returns:
+        The group of each client ``[n]``, where group 0 holds the first client, and alpha_cross.
     """
     distance_nn = pairwise_distances(update_nP, "cosine")
     label_n = cut_tree(distance_nn, "complete" if bipartition == "complete" else "single", num_clusters=2).labels
@@ -36,25 +39,25 @@ def halves(update_nP: Tensor, bipartition: Literal["complete", "optimal"]) -> tu
 
 @dataclass
 class RecursiveBipartition(Clustering):
-    """A cluster whose mean update vanishes while single updates do not is cut in two (CFL).
+    """Splits a cluster in two when its mean update vanishes while single updates do not (CFL).
 
-    At the end of a round, with Delta_i = w_i - Omega_c: split c if ``|mean Delta_i| < eps1``, ``max |Delta_i| > eps2``,
-    it has at least `min_size` members and the round is `min_round` or later. Both halves go on from Omega_c; this
-    round's mean is already taken in each half alone.
+    At the end of a round, with Delta_i = w_i - Omega_c, cluster c is split if ``|mean Delta_i| < eps1``,
+    ``max |Delta_i| > eps2``, it has at least `min_size` members and the round is `min_round` or later. Both halves
+    continue from Omega_c. This round's mean is already taken within each half.
 
-    With partial participation the paper says nothing. Here every member, sampled or not, counts with its latest
-    update, and there is no split before all members have one that is at most `stale_max` rounds old and was made since
-    the cluster came about. Old updates decide about splits only: they are never added to a model.
+    The paper does not cover partial participation. Here every member, sampled or not, counts with its latest update.
+    A cluster is not split before each member has an update that is at most `stale_max` rounds old and was made after
+    the cluster was formed. Old updates only decide about splits. They are never added to a model.
 
     Args:
-        eps1: below it the mean update is small.
-        eps2: above it an update is large.
-        relative: the two are shares of the largest |Delta_i| in round 0 instead of lengths.
+        eps1: the length below which the mean update is small.
+        eps2: the length above which an update is large.
+        relative: whether `eps1` and `eps2` are shares of the largest |Delta_i| in round 0 instead of lengths.
         bipartition: ``complete`` or ``optimal``, see `halves`.
-        gamma_max: split only if ``sqrt((1 - alpha_cross) / 2)`` is larger; None for no such condition.
-        min_size: of a cluster that may be split.
-        min_round: the first round in which one may be split.
-        stale_max: how many rounds old an update may be.
+        gamma_max: split only if ``sqrt((1 - alpha_cross) / 2)`` is larger than this; None for no such condition.
+        min_size: the smallest number of members of a cluster that may be split.
+        min_round: the first round in which a cluster may be split.
+        stale_max: the largest number of rounds that an update may be old.
     """
 
     eps1: float = 0.4
@@ -82,12 +85,12 @@ class RecursiveBipartition(Clustering):
         self._scale: float | None = None
 
     def on_fit_start(self, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._forget()
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """Takes in the new updates, then tests every cluster."""
+        """Stores the new updates, then tests every cluster."""
         self._remember(server, state, uploads)
         for cluster in range(state.num_clusters):
             member_n = torch.nonzero((state.assignment == cluster) & state.active).flatten()
@@ -104,11 +107,11 @@ class RecursiveBipartition(Clustering):
                 self._split(state, cluster, member_n, update_nP)
 
     def state_dict(self) -> dict[str, Any]:
-        """The latest update of each client and its round, and the largest one of round 0."""
+        """Returns the latest update of each client, its round, and the largest length in round 0."""
         return {"updates": dict(self._updates), "rounds": dict(self._rounds), "scale": self._scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the latest updates."""
+        """Restores the latest updates, their rounds and the largest length."""
         self._updates, self._rounds, self._scale = dict(state["updates"]), dict(state["rounds"]), state["scale"]
 
     def _remember(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
@@ -127,7 +130,10 @@ class RecursiveBipartition(Clustering):
             del self._updates[client], self._rounds[client]
 
     def _split(self, state: FederationState, cluster: int, member_n: Tensor, update_nP: Tensor) -> None:
-        """The half without the first member becomes a new cluster; `member_n` are clients' numbers, not positions."""
+        """Moves the half without the first member to a new cluster.
+
+        `member_n` holds client numbers, not positions in the cluster.
+        """
         label_n, across = halves(update_nP, self.bipartition)
         if self.gamma_max is not None and not sqrt(max(1.0 - across, 0.0) / 2) > self.gamma_max:
             return

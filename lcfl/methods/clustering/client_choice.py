@@ -1,6 +1,6 @@
-"""Clusters that the clients choose themselves: the server's side of IFCA.
+"""Clusters that the clients choose themselves (the server's side of IFCA).
 
-Legend: N clients, K clusters, P + Q length of a model's flat vector.
+Legend: N clients, K clusters, P + Q the length of a model's flat vector.
 """
 
 import warnings
@@ -21,20 +21,21 @@ __all__ = ["ClientChoice"]
 
 @dataclass
 class ClientChoice(Clustering):
-    """R_i is what client i chose: ``arg min_k F_i(Omega_k)`` by its training loss (IFCA Algorithm 1).
+    """Sets R_i to what client i chose: ``arg min_k F_i(Omega_k)`` by its training loss (IFCA Algorithm 1).
 
-    Training begins with K different random models, the first of them the one that all other methods begin with. A
+    Training begins with K different random models. The first one is the model that all other methods begin with. A
     client that has never chosen has no cluster.
 
-    Where one random model is the best for nearly everybody it alone is trained and stays the best. So all clients
-    choose once before round 0, without training; while a model is chosen by fewer than `min_share` of N / K clients,
-    K other models are drawn and tried, `max_redraws` times at most. Then the draw stays whose least chosen model was
-    chosen most often. Each of these extra rounds costs K P floats down per client, counted in round 0.
+    If one random model is the best for nearly all clients, it alone is trained and stays the best. Therefore all
+    clients choose once before round 0, without training. While a model is chosen by fewer than `min_share` of N / K
+    clients, K other models are drawn and tried, at most `max_redraws` times. If all draws fail, the draw whose least
+    chosen model was chosen most often is used. Each of these extra rounds sends K P floats down per client, which are
+    counted in round 0.
 
     Args:
         num_clusters: K.
-        max_redraws: 0 for no such extra round at all.
-        min_share: of an equal share of the clients, 0 to 1.
+        max_redraws: the largest number of redraws; 0 for no such extra round at all.
+        min_share: the part of an equal share of the clients, N / K, that must choose each model, from 0 to 1.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("cluster",)
@@ -48,17 +49,17 @@ class ClientChoice(Clustering):
         if self.num_clusters < 1 or self.max_redraws < 0 or not 0 <= self.min_share <= 1:
             raise ValueError(
                 f"ClientChoice: got num_clusters={self.num_clusters}, max_redraws={self.max_redraws}, min_share="
-                f"{self.min_share}; needed are num_clusters >= 1, max_redraws >= 0 and min_share from 0 to 1."
+                f"{self.min_share}; num_clusters must be at least 1, max_redraws at least 0, and min_share from 0 to 1."
             )
         self._forget()
 
     def _forget(self) -> None:
-        self._draw = 0  # the one that the centres are of
-        self._least: list[int] = []  # of each draw tried: how often its least chosen model was chosen
+        self._draw = 0  # the draw that the centres come from
+        self._least: list[int] = []  # for each tried draw, how often its least chosen model was chosen
         self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """K random models and nobody in a cluster, unless a checkpoint says otherwise."""
+        """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
         self._forget()
@@ -66,18 +67,18 @@ class ClientChoice(Clustering):
         self._use(0, server, state)
         if self.num_clusters > 1 and bool((state.centres[0] == state.centres[1:]).all(dim=1).any()):
             raise ValueError(
-                "ClientChoice: the initial models are equal, so that every client would choose the first of them for "
-                "ever. IFCA needs models that are drawn at random: remove model.init_from."
+                "ClientChoice: the initial models are equal, so every client would always choose the first one. IFCA "
+                "needs models that are drawn at random; remove model.init_from."
             )
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
-        """All clients choose among the models of a draw until one is good enough or all are tried."""
+        """Lets all clients choose among the models of a draw, until a draw is good enough or all have been tried."""
         if self._is_settled:
             return None
         return ExtraRound(torch.nonzero(state.active).flatten().tolist(), LeastLoss(), ClusterChoice())
 
     def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """Keeps the draw, or takes the next one, or the best of all."""
+        """Keeps the current draw, takes the next one, or returns to the best of all."""
         if self._is_settled or state.round < 0:
             return
         chosen = torch.tensor([int(upload.payload["cluster"]) for upload in uploads], dtype=torch.int64)
@@ -91,25 +92,25 @@ class ClientChoice(Clustering):
             best = self._least.index(max(self._least))
             self._use(best, server, state)
             warnings.warn(
-                f"ClientChoice: after {self.max_redraws} redraws no {self.num_clusters} initial models are each chosen "
-                f"by {self.min_share} of an equal share of the clients; going on with draw {best}, whose least chosen "
-                f"model was chosen by {self._least[best]} of {len(chosen)}. Fewer clusters may help.",
+                f"ClientChoice: after {self.max_redraws} redraws, no draw of {self.num_clusters} initial models had "
+                f"each model chosen by at least {self.min_share} of an equal share of the clients. Using draw {best}, "
+                f"whose least chosen model was chosen by {self._least[best]} of {len(chosen)}. Try fewer clusters.",
                 stacklevel=2,
             )
         server.log("cluster/redraws", len(self._least) - 1)
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """R_i of this round's clients."""
+        """Sets R_i of this round's clients to their choices."""
         state.assignment = state.assignment.clone()
         for upload in uploads:
             state.assignment[upload.client] = int(upload.payload["cluster"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Which initial models are in use, and whether they stay."""
+        """Returns which initial models are in use, the results of the draws, and whether the models stay."""
         return {"draw": self._draw, "least": list(self._least), "is_settled": self._is_settled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back which initial models are in use."""
+        """Restores which initial models are in use, the results of the draws, and whether the models stay."""
         self._draw, self._least, self._is_settled = state["draw"], list(state["least"]), state["is_settled"]
 
     def _use(self, draw: int, server: ServerView, state: FederationState) -> None:

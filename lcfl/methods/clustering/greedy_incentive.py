@@ -1,6 +1,6 @@
 """AS-CFL's first stage: greedy clusters of clients that do not harm each other's model (section 3.2).
 
-Legend: n clients that sent an update, N samples that these have, D_test the server's proxy set.
+Legend: n clients that sent an update, N the number of samples of these clients, D_test the server's proxy set.
 """
 
 import warnings
@@ -27,40 +27,42 @@ __all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "
 
 @dataclass
 class GreedyIncentive(Clustering):
-    """Grows clusters from representative seeds, client by client, as long as the joint model passes a test.
+    """Grows clusters from representative seeds, one client at a time, as long as the joint model passes a test.
 
-    Every round starts anew (AS-CFL Algorithm 1, lines 13 to 16). The seed is the unassigned client with the largest
-    data-weighted similarity to the unassigned ones; candidates are the 20 % that are most similar to the seed, at
-    least one, in falling order. A candidate's test is the accuracy on D_test of the weighted mean of the models of
-    all members and its own. The first that fails ends the cluster; where all are admitted, candidates are drawn
-    again. What is left over begins with a new seed.
+    The clusters are formed anew in every round (AS-CFL Algorithm 1, lines 13 to 16). The seed is the unassigned client
+    with the largest data-weighted similarity to the unassigned clients. The candidates are the 20 % of the unassigned
+    clients that are most similar to the seed, at least one, in descending order of similarity. A candidate is tested
+    by the accuracy on D_test of the weighted mean of its own model and the models of all members. The first candidate
+    that fails ends the cluster. If all candidates are admitted, more candidates are drawn. The remaining clients begin
+    the next cluster with a new seed.
 
-    The similarity is the cosine of the updates of the output layer (the network's decision) in the leading
-    components that explain 95 % of their variance. The paper's formula factorises the matrix of similarities instead,
-    M = U Sigma V^T of that many components: `factorised` takes it at its word (reading A31).
+    The similarity is the cosine of the updates of the output layer (the network's decision head) in the leading
+    components that explain 95 % of their variance. The paper's formula instead factorises the matrix of similarities,
+    M = U Sigma V^T, with that many components. `factorised` can select this literal reading (reading A31).
 
-    The paper's test, rule ``strict``, is an accuracy above theta that also rises by the margin: from an untrained
-    model nobody ever passes it, and above theta hardly anybody can. ``relative`` admits a candidate whose model has
-    at least theta times the best accuracy of any model tested in this round, and loses no more than the margin
+    The paper's test, rule ``strict``, requires an accuracy above theta that also rises by the margin. From an untrained
+    model no candidate ever passes it, and above theta hardly any can. ``relative`` admits a candidate if the accuracy
+    is at least theta times the best accuracy of any model tested in this round, and falls by no more than the margin
     (reading A10).
 
-    A cluster keeps the number of the one before it with which it shares most members, and a client without an
-    update keeps its number; its old cluster stays as it is where no new one has that number.
+    A cluster keeps the number of the previous cluster with which it shares most members. A client without an update
+    keeps its cluster number. Its old cluster stays as it is if no new cluster has that number.
 
-    Without a proxy set (``data.proxy``) it warns and goes by similarity alone, as with `incentive` false.
+    Without a proxy set (``data.proxy``) it warns and uses similarity alone, as with `incentive` false.
 
     Args:
-        theta: of the rule.
-        margin: of the rule: an accuracy, 0 to 1.
+        theta: the threshold of the rule.
+        margin: the margin of the rule, an accuracy from 0 to 1.
         rule: ``relative`` or ``strict``.
-        incentive: False: admit all candidates of the first draw untested (the paper's variant "w/o positive
-            incentive").
-        candidates: the share of the unassigned clients that are candidates.
-        explained_variance: of the leading components; null compares the updates themselves ("w/o low-rank").
-        factorised: ``updates``, or ``similarities`` for the matrix of their cosines; without `explained_variance` the
+        incentive: whether candidates are tested. False admits all candidates of the first draw untested (the paper's
+            variant "w/o positive incentive").
+        candidates: the share of the unassigned clients that become candidates.
+        explained_variance: the share of variance that the leading components explain. None compares the updates
+            themselves ("w/o low-rank").
+        factorised: ``updates``, or ``similarities`` for the matrix of their cosines. Without `explained_variance` the
             two are the same.
         layers: ``output``, or ``all`` for the whole update.
-        once: form clusters in the first round and leave them.
+        once: whether clusters are formed in the first round and then stay.
     """
 
     theta: float = 0.85
@@ -86,25 +88,26 @@ class GreedyIncentive(Clustering):
         self._done = False
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """Forgets an earlier run of this object; says so if nothing can be tested."""
+        """Forgets what an earlier run left in this object, and warns if no candidate can be tested."""
         if not state.callbacks:
             self._done = False
         if self.incentive and not server.has_proxy:
             warnings.warn(
-                "GreedyIncentive: without a proxy set no candidate can be tested, and all are admitted by similarity "
+                "GreedyIncentive: without a proxy set no candidate can be tested, so all are admitted by similarity "
                 "alone, as with incentive: false. Set data.proxy, e.g. to 1000.",
                 stacklevel=2,
             )
 
     def check_layout(self, layout: Layout) -> None:
-        """An output layer is there."""
+        """Checks that the network has an output layer if `layers` needs one."""
         if self.layers == "output" and layout.num_embedding == layout.num_parameters:
             raise ValueError(
-                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision; use all."
+                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision head. Set "
+                "layers=all."
             )
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """New clusters of the clients whose updates are in."""
+        """Forms new clusters of the clients whose updates have arrived."""
         if not uploads or (self.once and self._done):
             return
         layout = server.layout
@@ -115,15 +118,15 @@ class GreedyIncentive(Clustering):
         self._done = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether clusters have been formed."""
+        """Returns whether clusters have been formed."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back whether clusters have been formed."""
+        """Restores whether clusters have been formed."""
         self._done = state["done"]
 
     def _grow(self, server: ServerView, uploads: Sequence[Uplink], similarity_nn: Tensor) -> list[list[int]]:
-        """The clusters as positions in `uploads`, in the order in which they were begun."""
+        """Returns the clusters as positions in `uploads`, in the order in which they were begun."""
         left = list(range(len(uploads)))
         weight_n = torch.tensor([upload.num_samples for upload in uploads], dtype=torch.float64)
         trial = _Trial(server, uploads, self.theta, self.margin, self.rule)
@@ -139,7 +142,7 @@ class GreedyIncentive(Clustering):
                 drawn = candidates_of(similarity_nn[seed], left, self.candidates)
                 admitted = trial.admitted(group, drawn) if tested else len(drawn)
                 group += drawn[:admitted]
-                left = [each for each in left if each not in group]
+                left = [position for position in left if position not in group]
                 is_open = tested and admitted == len(drawn)
             groups.append(group)
         server.log("cluster/admitted", len(uploads) - len(groups))
@@ -148,7 +151,7 @@ class GreedyIncentive(Clustering):
 
 
 class _Trial:
-    """Tests candidates on the proxy set, and knows the best accuracy of the round so far."""
+    """Tests candidates on the proxy set and keeps the best accuracy of the round so far."""
 
     def __init__(self, server: ServerView, uploads: Sequence[Uplink], theta: float, margin: float, rule: str) -> None:
         self.server, self.uploads = server, uploads
@@ -157,14 +160,14 @@ class _Trial:
         self.num_tested = 0
 
     def begin(self, seed: int) -> None:
-        """Measures a seed's own model."""
+        """Measures the model of a seed alone."""
         (self.current,) = self._accuracy([[seed]])
         self.best = max(self.best, self.current)
 
     def admitted(self, group: list[int], drawn: list[int]) -> int:
-        """How many of the candidates `drawn` join, one after the other, before the first that does not.
+        """Returns how many of the candidates `drawn` join, one after the other, before the first one that fails.
 
-        The models of all are measured together, on all ranks; those behind the first that fails are forgotten.
+        The models for all candidates are measured together, on all ranks. Results after the first failure are ignored.
         """
         chain = [group + drawn[: number + 1] for number in range(len(drawn))]
         for number, accuracy in enumerate(self._accuracy(chain)):
@@ -177,17 +180,18 @@ class _Trial:
     def _accuracy(self, groups: Sequence[list[int]]) -> list[float]:
         self.num_tested += len(groups)
         layout = self.server.layout
-        return self.server.proxy_accuracy([updated_model([self.uploads[i] for i in each], layout) for each in groups])
+        return self.server.proxy_accuracy([updated_model([self.uploads[i] for i in group], layout) for group in groups])
 
 
 def similarities(update_nP: Tensor, explained_variance: float | None, factorised: str) -> Tensor:
-    """sim(i, j) ``[n, n]`` of updates ``[n, P]``, float64 (AS-CFL section 3.2.2; reading A31).
+    """Returns sim(i, j) ``[n, n]`` of updates ``[n, P]`` in float64 (AS-CFL section 3.2.2; reading A31).
 
     Args:
-        update_nP: what is compared of each client.
-        explained_variance: sets the rank r: as many components of the updates as explain that much of them; null: all.
-        factorised: ``updates``: cosines in these components; ``similarities``: M ~ U Sigma V^T of rank r, M being the
-            cosines of the updates themselves.
+        update_nP: the compared part of each client's update.
+        explained_variance: determines the rank r, the number of components of the updates that explain this share of
+            their variance; None for all components.
+        factorised: ``updates`` for cosines in these components; ``similarities`` for M ~ U Sigma V^T of rank r, where
+            M holds the cosines of the updates themselves.
     """
     code_nD = leading_coordinates(update_nP, explained_variance)
     if factorised == "updates":
@@ -200,25 +204,28 @@ def similarities(update_nP: Tensor, explained_variance: float | None, factorised
 
 
 def representativeness(similarity_nn: Tensor, weight_n: Tensor) -> Tensor:
-    """``score_i = sum_j (n_j / N) sim(i, j)`` ``[n]`` (AS-CFL section 3.2.2, step i), over the clients given."""
+    """Returns ``score_i = sum_j (n_j / N) sim(i, j)`` ``[n]`` over the given clients (AS-CFL section 3.2.2, step i)."""
     return similarity_nn @ (weight_n / weight_n.sum())
 
 
 def candidates_of(similarity_n: Tensor, left: Sequence[int], share: float) -> list[int]:
-    """The ceil(share of `left`) clients most similar to a seed, in falling order; the lower number first in a tie."""
-    ranked = sorted(left, key=lambda each: (-float(similarity_n[each]), each))
+    """Returns the ceil(share of `left`) clients most similar to a seed, in descending order of similarity.
+
+    In a tie the lower number comes first.
+    """
+    ranked = sorted(left, key=lambda client: (-float(similarity_n[client]), client))
     return ranked[: max(1, ceil(share * len(left) - 1e-9))]
 
 
 def admits(accuracy: float, current: float, best: float, theta: float, margin: float, rule: str) -> bool:
-    """Whether a candidate joins (AS-CFL Eq. 3 and section 3.2.1; reading A10).
+    """Returns whether a candidate joins (AS-CFL Eq. 3 and section 3.2.1; reading A10).
 
     Args:
-        accuracy: of the model with the candidate.
-        current: of the model without it.
-        best: of any model tested in this round, this one included.
-        theta: threshold, or share of the best.
-        margin: what the accuracy must rise by (``strict``), or may fall by (``relative``).
+        accuracy: the accuracy of the model with the candidate.
+        current: the accuracy of the model without the candidate.
+        best: the best accuracy of any model tested in this round, including this one.
+        theta: the threshold (``strict``), or the share of the best accuracy (``relative``).
+        margin: how much the accuracy must rise (``strict``) or may fall (``relative``).
         rule: ``strict`` or ``relative``.
     """
     if rule == "strict":
@@ -227,8 +234,11 @@ def admits(accuracy: float, current: float, best: float, theta: float, margin: f
 
 
 def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
-    """Numbers the groups by the clusters that they share most members with, new ones behind; drops empty clusters."""
-    from scipy.optimize import linear_sum_assignment  # not at every start: only some methods need it
+    """Gives each group the number of the cluster with which it shares most members, and drops empty clusters.
+
+    Groups that match no cluster are numbered after the existing clusters.
+    """
+    from scipy.optimize import linear_sum_assignment  # imported here because only some methods need it
 
     before_n = state.assignment[list(clients)]
     shared = np.zeros((len(groups), state.num_clusters))
@@ -238,10 +248,10 @@ def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[
     number_of = {row: col for row, col in zip(rows.tolist(), columns.tolist(), strict=True) if shared[row, col] > 0}
     assignment, centres = state.assignment.clone(), [state.centres]
     for row, group in enumerate(groups):
-        if row not in number_of:  # its own model comes with the aggregation
+        if row not in number_of:  # starts from the old centre, because the aggregation makes the new one
             number_of[row] = sum(map(len, centres))
             origin = int(before_n[group[0]])
             centres.append(state.centres[origin : origin + 1])
-        assignment[[clients[each] for each in group]] = number_of[row]
+        assignment[[clients[position] for position in group]] = number_of[row]
     state.assignment, state.centres = assignment, torch.cat(centres)
     drop_empty(state)

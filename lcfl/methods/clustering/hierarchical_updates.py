@@ -1,4 +1,4 @@
-"""Hierarchical clustering of the updates of all clients, once during training: FL+HC.
+"""Hierarchical clustering of the updates of all clients, once during training (FL+HC).
 
 Legend: N clients, K clusters, P parameters.
 """
@@ -22,15 +22,16 @@ __all__ = ["HierarchicalUpdates"]
 class HierarchicalUpdates(Clustering):
     """Clusters all clients by their updates Delta_i = w_i - w after n_pre rounds of FedAvg (FL+HC).
 
-    Before training round `after` comes one extra round in which every client trains from the common model w. The
-    agglomerative clustering of what it learnt there is final, and every cluster begins at w. A client whose update is
-    not finite gets no cluster.
+    Before training round `after` there is one extra round in which every client trains from the common model w. The
+    agglomerative clustering of the updates of this extra round is final, and every cluster begins at w. A client whose
+    update is not finite gets no cluster.
 
     Args:
-        after: n_pre, the training rounds before the clustering.
-        metric: distance of two updates: ``l2``, ``l1`` or ``cosine``. For l1 and l2 it is that of the models.
+        after: n_pre, the number of training rounds before the clustering.
+        metric: the distance of two updates: ``l2``, ``l1`` or ``cosine``. For l1 and l2 it equals the distance of the
+            models.
         linkage: ``ward`` (l2 only), ``average``, ``complete``, ``single`` or ``weighted``.
-        threshold: no clusters farther apart than this are joined; give this or `num_clusters`.
+        threshold: clusters farther apart than this are not joined. Give this or `num_clusters`.
         num_clusters: K.
     """
 
@@ -49,48 +50,48 @@ class HierarchicalUpdates(Clustering):
             raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
         if (self.threshold is None) == (self.num_clusters is None):
             raise ValueError(
-                f"{name}: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one of them "
-                "and set the other to null."
+                f"{name}: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one and set "
+                "the other to null."
             )
         check_options(name, self.linkage, self.threshold, self.num_clusters, None, euclidean=self.metric == "l2")
         self._is_done = False
 
     def check(self, num_clients: int) -> None:
-        """K is at most N."""
+        """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
 
     def on_fit_start(self, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._is_done = False
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
-        """All clients train once from the common model."""
+        """Returns the extra round in which all clients train once from the common model, if it is due."""
         if self._is_done or state.round < self.after:
             return None
         return ExtraRound(torch.nonzero(state.active).flatten().tolist(), sends_own=True)
 
     def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """R, and K centres at the common model."""
+        """Sets R, and K centres at the common model."""
         if self._is_done or state.round < self.after:
             return
         if not uploads:
-            raise ValueError("HierarchicalUpdates: no model came up finite; lower the optimizer's learning rate.")
+            raise ValueError("HierarchicalUpdates: got no finite model; lower the optimizer's learning rate.")
         common = state.centres[0]
         num_parameters = server.layout.num_parameters
         update_nP = torch.stack([(upload.payload["model"] - common)[:num_parameters] for upload in uploads])
         number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
-        found = cut_tree(pairwise_distances(update_nP, self.metric), self.linkage, self.threshold, number)
+        cut = cut_tree(pairwise_distances(update_nP, self.metric), self.linkage, self.threshold, number)
         state.assignment = torch.full_like(state.assignment, -1)
-        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
-        state.centres = common.repeat(found.num_clusters, 1)
-        server.log("cluster/threshold", found.threshold)
+        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(cut.labels)
+        state.centres = common.repeat(cut.num_clusters, 1)
+        server.log("cluster/threshold", cut.threshold)
         self._is_done = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the clusters are made."""
+        """Returns whether the clusters have been formed."""
         return {"is_done": self._is_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back whether the clusters are made."""
+        """Restores whether the clusters have been formed."""
         self._is_done = state["is_done"]

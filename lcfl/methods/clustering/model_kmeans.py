@@ -1,6 +1,6 @@
-"""k-means of whole models, one step per round: FeSEM, and CGPFL's clustering.
+"""k-means of whole models, one step per round (FeSEM and the clustering of CGPFL).
 
-Legend: N clients, n of them with a model, K clusters, P parameters.
+Legend: N clients, n clients with a model, K clusters, P parameters.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ from lcfl.methods.clustering.similarity import assign, leading_coordinates, squa
 
 __all__ = ["ModelKMeans"]
 
-CLIENTS_AT_A_TIME = 16  # whole models in memory
+CLIENTS_AT_A_TIME = 16  # whole models in memory at once
 
 
 @dataclass
 class ModelKMeans(Clustering):
-    """``R_i = arg min_k |w_i - Omega_k|^2`` over whole models (FeSEM's E-step; the M-step is the aggregation).
+    """Sets ``R_i = arg min_k |w_i - Omega_k|^2`` over whole models (FeSEM's E-step; the M-step is the aggregation).
 
-    Everybody trains one common model until K clients with different models are there, which is after round 0 where K
-    clients take part in it, and else after the first rounds together. k-means (k-means++ seeding, the best of ten) on
-    these models gives the first R and Omega; from then on every round ends with one E-step against the centres of
-    before the round's aggregation.
+    All clients train one common model until K clients with different models are known. This is the case after round 0
+    if K clients take part in it, and otherwise after the first few rounds together. k-means (k-means++ seeding, the
+    best of ten) on these models gives the first R and Omega. From then on every round ends with one E-step against the
+    centres from before the round's aggregation.
 
-    A client that was not there when the first clusters were made has none, and is sent the global model, until its
-    first model is compared with the centres.
+    A client whose model was missing when the first clusters were formed has no cluster. It is sent the global model
+    until its first model is compared with the centres.
 
     Args:
         num_clusters: K.
-        over: whose models are compared. ``participants``: this round's uploads; ``stored``: the last received model of
+        over: whose models are compared. ``participants``: this round's uploads. ``stored``: the last received model of
             every client that ever took part, for centres over stored models. Centres over participants move away from
-            models that are some rounds old, and clients with such models leave clusters that are right.
+            models that are some rounds old, and clients with such old models leave clusters that are right.
     """
 
     num_clusters: int = 4
@@ -53,24 +53,24 @@ class ModelKMeans(Clustering):
 
     def _forget(self) -> None:
         self._is_begun = False
-        self._waiting: dict[int, Tensor] = {}  # over participants: what came up before there were clusters
+        self._waiting: dict[int, Tensor] = {}  # over participants: uploads from before the first clusters
 
     @property
     def uses_stored(self) -> bool:
-        """Unless it is over participants."""
+        """Whether `over` is ``stored``."""
         return self.over == "stored"
 
     def check(self, num_clients: int) -> None:
-        """K is at most N."""
+        """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
 
     def on_fit_start(self, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._forget()
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """The first clusters once there are K models, afterwards the E-step."""
+        """Forms the first clusters once there are K models, and runs the E-step afterwards."""
         if self.over == "participants":
             models = {upload.client: upload.payload["model"] for upload in uploads}
         else:
@@ -94,20 +94,20 @@ class ModelKMeans(Clustering):
             state.assignment = assignment
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether there are clusters yet, and the models that wait for more."""
+        """Returns whether there are clusters yet, and the models collected so far for the first clusters."""
         return {"is_begun": self._is_begun, "waiting": dict(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back whether there are clusters yet, and the models that wait for more."""
+        """Restores whether there are clusters yet, and the models collected so far for the first clusters."""
         self._is_begun, self._waiting = state["is_begun"], dict(state.get("waiting", {}))
 
     def _begin(self, models: dict[int, Tensor], server: ServerView, state: FederationState) -> None:
-        """The first R and Omega, unless there are fewer than K different models."""
+        """Sets the first R and Omega, unless there are fewer than K different models."""
         if len(models) < self.num_clusters:
             return
         clients = list(models)
         model_nP = torch.stack([model[: server.layout.num_parameters] for model in models.values()])
-        code_nn = leading_coordinates(model_nP - model_nP.mean(dim=0), None)  # as far apart as the models are
+        code_nn = leading_coordinates(model_nP - model_nP.mean(dim=0), None)  # has the same distances as the models
         label_n = kmeans(code_nn, self.num_clusters, server.seed)
         if int(label_n.max()) + 1 < self.num_clusters:
             return

@@ -1,6 +1,6 @@
-"""FedClust: clients are grouped once, before training, by the last layers of briefly trained models.
+"""FedClust, which groups clients once, before training, by the last layers of briefly trained models.
 
-Legend: N clients, n of them with a vector, K clusters, P parameters, P_L of them in the layers that are compared.
+Legend: N clients, n clients with a vector, K clusters, P parameters, P_L parameters in the compared layers.
 """
 
 from collections.abc import Sequence
@@ -30,28 +30,29 @@ __all__ = ["OneShotHierarchical"]
 class OneShotHierarchical(Clustering):
     """Agglomerative clustering of last-layer weights in one warm-up round (FedClust Algorithm 1, lines 2 to 7).
 
-    All clients train from the common initial model theta^0 and send their last layer only; the server clusters
-    the Euclidean distances M_pq = |theta_p - theta_q| (Eq. 3), every cluster's model begins at theta^0, and the
-    clusters stay. With `ClusterModel` and `ClusterMean` over participants each of them is a FedAvg of its own.
+    All clients train from the common initial model theta^0 and upload only their last layer. The server clusters the
+    Euclidean distances M_pq = |theta_p - theta_q| (Eq. 3). Every cluster's model begins at theta^0, and the clusters
+    stay. With `ClusterModel` and `ClusterMean` over participants, each cluster is a separate FedAvg.
 
-    A client whose vector does not come in finite joins the largest cluster.
+    A client without a finite vector joins the largest cluster.
 
     Args:
-        linkage: the distance of two clusters: average, complete, single, weighted or ward; not stated in the
-            paper (reading A7).
-        threshold: lambda: pairs of clusters farther apart are not joined. Distances grow with learning rate, local
-            work and layer, so a threshold of one setting says nothing in another.
-        num_clusters: K instead of a threshold; at most as many as there are vectors.
-        choose: K by the data instead of either: ``gap``, the largest gap between the heights of consecutive
-            merges, or ``silhouette``, the largest mean silhouette. Both find at least two clusters.
-        layers: names of the layers that are compared, each with all that is inside it; None: the last layer, weights
-            and bias (section 4.1).
-        warmup_epochs: of the warm-up round; None, with `warmup_steps` None, for one ordinary local run (reading A8).
-        warmup_steps: mini-batches of the warm-up round instead.
-        restart: every cluster begins at theta^0 (line 7). False: at theta^0 with the compared layers replaced by
-            the mean of the members' ones, which is all that the server has been sent.
-        reference: what a newcomer's layers are compared with: ``warm_up``, the mean of what the cluster's members
-            sent in the warm-up round, which began at theta^0 as the newcomer does; ``model``, the layers of the trained
+        linkage: the distance of two clusters: average, complete, single, weighted or ward. The paper does not state it
+            (reading A7).
+        threshold: lambda. Clusters farther apart than this are not joined. Distances grow with the learning rate, the
+            local work and the layer, so a threshold for one setting says nothing about another.
+        num_clusters: K instead of a threshold; at most the number of vectors.
+        choose: how the data determine K instead: ``gap``, the largest gap between the heights of consecutive merges, or
+            ``silhouette``, the largest mean silhouette. Both find at least two clusters.
+        layers: the names of the layers that are compared, each with everything inside it. None for the last layer,
+            weights and bias (section 4.1).
+        warmup_epochs: epochs of the warm-up round. If this and `warmup_steps` are None, it is one ordinary local run
+            (reading A8).
+        warmup_steps: mini-batches of the warm-up round, instead of epochs.
+        restart: whether every cluster begins at theta^0 (line 7). False begins at theta^0 with the compared layers
+            replaced by the mean of the members' layers, which is all that the server has received.
+        reference: what a newcomer's layers are compared with. ``warm_up``: the mean of what the cluster's members
+            sent in the warm-up round, which began at theta^0 as the newcomer does. ``model``: the layers of the trained
             cluster model ("models of existing clusters", section 4.2; reading A33).
     """
 
@@ -66,59 +67,59 @@ class OneShotHierarchical(Clustering):
     reference: Literal["warm_up", "model"] = "warm_up"
 
     reads: ClassVar[tuple[str, ...]] = ()
-    newcomer_rule: ClassVar[str] = "the cluster whose layers are nearest to those of a newcomer that has warmed up"
+    newcomer_rule: ClassVar[str] = "the cluster whose layers are nearest to the newcomer's layers after its warm-up"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_choices(name, self)
         check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose)
         if self.layers is not None and not self.layers:
-            raise ValueError(f"{name}: got layers=[]; name at least one layer, or null for the last one.")
+            raise ValueError(f"{name}: got layers=[]; name at least one layer, or give null for the last one.")
         if self.warmup_epochs is not None and self.warmup_steps is not None:
             raise ValueError(
-                f"{name}: got warmup_epochs={self.warmup_epochs} and warmup_steps={self.warmup_steps}; give one of "
-                "them, or neither."
+                f"{name}: got warmup_epochs={self.warmup_epochs} and warmup_steps={self.warmup_steps}; give at "
+                "most one and set the other to null."
             )
         for option in ("warmup_epochs", "warmup_steps"):
             number = getattr(self, option)
             if number is not None and number < 1:
                 raise ValueError(f"{name}: got {option}={number}; it must be at least 1, or null.")
-        self._vectors: Tensor  # of the warm-up round [N, P_L]
-        self._known: Tensor  # whose there are [N]
+        self._vectors: Tensor  # uploads of the warm-up round [N, P_L]
+        self._known: Tensor  # whether there is a vector of each client [N]
         self._forget()
 
     def check(self, num_clients: int) -> None:
-        """K is at most N."""
+        """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
 
     def check_layout(self, layout: Layout) -> None:
-        """The layers exist."""
+        """Checks that the layers exist."""
         try:
             NamedLayers(self.layers).subset(layout)
         except ValueError as error:
             raise ValueError(f"method.clustering: {type(self).__name__}.layers: {error}") from None
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
-        """The warm-up of all clients."""
+        """Returns the warm-up round of all clients."""
         return [ExtraRound(range(num_clients), self._warm_up(), NamedLayers(self.layers))]
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._forget()
 
     def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """R and the first cluster models."""
+        """Sets R and the first cluster models."""
         if not uploads:
             raise ValueError(
-                f"{type(self).__name__}: none of the warm-up models came up finite. Lower the optimizer's learning "
+                f"{type(self).__name__}: got no finite layers from the warm-up round; lower the optimizer's learning "
                 "rate."
             )
         clients = [upload.client for upload in uploads]
         vector_nL = torch.stack([upload.payload["layers"] for upload in uploads])
-        wanted = None if self.num_clusters is None else min(self.num_clusters, len(clients))
-        found = cut_tree(pairwise_distances(vector_nL), self.linkage, self.threshold, wanted, self.choose)
-        label_n = torch.as_tensor(found.labels)
+        number = None if self.num_clusters is None else min(self.num_clusters, len(clients))
+        cut = cut_tree(pairwise_distances(vector_nL), self.linkage, self.threshold, number, self.choose)
+        label_n = torch.as_tensor(cut.labels)
         state.assignment = torch.where(state.active, int(label_n.bincount().argmax()), -1)
         state.assignment[clients] = label_n
         self._vectors = torch.zeros(state.num_clients, vector_nL.shape[1])
@@ -126,14 +127,17 @@ class OneShotHierarchical(Clustering):
         self._known = torch.zeros(state.num_clients, dtype=torch.bool)
         self._known[clients] = True
 
-        state.centres = state.initial.repeat(found.num_clusters, 1)
+        state.centres = state.initial.repeat(cut.num_clusters, 1)
         if not self.restart:
             self._replace_layers(state, server.layout)
-        server.log("cluster/count", found.num_clusters)
-        server.log("cluster/threshold", found.threshold)
+        server.log("cluster/count", cut.num_clusters)
+        server.log("cluster/threshold", cut.threshold)
 
     def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
-        """The nearest cluster to the layers of the newcomer's own warm-up (Algorithm 2, Eq. 4): P down, P_L up."""
+        """Returns the cluster nearest to the layers of the newcomer's warm-up (Algorithm 2, Eq. 4).
+
+        This sends P floats down and P_L up.
+        """
         uplink = newcomer.run(Downlink({"model": state.initial}), NamedLayers(self.layers), self._warm_up())
         vector_L = uplink.payload["layers"].double()
         references = self._means(state)
@@ -143,7 +147,10 @@ class OneShotHierarchical(Clustering):
         return min(references, key=lambda cluster: float((references[cluster] - vector_L).norm()))
 
     def figures(self, state: FederationState) -> "dict[str, Figure]":
-        """``distances``: the proximity matrix M, by cluster; of 256 clients if there are more."""
+        """Returns the figure ``distances``: the proximity matrix M, ordered by cluster.
+
+        If there are more than 256 clients, it shows 256 clients.
+        """
         known = torch.nonzero(self._known).flatten()
         known = known[figures.shown(len(known))]
         title = f"Distance of the clients' {', '.join(self.layers or ['last layer'])} after the warm-up"
@@ -154,11 +161,11 @@ class OneShotHierarchical(Clustering):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The vectors of the warm-up round ``[N, P_L]``, and whose there are."""
+        """Returns the vectors of the warm-up round ``[N, P_L]``, and which clients have one."""
         return {"vectors": self._vectors, "known": self._known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the vectors."""
+        """Restores the vectors, and which clients have one."""
         self._vectors, self._known = state["vectors"], state["known"]
 
     def _forget(self) -> None:
@@ -170,7 +177,7 @@ class OneShotHierarchical(Clustering):
         return LocalTraining(steps=self.warmup_steps, epochs=self.warmup_epochs)
 
     def _means(self, state: FederationState) -> dict[int, Tensor]:
-        """The mean vector ``[P_L]`` of each cluster, over its members that are still there; in float64."""
+        """Returns the mean vector ``[P_L]`` of each cluster in float64, over its members that have not left."""
         counted = self._known & state.active
         return {
             cluster: self._vectors[counted & (state.assignment == cluster)].double().mean(dim=0)

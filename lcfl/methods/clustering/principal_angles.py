@@ -1,6 +1,6 @@
-"""Clusters by the angles between the subspaces of the clients' data, made once before training: PACFL.
+"""Clusters by the angles between the subspaces of the clients' data, formed once before training (PACFL).
 
-Legend: N clients, K clusters, D values of an image, p vectors of a client's signature.
+Legend: N clients, K clusters, D values of a sample, p vectors of a client's signature.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,13 @@ Angle = Literal["vector_min", "principal", "trace"]
 
 
 def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float:
-    """An angle of two signatures in degrees, 0 to 90 (``trace``: times the number of vectors of the smaller one).
+    """Returns an angle between two signatures in degrees.
 
-    ``vector_min``: the smallest angle of any vector of one with any of the other, as the authors' code, but of lines:
-    the sign of a singular vector is arbitrary (reading A23). ``principal``: the smallest principal angle of the
-    two spaces. ``trace``: the sum of the principal angles. A signature without vectors is at a right angle to all.
+    The angle lies between 0 and 90 (``trace``: 90 times the number of vectors of the smaller signature).
+    ``vector_min`` is the smallest angle between any vector of one signature and any vector of the other, as in the
+    authors' code. Here it is an angle between lines, because the sign of a singular vector is arbitrary (reading A23).
+    ``principal`` is the smallest principal angle of the two spaces. ``trace`` is the sum of the principal angles. A
+    signature without vectors is at a right angle to all others.
     """
     if signature_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
         return 90.0
@@ -46,7 +48,7 @@ def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float
 
 
 def angles(signatures: Sequence[Tensor], angle: Angle) -> NDArray[np.float64]:
-    """Degrees ``[N, N]`` between all signatures: symmetric, with a diagonal of zeros."""
+    """Returns the angles ``[N, N]`` in degrees between all signatures: symmetric, with a diagonal of zeros."""
     matrix = np.zeros((len(signatures), len(signatures)))
     for i, one in enumerate(signatures):
         for j in range(i):
@@ -55,7 +57,7 @@ def angles(signatures: Sequence[Tensor], angle: Angle) -> NDArray[np.float64]:
 
 
 def _basis(signature_Dp: Tensor) -> Tensor:
-    """An orthonormal basis of the space that the vectors of all labels span together."""
+    """Returns an orthonormal basis of the space that the vectors of all labels span together."""
     left_Dp, value_p, _ = torch.linalg.svd(signature_Dp, full_matrices=False)
     basis_Dp: Tensor = left_Dp[:, value_p > FLOOR * value_p[0]]
     return basis_Dp
@@ -63,22 +65,22 @@ def _basis(signature_Dp: Tensor) -> Tensor:
 
 @dataclass
 class PrincipalAngles(Clustering):
-    """Clusters all clients once by the angles of their data's signatures (PACFL).
+    """Clusters all clients once by the angles between the signatures of their data (PACFL).
 
-    Before the first round every client sends the `PixelSignature` of its training data; nobody trains. Agglomerative
-    clustering of the angles gives clusters that stay, all of which begin at the common initial model. Where
-    ``data.newcomers`` are kept out, the signatures stay in the state until they come.
+    Before the first round every client sends the `PixelSignature` of its training data. No client trains. Agglomerative
+    clustering of the angles gives clusters that stay and that all begin at the common initial model. If
+    ``data.newcomers`` keeps clients out, the signatures stay in the state until these clients join.
 
     Args:
-        num_vectors: p, singular vectors per label.
+        num_vectors: p, the number of singular vectors per label.
         angle: ``vector_min``, ``principal`` or ``trace``; see `angle_between`.
         linkage: ``average`` (UPGMA), ``weighted`` (WPGMA, the authors' loop), ``complete`` or ``single``.
-        threshold: in degrees: no clusters farther apart are joined; give this or `num_clusters`.
+        threshold: an angle in degrees. Clusters farther apart are not joined. Give this or `num_clusters`.
         num_clusters: K.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
-    newcomer_rule: ClassVar[str] = "the cluster whose members' data are at the smallest angle to the newcomer's"
+    newcomer_rule: ClassVar[str] = "the cluster whose members' data have the smallest angle to the newcomer's data"
 
     num_vectors: int = 3
     angle: Angle = "vector_min"
@@ -93,38 +95,41 @@ class PrincipalAngles(Clustering):
         if (self.threshold is None) == (self.num_clusters is None):
             raise ValueError(
                 f"PrincipalAngles: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one "
-                "of them and set the other to null."
+                "and set the other to null."
             )
         check_options("PrincipalAngles", self.linkage, self.threshold, self.num_clusters, None, euclidean=False)
         self._signatures: dict[int, Tensor] = {}
 
     def on_fit_start(self, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._signatures = {}
 
     def check(self, num_clients: int) -> None:
-        """K is at most N."""
+        """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
-        """Everybody's signature."""
+        """Returns the warm-up round in which every client sends its signature."""
         return [ExtraRound(range(num_clients), PixelSignature(self.num_vectors), Signature())]
 
     def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """R, and K centres at the initial model."""
+        """Sets R, and K centres at the initial model."""
         matrix = angles([upload.payload["signature"] for upload in uploads], self.angle)
         number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
-        found = cut_tree(matrix, self.linkage, self.threshold, number)
+        cut = cut_tree(matrix, self.linkage, self.threshold, number)
         state.assignment = torch.full_like(state.assignment, -1)
-        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(found.labels)
-        state.centres = state.initial.repeat(found.num_clusters, 1)
+        state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(cut.labels)
+        state.centres = state.initial.repeat(cut.num_clusters, 1)
         if not state.active.all():
             self._signatures = {upload.client: upload.payload["signature"] for upload in uploads}
-        server.log("cluster/threshold", found.threshold)
+        server.log("cluster/threshold", cut.threshold)
 
     def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
-        """The cluster at the smallest angle by the rule of `linkage`, members weighing equally: its signature up."""
+        """Returns the cluster at the smallest angle by the rule of `linkage`, where all members weigh the same.
+
+        The newcomer uploads its signature.
+        """
         uplink = newcomer.run(Downlink({}), Signature(), PixelSignature(self.num_vectors))
         own = uplink.payload["signature"]
         angles_k: dict[int, list[float]] = {}
@@ -132,15 +137,15 @@ class PrincipalAngles(Clustering):
             if state.active[client]:
                 angle = angle_between(own, signature, self.angle)
                 angles_k.setdefault(int(state.assignment[client]), []).append(angle)
-        if not angles_k:  # everybody whose signature is known has left
+        if not angles_k:  # all clients whose signatures are known have left
             return super().place_newcomer(newcomer, state)
         far = {"single": min, "complete": max}.get(self.linkage, mean)
         return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The members' signatures, where newcomers will be compared with them."""
+        """Returns the members' signatures if newcomers will be compared with them."""
         return {"signatures": self._signatures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the signatures."""
+        """Restores the signatures."""
         self._signatures = state["signatures"]

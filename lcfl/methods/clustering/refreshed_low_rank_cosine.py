@@ -1,6 +1,6 @@
-"""FedAC's online clustering: a projection that is fitted anew every so many rounds (FedAC Algorithms 1 and 2).
+"""FedAC's online clustering, whose projection is fitted anew at regular intervals (FedAC Algorithms 1 and 2).
 
-Legend: N clients, n of them with a model, K clusters, P parameters, D components.
+Legend: N clients, n clients with a model, K clusters, P parameters, D components.
 """
 
 from collections.abc import Sequence
@@ -20,38 +20,39 @@ from lcfl.methods.clustering.similarity import assign, cosine, project, project_
 
 __all__ = ["RefreshedLowRankCosine"]
 
-FEWEST_FITTED = 2  # models that have a principal component; where all others have left there is one
-MOST_FITTED = 1000  # models that a projection is fitted to: as many as LCFed's offline phase trains
-CLIENTS_AT_A_TIME = 16  # of whole models in memory where the similarity is of whole models
+FEWEST_FITTED = 2  # models with a principal component; only one model is left if all other clients have left
+MOST_FITTED = 1000  # models that a projection is fitted to, as many as LCFed's offline phase trains
+CLIENTS_AT_A_TIME = 16  # whole models in memory at once if the similarity compares whole models
 
 
 @dataclass
 class RefreshedLowRankCosine(Clustering):
-    """``R_i = arg max_k cos(M w_i, M Omega_k)`` with M refreshed from the stored models (FedAC Algorithm 1, 10-11).
+    """Sets ``R_i = arg max_k cos(M w_i, M Omega_k)``, M refreshed from stored models (FedAC Algorithm 1, 10-11).
 
-    Training starts with a random balanced assignment: with the equal centres of a literal start all
-    cosines tie and everybody lands in one cluster. Once max(2 K, N / 2) clients, at most N, have taken part, M is
-    fitted to their models and, by default, k-means on the directions of their codes gives R (reading A26); from
-    then on every round ends with the E-step, against the centres of before the round's aggregation.
+    Training starts with a random balanced assignment, because a literal start with equal centres would make all cosines
+    tie and put all clients in one cluster. Once max(2 K, N / 2) clients, at most N, have taken part, M is fitted to
+    their models. By default, k-means on the directions of their codes then gives R (reading A26). From then on every
+    round ends with the E-step against the centres from before the round's aggregation.
 
-    The server projects: it holds w_i. The paper's clients store M and send M w_i themselves; what that
-    would add to the traffic, M for everybody at each refresh included, is logged as
+    The server computes the projection, because it holds w_i. In the paper the clients store M and send M w_i
+    themselves. The traffic that this would add, including M for every client at each refresh, is logged as
     ``comm/client_projection_bytes``.
 
     Args:
         num_clusters: K at the start.
-        dimension: D; fewer with a warning where the models span less.
-        refresh_every: rounds from one fit of M to the next.
-        center: subtract the mean of the fitted models before projecting (reading A4).
-        fit_over: the models that M is fitted to at a refresh: ``stored``, the last received of all clients, or
-            ``participants``, this round's (Algorithm 2, UpdateMap; the first fit is always over the stored ones);
-            of more than 1,000 clients 1,000, evenly spread over their numbers.
-        similarity: what the E-step compares; the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
+        dimension: D; reduced with a warning if the models span fewer components.
+        refresh_every: the number of rounds from one fit of M to the next.
+        center: whether to subtract the mean of the fitted models before projecting (reading A4).
+        fit_over: the models that M is fitted to at a refresh: ``stored``, the last received models of all clients, or
+            ``participants``, this round's models (Algorithm 2, UpdateMap). The first fit always uses the stored models.
+            With more than 1,000 clients, 1,000 clients evenly spread over their numbers are used.
+        similarity: what the E-step compares, as in the paper's ablation (Fig. 3 c, d). ``cosine`` and ``l2`` compare
             whole models.
-        init: how the clusters begin: ``kmeans`` as above; ``random``, the first E-step goes on from the random R and
-            its centres, as Algorithm 1 reads; ``common``, until M is fitted everybody is in one cluster, which k-means
-            then divides into K, and who comes later first trains from the global model. Where local runs start at a
-            centre, models tell which centre that was: this keeps R from finding again what was drawn.
+        init: how the clusters begin. ``kmeans``: as described above. ``random``: the first E-step continues from the
+            random R and its centres, as Algorithm 1 reads. ``common``: all clients are in one cluster until M is
+            fitted; k-means then divides it into K, and clients that join later first train from the global model. If
+            local runs start at a centre, the models reveal which centre it was. ``common`` prevents R from merely
+            reproducing the random draw.
     """
 
     num_clusters: int = 10
@@ -74,20 +75,20 @@ class RefreshedLowRankCosine(Clustering):
 
     @property
     def uses_stored(self) -> bool:
-        """It needs the models of everybody that ever took part."""
+        """Always true, because it needs the models of all clients that ever took part."""
         return True
 
     def check(self, num_clients: int) -> None:
-        """K is at most N, and N is at least 2."""
+        """Checks that K is at most N and that N is at least 2."""
         if num_clients < max(2, self.num_clusters):
             raise ValueError(
                 f"method.clustering: RefreshedLowRankCosine got num_clusters={self.num_clusters} for data.num_clients="
-                f"{num_clients}; at least 2 clients and one per cluster are needed: lower num_clusters or raise "
+                f"{num_clients}; at least 2 clients and one per cluster are needed. Lower num_clusters or raise "
                 "data.num_clients."
             )
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """A random balanced R and equal centres, or one cluster of all, unless a checkpoint says otherwise."""
+        """Sets a random balanced R and equal centres, or one cluster of all clients, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
         self._offset, self._fitted = None, None
@@ -97,12 +98,12 @@ class RefreshedLowRankCosine(Clustering):
         state.centres = state.initial.repeat(number, 1)
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """M if it is due, codes, then the E-step."""
+        """Fits M if it is due, updates the codes, then runs the E-step."""
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
             num_clients = int(state.active.sum())
-            wanted = min(max(2 * self.num_clusters, num_clients / 2), num_clients)
-            if len(known) < max(wanted, FEWEST_FITTED):
+            needed = min(max(2 * self.num_clusters, num_clients / 2), num_clients)
+            if len(known) < max(needed, FEWEST_FITTED):
                 return
             self._refresh(server, state, known)
             if self.init != "random":
@@ -126,25 +127,28 @@ class RefreshedLowRankCosine(Clustering):
         state.assignment = assignment
 
     def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
-        """As LCFed's, by this clustering's similarity; by the smallest training loss while M has not been fitted."""
+        """Returns the cluster as `LowRankCosine.place_newcomer` does, by this clustering's similarity.
+
+        A low-rank similarity needs M. Until M has been fitted, the smallest training loss decides.
+        """
         if not self.similarity.startswith("low_rank"):
             return int(_alike(self.similarity, *directions(newcomer, state)).argmax())
         if state.projection is None:
             return super().place_newcomer(newcomer, state)
         own_1P, centre_KP = directions(newcomer, state)
-        codes = (project(each, state.projection) for each in (own_1P, centre_KP))
+        codes = (project(rows, state.projection) for rows in (own_1P, centre_KP))
         return int(_alike(self.similarity, *codes).argmax())
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean that `center` subtracts, and the round in which M was fitted."""
+        """Returns the mean that `center` subtracts, and the round in which M was fitted."""
         return {"offset": self._offset, "fitted": self._fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the mean that `center` subtracts, and the round in which M was fitted."""
+        """Restores the mean that `center` subtracts, and the round in which M was fitted."""
         self._offset, self._fitted = state["offset"], state["fitted"]
 
     def _refresh(self, server: ServerView, state: FederationState, over: Tensor) -> None:
-        """M from the models of the clients `over`, and the codes of all that have taken part."""
+        """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""
         num_parameters, over = server.layout.num_parameters, _spread(over)
         model_nP = torch.stack([state.model_of(client)[:num_parameters] for client in over.tolist()])
         state.projection = fitted(model_nP, self.dimension, type(self).__name__)
@@ -154,11 +158,11 @@ class RefreshedLowRankCosine(Clustering):
         models = (state.model_of(client) for client in torch.nonzero(known).flatten().tolist())
         codes[known] = project_all(models, state.projection, self._offset)
         state.codes = codes
-        everybody_stores_it = int(state.active.sum()) * state.projection.numel()
-        server.log("comm/client_projection_bytes", FLOAT_BYTES * (everybody_stores_it + codes.numel()))
+        projection_floats = int(state.active.sum()) * state.projection.numel()
+        server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes.numel()))
 
     def _similarities(self, server: ServerView, state: FederationState, known: Tensor) -> Tensor:
-        """Of the clients `known` to the centres, ``[n, K]``; larger is more alike."""
+        """Returns the similarity ``[n, K]`` of the clients `known` to the centres; larger is more alike."""
         centre_KP = state.centres[:, : server.layout.num_parameters]
         if self.similarity.startswith("low_rank"):
             assert state.codes is not None and state.projection is not None
@@ -172,7 +176,7 @@ class RefreshedLowRankCosine(Clustering):
 
 
 def _spread(clients: Tensor) -> Tensor:
-    """At most `MOST_FITTED` of them, evenly spread."""
+    """Returns at most `MOST_FITTED` clients, evenly spread."""
     if len(clients) <= MOST_FITTED:
         return clients
     return clients[torch.linspace(0, len(clients) - 1, MOST_FITTED).round().long()]

@@ -1,4 +1,4 @@
-"""Formulas of low-rank model similarity that the clusterings share.
+"""Formulas for the similarity of low-rank models, which the clusterings share.
 
 Legend: n models, N clients, K clusters, P parameters, D components. Suffixes name the axes.
 """
@@ -24,18 +24,18 @@ __all__ = [
     "squared_to_centres",
 ]
 
-MODELS_AT_A_TIME = 16  # whole ones in memory, for one pass over a basis that may be as large as they are
+MODELS_AT_A_TIME = 16  # whole models in memory, for one pass over a basis that may be as large as the models
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
-VARIANCE_FLOOR = 1e-10  # of the largest: below that a float32 model holds rounding errors
+VARIANCE_FLOOR = 1e-10  # share of the largest variance, below which a float32 model holds only rounding errors
 
 
 def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
-    """M ``[P, D]``: the first D principal components of n flattened models, as columns.
+    """Returns M ``[P, D]``: the first D principal components of n flattened models, as columns.
 
-    FedAC Algorithm 2, LCFed section III-B. Goes through the n x n Gram matrix of the centred models in
-    float64, which takes n P memory instead of P squared. The sign of a component is fixed by its
-    largest entry. Directions without variance are left out: D is at most n - 1.
+    Implements FedAC Algorithm 2 and LCFed section III-B. Uses the n x n Gram matrix of the centred models in float64,
+    which takes n P memory instead of P squared. The sign of a component is fixed by its largest entry. Directions
+    without variance are left out, so D is at most n - 1.
 
     Raises:
         ValueError: if the models do not differ at all, so that there is no component.
@@ -60,14 +60,14 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
 
 
 def project(model_NP: Tensor, basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
-    """Low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; reading A4)."""
+    """Returns low-rank models ``[N, D]``: M^T w, or M^T (w - offset) (LCFed Eq. 4; reading A4)."""
     return (model_NP if offset_P is None else model_NP - offset_P) @ basis_PD
 
 
 def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | None = None) -> Tensor:
-    """`project` of models ``[P + Q]`` one after the other, ``[n, D]``; buffers do not count."""
+    """Applies `project` to models ``[P + Q]`` one after the other and returns ``[n, D]``. Buffers do not count."""
     codes, stream = [torch.zeros(0, basis_PD.shape[1])], iter(models)
-    # One memory for all blocks: what the codes take in between would keep a freed one from being used again.
+    # All blocks share this memory. Codes allocated in between would keep the memory of a freed block from being reused.
     block_nP = torch.empty(MODELS_AT_A_TIME, len(basis_PD))
     while part := [model[: len(basis_PD)] for model in islice(stream, MODELS_AT_A_TIME)]:
         codes.append(project(torch.stack(part, out=block_nP[: len(part)]), basis_PD, offset_P))
@@ -75,38 +75,38 @@ def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | N
 
 
 def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
-    """Cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
+    """Returns the cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
     norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
     return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
 
 
 def cosine_silhouette(direction_nD: Tensor, label_n: Tensor) -> float:
-    """The mean silhouette of n unit vectors under their cosine distance 1 - x . y, of two labels or more.
+    """Returns the mean silhouette of n unit vectors under the cosine distance 1 - x . y, with two labels or more.
 
-    Distances to the members of a cluster add up to their number minus x . sum of them, so no two vectors are compared.
-    A vector alone in its cluster counts 0; a vector of zeros is at distance 1 from all others. Mean distances far below
-    1e-12, of directions that are equal to six digits, count as none.
+    The distances of x to the members of a cluster add up to the number of members minus the inner product of x with the
+    sum of the members, so no two vectors are compared. A vector alone in its cluster counts 0. A vector of zeros is at
+    distance 1 from all others. Mean distances far below 1e-12, of directions that are equal to six digits, count as 0.
     """
-    _, place_n, count_K = label_n.unique(return_inverse=True, return_counts=True)
-    member_nK = torch.nn.functional.one_hot(place_n).to(direction_nD)
+    _, index_n, count_K = label_n.unique(return_inverse=True, return_counts=True)
+    member_nK = torch.nn.functional.one_hot(index_n).to(direction_nD)
     distance_nK = count_K - direction_nD @ (direction_nD.T @ member_nK)
     to_itself_n = 1 - direction_nD.square().sum(dim=1)
-    others_n = count_K[place_n] - 1
-    within_n = (distance_nK.gather(1, place_n.unsqueeze(1)).squeeze(1) - to_itself_n) / others_n.clamp(min=1)
+    others_n = count_K[index_n] - 1
+    within_n = (distance_nK.gather(1, index_n.unsqueeze(1)).squeeze(1) - to_itself_n) / others_n.clamp(min=1)
     between_n = (distance_nK / count_K).masked_fill(member_nK.bool(), torch.inf).amin(dim=1)
     score_n = (between_n - within_n) / torch.maximum(within_n, between_n).clamp(min=EPSILON)
     return float(torch.where(others_n > 0, score_n, 0).mean())
 
 
 def squared_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:
-    """|w - Omega|^2 of every row and centre ``[n, K]``, as sums over differences, so that equal centres tie."""
+    """Returns |w - Omega|^2 of every row and centre ``[n, K]``. It sums over differences, so that equal centres tie."""
     return torch.stack([(row_nP - centre_P).square().sum(dim=1) for centre_P in centre_KP], dim=1)
 
 
 def kl_divergence(count_NC: Tensor) -> Tensor:
-    """``KL(p_i || p_j) = sum_c p_ic log(p_ic / p_jc)`` of rows scaled to sum 1 ``[N, N]``, float64 (FedAC Fig. 2).
+    """Returns ``KL(p_i || p_j) = sum_c p_ic log(p_ic / p_jc)`` ``[N, N]`` of rows scaled to sum 1 (FedAC Fig. 2).
 
-    Infinite where client j lacks a class that client i has.
+    The result is float64. It is infinite where client j lacks a class that client i has.
     """
     share_NC = count_NC.double() / count_NC.sum(dim=1, keepdim=True)
     entropy_N = torch.special.xlogy(share_NC, share_NC).sum(dim=1)
@@ -116,9 +116,10 @@ def kl_divergence(count_NC: Tensor) -> Tensor:
 
 
 def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:
-    """R ``[N]``: the most similar cluster of each row (LCFed Eq. 3).
+    """Returns R ``[N]``: the most similar cluster of each row (LCFed Eq. 3).
 
-    In a tie the current cluster wins where there is one (not -1) and it is among the best, else the lowest number.
+    In a tie the current cluster wins if there is one (not -1) and it is among the best. Otherwise the lowest number
+    wins.
     """
     best_N = similarity_NK.max(dim=1).values
     current_ties_N = similarity_NK.gather(1, current_N.clamp(min=0).unsqueeze(1)).squeeze(1) == best_N
@@ -127,17 +128,17 @@ def assign(similarity_NK: Tensor, current_N: Tensor) -> Tensor:
 
 
 def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
-    """U Sigma ``[n, r]`` of the truncated singular value decomposition of n rows, float64 (AS-CFL section 3.2.2).
+    """Returns U Sigma ``[n, r]`` of the truncated singular value decomposition of n rows (AS-CFL section 3.2.2).
 
-    r is the smallest rank whose squared singular values sum up to the share `explained` of the total, and None keeps
-    all: inner products of these coordinates are then those of the rows. Goes through the n x n Gram matrix. A
-    matrix of zeros has rank 0.
+    The result is float64. r is the smallest rank whose squared singular values sum up to the share `explained` of the
+    total. None keeps all, so that inner products of these coordinates equal those of the rows. Uses the n x n Gram
+    matrix. A matrix of zeros has rank 0.
     """
     gram_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
     for columns in torch.arange(row_nP.shape[1]).split(CHUNK):
         part = row_nP[:, columns].double()
         gram_nn += part @ part.T
-    square_n, vector_nn = (found.flip(-1) for found in torch.linalg.eigh(gram_nn))
+    square_n, vector_nn = (ascending.flip(-1) for ascending in torch.linalg.eigh(gram_nn))
     square_n = square_n.clamp(min=0)
     share_n = square_n.cumsum(dim=0)
     rank = int((square_n > square_n[0] * VARIANCE_FLOOR).sum())
@@ -148,9 +149,9 @@ def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
 
 
 def squared_distances(row_nP: Tensor, power: float = 2.0) -> Tensor:
-    """|x_i - x_j|^2 of n rows ``[n, n]``, float64, or the sum of another power of |x_ip - x_jp|; 0 for equal rows.
+    """Returns |x_i - x_j|^2 of n rows ``[n, n]`` in float64, or the sum of another power of |x_ip - x_jp|.
 
-    Sums over differences, not taken from inner products, which would leave nothing of small distances between
+    The distance of equal rows is 0. It sums over differences, because inner products would lose small distances between
     large rows.
     """
     total_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
@@ -161,9 +162,10 @@ def squared_distances(row_nP: Tensor, power: float = 2.0) -> Tensor:
 
 
 def distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
-    """|x_i - c_k|^2 ``[n, K]`` to the means c_k of the rows with label k, from the rows' `squared_distances` alone.
+    """Returns |x_i - c_k|^2 ``[n, K]`` to the means c_k of the rows with label k.
 
-    |x_i - c_k|^2 = mean_j |x_i - x_j|^2 - 1/2 mean_jl |x_j - x_l|^2 over j and l in k; infinite where k is empty.
+    It needs only the rows' `squared_distances`: |x_i - c_k|^2 = mean_j |x_i - x_j|^2 - 1/2 mean_jl |x_j - x_l|^2 over
+    j and l in k. It is infinite where k is empty.
     """
     member_nK = torch.nn.functional.one_hot(label_n, num_clusters).double()
     share_nK = member_nK / member_nK.sum(dim=0)

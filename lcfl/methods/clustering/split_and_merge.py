@@ -1,6 +1,7 @@
 """Moves that change the number of clusters, and the two criteria that choose them.
 
-What a cluster is made of - stored models, this round's updates - is behind `Groups`; FedAC and AS-CFL share the rest.
+`Groups` hides what a cluster consists of, which is stored models or this round's updates. FedAC and AS-CFL share the
+rest.
 
 Legend: n clients whose vectors are known, K clusters.
 """
@@ -17,12 +18,15 @@ from lcfl.core.state import FederationState
 
 __all__ = ["Groups", "Move", "best_by_silhouette", "by_ratio", "drop_empty", "one_after_another"]
 
-SMALLEST_TO_SPLIT = 4  # clients of a cluster that may be split
+SMALLEST_TO_SPLIT = 4  # fewest clients of a cluster that may be split
 
 
 @dataclass(frozen=True)
 class Move:
-    """Joins the clusters `cluster` and `other`, or (other None) cuts `cluster` along `second_half`."""
+    """A move that joins the clusters `cluster` and `other`, or, if `other` is None, cuts `cluster` in two.
+
+    `second_half` holds the clients that a cut moves to a new cluster.
+    """
 
     cluster: int
     other: int | None = None
@@ -30,11 +34,11 @@ class Move:
 
 
 class Groups(ABC):
-    """The clusters as they stand, and the distances that a criterion asks for.
+    """The current clusters, and the distances that a criterion needs.
 
     Args:
-        state: holds the assignment.
-        clients: whose vectors are known, ascending, n.
+        state: the state, which holds the assignment.
+        clients: the n clients whose vectors are known, in ascending order.
     """
 
     def __init__(self, state: FederationState, clients: list[int]) -> None:
@@ -48,44 +52,47 @@ class Groups(ABC):
 
     @property
     def num_clusters(self) -> int:
-        """K, how many clusters count."""
+        """K, the number of clusters that count."""
         return self.state.num_clusters
 
     @abstractmethod
     def ratio(self) -> Tensor:
-        """G_k ``[K]`` of every cluster of the state, float64; nan where it is not defined."""
+        """Returns G_k ``[K]`` of every cluster of the state in float64; nan where it is not defined."""
 
     @abstractmethod
     def members(self, cluster: int) -> list[int]:
-        """The known clients of a cluster, ascending."""
+        """Returns the known clients of a cluster in ascending order."""
 
     @abstractmethod
     def closest(self, cluster: int) -> int:
-        """The other cluster whose centre is nearest."""
+        """Returns the other cluster whose centre is nearest."""
 
     @abstractmethod
     def seeded_half(self, cluster: int) -> list[int]:
-        """The members that are nearer to the second of two new centres: a k-means++ pair, one pass."""
+        """Returns the members nearer to the second of two new centres, a k-means++ pair, after one pass."""
 
     @abstractmethod
     def silhouette(self, label_n: Tensor) -> float:
-        """The mean silhouette of the known clients under these labels; -1 where it is not defined."""
+        """Returns the mean silhouette of the known clients under these labels; -1 where it is not defined."""
 
     @abstractmethod
     def closest_pair(self, present: list[int]) -> tuple[int, int]:
-        """The two closest of the clusters `present`."""
+        """Returns the two closest of the clusters `present`."""
 
     @abstractmethod
     def half_of(self, members: Tensor, cluster: int) -> Tensor:
-        """0 or 1 for each of the rows `members` of a cluster: the best cut in two."""
+        """Returns 0 or 1 for each of the rows `members` of a cluster, the best cut in two."""
 
     @abstractmethod
     def apply(self, move: Move) -> None:
-        """Changes assignment and centres in the state."""
+        """Changes the assignment and the centres in the state."""
 
 
 def by_ratio(groups: Groups, ratio_K: Tensor, lower: float, upper: float, min_clusters: int) -> list[Move]:
-    """At most one split and one merge, of one snapshot; the split first, which renumbers nothing."""
+    """Returns at most one split and one merge, based on one snapshot.
+
+    The split comes first, because it renumbers nothing.
+    """
     smallest, largest = _extreme(ratio_K, lowest=True), _extreme(ratio_K, lowest=False)
     if smallest is None or largest is None:
         return []
@@ -101,17 +108,18 @@ def by_ratio(groups: Groups, ratio_K: Tensor, lower: float, upper: float, min_cl
 
 
 def one_after_another(look: Callable[[], Groups], lower: float, upper: float) -> bool:
-    """Every cluster in turn, with distances computed anew, any number of moves: whether anything has moved.
+    """Applies the ratio rule to every cluster in turn, and returns whether anything has moved.
 
-    FedAC Algorithm 3, lines 1 to 10; AS-CFL Algorithm 1, lines 19 to 24.
+    Distances are recomputed for each cluster, and any number of moves is allowed. Implements FedAC Algorithm 3, lines 1
+    to 10, and AS-CFL Algorithm 1, lines 19 to 24.
     """
     state, moved = look().state, False
-    for everybody in [state.assignment == cluster for cluster in range(state.num_clusters)]:
+    for members_N in [state.assignment == cluster for cluster in range(state.num_clusters)]:
         groups = look()
-        found = [k for k in range(state.num_clusters) if torch.equal(state.assignment == k, everybody)]
-        if not found or groups.num_clusters == 1:
-            continue  # merged with another one in the meantime; or G is not defined
-        cluster = found[0]
+        unchanged = [k for k in range(state.num_clusters) if torch.equal(state.assignment == k, members_N)]
+        if not unchanged or groups.num_clusters == 1:
+            continue  # the cluster has been merged in the meantime, or G is not defined
+        cluster = unchanged[0]
         ratio = float(groups.ratio()[cluster])
         moves = []
         if ratio < lower:
@@ -125,7 +133,7 @@ def one_after_another(look: Callable[[], Groups], lower: float, upper: float) ->
 
 
 def best_by_silhouette(groups: Groups, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
-    """The move that raises the mean silhouette most, if by more than the margin."""
+    """Returns the move that raises the mean silhouette most, if it does so by more than the margin."""
     to_beat = single_threshold if groups.num_clusters == 1 else groups.silhouette(groups.label_n) + margin
     best: list[Move] = []
     for move, moved_n in _proposals(groups, min_clusters):
@@ -136,7 +144,10 @@ def best_by_silhouette(groups: Groups, margin: float, single_threshold: float, m
 
 
 def _proposals(groups: Groups, min_clusters: int) -> Iterator[tuple[Move, Tensor]]:
-    """The closest pair joined; every cluster that is large enough cut in two: move and labels after it."""
+    """Yields moves with the labels after them.
+
+    The moves join the closest pair, and cut each cluster that is large enough in two.
+    """
     label_n, clients = groups.label_n, torch.tensor(groups.clients)
     present = label_n.unique().tolist()
     if len(present) > min_clusters:
@@ -154,7 +165,7 @@ def _proposals(groups: Groups, min_clusters: int) -> Iterator[tuple[Move, Tensor
 
 
 def drop_empty(state: FederationState) -> None:
-    """Removes clusters that no client is assigned to; the numbers of the others close up."""
+    """Removes clusters that no client is assigned to, and renumbers the others without gaps."""
     clustered = state.assignment >= 0
     used = state.assignment[clustered].unique()
     if len(used) < state.num_clusters:
@@ -163,7 +174,7 @@ def drop_empty(state: FederationState) -> None:
 
 
 def _cut(groups: Groups, cluster: int) -> list[Move]:
-    """The split, unless one of its halves is empty."""
+    """Returns the split of a cluster, or no move if one of its halves is empty."""
     second_half = groups.seeded_half(cluster)
     if not 0 < len(second_half) < len(groups.members(cluster)):
         return []
@@ -171,7 +182,7 @@ def _cut(groups: Groups, cluster: int) -> list[Move]:
 
 
 def _extreme(ratio_K: Tensor, lowest: bool) -> int | None:
-    """The cluster with the smallest or the largest G; None where no G is defined."""
+    """Returns the cluster with the smallest or the largest G; None if no G is defined."""
     if bool(ratio_K.isnan().all()):
         return None
     filled_K = ratio_K.nan_to_num(nan=inf if lowest else -inf)

@@ -1,6 +1,6 @@
-"""The number of clusters, tuned during training: FedAC's Algorithm 3, and a criterion that stops at the right number.
+"""Tuning of the number of clusters by FedAC's Algorithm 3, or by a criterion that stops at the right number.
 
-Legend: N clients, n of them with a model, K clusters, P parameters, D components.
+Legend: N clients, n clients with a model, K clusters, P parameters, D components.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,16 @@ from lcfl.methods.clustering.split_and_merge import (
 
 __all__ = ["ClusterNumberTuning", "StoredModels", "Tuning", "granularity"]
 
-COMPONENTS = 50  # of the codes where no clustering keeps any
-SEEN = 0.9  # of the clients have taken part before anything is tuned
+COMPONENTS = 50  # dimension of the codes if no clustering keeps codes
+SEEN = 0.9  # share of the clients that must have taken part before anything is tuned
 
 
 def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Tensor]:
-    """Dist_intra and Dist_inter of every cluster, ``[K]`` each, float64 (FedAC Algorithm 3, lines 2 and 3).
+    """Returns Dist_intra and Dist_inter of every cluster, ``[K]`` each, in float64 (FedAC Algorithm 3, lines 2 and 3).
 
-    Squared L2 distances of whole models: of the members that have taken part to their centre (nan for a
-    cluster without any), and of the centre to the others, the mean over K - 1 of them (nan for K = 1).
+    Both are mean squared L2 distances of whole models. Dist_intra is that of the members that have taken part to their
+    centre, and nan for a cluster without such members. Dist_inter is that of the centre to the K - 1 other centres, and
+    nan for K = 1.
     """
     centre_KP = state.centres[:, :num_parameters].double()
     num_clusters = len(centre_KP)
@@ -54,20 +55,21 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
 
 @dataclass
 class Tuning(Clustering):
-    """When a criterion is asked, and what it is told; the clusters themselves are a `Groups`.
+    """Base class that decides when a criterion is applied, and with which settings. `Groups` holds the clusters.
 
     Args:
         criterion: ``ratio`` or ``silhouette``.
-        lower: below it `ratio` merges a cluster.
-        upper: above it `ratio` splits a cluster.
-        margin: of `silhouette`: how much better a move must be.
-        single_threshold: of `silhouette`: the score from which on a single cluster is cut in two.
-        literal: of `ratio`: the papers' algorithms to the letter: one cluster after the other, distances computed anew
-            each time, any number of moves, no bounds.
-        start: the first round that may move anything; None: the first after 90 % of the clients took part.
-        interval: rounds between two looks.
-        cooldown: rounds without a move after a move.
-        min_clusters: fewest K to go on with; the most is half of the clients whose models or updates there are.
+        lower: the value below which ``ratio`` merges a cluster.
+        upper: the value above which ``ratio`` splits a cluster.
+        margin: for ``silhouette``, how much better a move must be.
+        single_threshold: for ``silhouette``, the score above which a single cluster is cut in two.
+        literal: for ``ratio``, whether to follow the papers' algorithms to the letter: one cluster after the other,
+            distances recomputed each time, any number of moves, no bounds.
+        start: the first round in which anything may move. None for the first round after 90 % of the clients have taken
+            part.
+        interval: the number of rounds from one check to the next.
+        cooldown: the number of rounds without a move after a move.
+        min_clusters: the smallest K. The largest K is half the number of clients whose models or updates are known.
     """
 
     criterion: Literal["ratio", "silhouette"] = "ratio"
@@ -87,21 +89,21 @@ class Tuning(Clustering):
         name = type(self).__name__
         check_choices(name, self)
         if not 0 <= self.lower < self.upper:
-            raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; needed is 0 <= lower < upper.")
+            raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; 0 <= lower < upper must hold.")
         if self.literal and self.criterion != "ratio":
-            raise ValueError(f"{name}: literal is about criterion=ratio; set that, or literal=false.")
+            raise ValueError(f"{name}: literal=true works with criterion=ratio only; set that, or literal=false.")
         for option, least in (("interval", 1), ("cooldown", 0), ("min_clusters", 1), ("margin", 0)):
             if getattr(self, option) < least:
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
         self._moved = -inf
 
     def on_fit_start(self, server: ServerView, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._moved = -inf
 
     def tune(self, server: ServerView, state: FederationState, look: Callable[[], Groups]) -> None:
-        """Drops empty clusters, logs G, and moves what is due."""
+        """Drops empty clusters, logs G, and makes the moves that are due."""
         drop_empty(state)
         groups = look()
         ratio_K = groups.ratio()
@@ -122,11 +124,11 @@ class Tuning(Clustering):
             self._moved = state.round
 
     def state_dict(self) -> dict[str, Any]:
-        """The round of the last move."""
+        """Returns the round of the last move."""
         return {"moved": self._moved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back the round of the last move."""
+        """Restores the round of the last move."""
         self._moved = state["moved"]
 
     def _is_due(self, state: FederationState) -> bool:
@@ -139,34 +141,34 @@ class Tuning(Clustering):
 class ClusterNumberTuning(Tuning):
     """Merges and splits clusters after the round's aggregation (FedAC section 4.5, Algorithm 3).
 
-    ``ratio`` is the paper's criterion: G_k = Dist_intra / Dist_inter; a cluster with G_k < a (`lower`) is merged
-    into the closest one, one with G_k > b (`upper`) is split by two new centres and one re-clustering pass. As
-    printed it does not stop at the right number: tight, well separated clusters have a G near 0, and a
-    singleton has 0, so it merges exactly the clusters that are right. Hence the safeguards of `Tuning`.
+    ``ratio`` is the paper's criterion, G_k = Dist_intra / Dist_inter. A cluster with G_k < a (`lower`) is merged into
+    the closest one. A cluster with G_k > b (`upper`) is split by two new centres and one re-clustering pass. The rule
+    as printed does not stop at the right number. Tight, well separated clusters have a G near 0, and a singleton has 0,
+    so it merges exactly the clusters that are right. This is why `Tuning` has safeguards.
 
-    ``silhouette`` proposes the same moves - join the closest pair, cut a cluster by two centres - and
-    takes the one, or none, that raises the mean silhouette (cosine distance) of the low-rank models by
-    more than a margin; a single cluster is left when a cut in two scores above a threshold.
+    ``silhouette`` proposes the same moves: it joins the closest pair, or cuts a cluster by two centres. It makes the
+    move, if any, that raises the mean silhouette (cosine distance) of the low-rank models most and by more than a
+    margin. A single cluster is cut in two if the cut scores above a threshold.
 
-    Where a clustering keeps codes they are used, else the models' own principal components. Clients
-    that never took part go with their cluster; in a split they stay in the first half. Clusters that
-    nobody is assigned to are dropped.
+    If a clustering keeps codes, they are used, otherwise the models' own principal components. Clients that never took
+    part follow their cluster. In a split they stay in the first half. Clusters that no client is assigned to are
+    dropped.
 
     The arguments are those of `Tuning`.
     """
 
     @property
     def uses_stored(self) -> bool:
-        """It needs the models of everybody that ever took part."""
+        """Always true, because it needs the models of all clients that ever took part."""
         return True
 
     def on_aggregated(self, server: ServerView, state: FederationState) -> None:
-        """One look at the stored models, when the round's models stand."""
+        """Tunes the clusters by the stored models, once the round has been aggregated."""
         self.tune(server, state, lambda: StoredModels(server, state))
 
 
 class StoredModels(Groups):
-    """Clusters of the clients that ever took part, by their stored models and these models' codes."""
+    """The clusters of the clients that ever took part, by their stored models and the codes of these models."""
 
     def __init__(self, server: ServerView, state: FederationState) -> None:
         super().__init__(state, torch.nonzero(state.participated).flatten().tolist())
@@ -179,27 +181,27 @@ class StoredModels(Groups):
 
     @cached_property
     def code_nD(self) -> Tensor:
-        """Directions of the low-rank models of all that took part."""
+        """Directions of the low-rank models of all clients that took part."""
         return self.directions(self.clients)
 
     def ratio(self) -> Tensor:
-        """G_k = Dist_intra / Dist_inter."""
+        """Returns G_k = Dist_intra / Dist_inter."""
         intra_K, inter_K = granularity(self.state, self.server.layout.num_parameters)
         return intra_K / inter_K
 
     def members(self, cluster: int) -> list[int]:
-        """Those that took part."""
+        """Returns the clients of a cluster that took part."""
         return self.state.members(cluster)
 
     def closest(self, cluster: int) -> int:
-        """By the L2 distance of the centres."""
+        """Returns the closest other cluster by the L2 distance of the centres."""
         centre_KP = self.centre_KP
         distance_K = (centre_KP.double() - centre_KP[cluster].double()).norm(dim=1)
         distance_K[cluster] = inf
         return int(distance_K.argmin())
 
     def seeded_half(self, cluster: int) -> list[int]:
-        """In the space of the codes' directions."""
+        """Returns the second half in the space of the codes' directions."""
         members = self.members(cluster)
         code_nD = self.directions(members)
         draw = rng.generator(self.server.seed, "split", self.state.round, cluster)
@@ -212,24 +214,24 @@ class StoredModels(Groups):
         return [client for client, moves in zip(members, to_second, strict=True) if moves]
 
     def silhouette(self, label_n: Tensor) -> float:
-        """Of directions, by their cosine distance."""
+        """Returns the mean silhouette of directions by their cosine distance."""
         if not 1 < len(label_n.unique()) < len(label_n):
             return -1.0
         return cosine_silhouette(self.code_nD, label_n)
 
     def closest_pair(self, present: list[int]) -> tuple[int, int]:
-        """By the cosine of the clusters' mean directions."""
+        """Returns the closest pair by the cosine of the clusters' mean directions."""
         centre_KD = torch.stack([self.code_nD[self.label_n == cluster].mean(dim=0) for cluster in present])
         similarity_KK = normalize(centre_KD, dim=1) @ normalize(centre_KD, dim=1).T
-        place = int(similarity_KK.fill_diagonal_(-inf).argmax())
-        return present[place // len(present)], present[place % len(present)]
+        largest = int(similarity_KK.fill_diagonal_(-inf).argmax())
+        return present[largest // len(present)], present[largest % len(present)]
 
     def half_of(self, members: Tensor, cluster: int) -> Tensor:
-        """By spherical k-means."""
+        """Cuts a cluster in two by spherical k-means."""
         return spherical_kmeans(self.code_nD[members], 2, self.server.seed, self.state.round, cluster)
 
     def apply(self, move: Move) -> None:
-        """Centres of changed clusters are the means of their stored models."""
+        """Applies a move. Centres of changed clusters become the means of their stored models."""
         state = self.state
         assignment, centres = state.assignment.clone(), state.centres.clone()
         if move.other is None:
@@ -247,7 +249,10 @@ class StoredModels(Groups):
         drop_empty(state)
 
     def directions(self, clients: list[int]) -> Tensor:
-        """Of the clients' codes, or else of their models in the principal components of these, ``[n, D]``."""
+        """Returns the directions ``[n, D]`` of the clients' codes.
+
+        If there are no codes, the clients' models in their own principal components are used.
+        """
         if self.state.codes is not None:
             return normalize(self.state.codes[clients].double(), dim=1)
         num_parameters = self.server.layout.num_parameters

@@ -1,6 +1,6 @@
-"""Groups by the direction of first updates, made once: FedGroup.
+"""Groups of clients by the direction of their first updates, formed once (FedGroup).
 
-Legend: N clients, n of them pre-trained, K groups, P parameters.
+Legend: N clients, n pre-trained clients, K groups, P parameters.
 """
 
 from collections.abc import Sequence
@@ -26,23 +26,23 @@ from lcfl.methods.local.training import LocalTraining
 
 __all__ = ["UpdateDirections", "decomposed_cosines", "mean_cosine_differences"]
 
-MAX_ITER = 20  # of k-means, as the authors' code
+MAX_ITER = 20  # iterations of k-means, as in the authors' code
 
 
 def decomposed_cosines(update_nP: Tensor, dimension: int) -> Tensor:
-    """EDC ``[n, D]``: the cosines of each update with the first D left singular vectors of the matrix of all."""
+    """Returns EDC ``[n, D]``: the cosines of each update with the first D left singular vectors of all updates."""
     code_nD = leading_coordinates(update_nP, None)
     length_n1: Tensor = code_nD.norm(dim=1, keepdim=True).clamp(min=EPSILON)
     return code_nD[:, :dimension] / length_n1
 
 
 def mean_cosine_differences(update_nP: Tensor) -> NDArray[np.float64]:
-    """MADC ``[n, n]``: ``1 / (n - 2) sum_z |cos(i, z) - cos(j, z)|`` over all other clients z."""
+    """Returns MADC ``[n, n]``: ``1 / (n - 2) sum_z |cos(i, z) - cos(j, z)|`` over all other clients z."""
     code_nD = leading_coordinates(update_nP, None)
     cosine_nn = cosine(code_nD, code_nD).numpy()
     num = len(cosine_nn)
     apart_nn = np.abs(cosine_nn[:, None] - cosine_nn[None]).sum(axis=2)
-    own_nn = np.abs(np.diag(cosine_nn)[:, None] - cosine_nn)  # z = i, and by symmetry z = j
+    own_nn = np.abs(np.diag(cosine_nn)[:, None] - cosine_nn)  # the term z = i and, by symmetry, z = j
     matrix: NDArray[np.float64] = (apart_nn - own_nn - own_nn.T) / max(num - 2, 1)
     np.fill_diagonal(matrix, 0.0)
     return np.maximum(np.maximum(matrix, matrix.T), 0.0)
@@ -52,23 +52,24 @@ def mean_cosine_differences(update_nP: Tensor) -> NDArray[np.float64]:
 class UpdateDirections(Clustering):
     """Groups clients once by the directions of their first updates Delta_i from the initial model (FedGroup).
 
-    Before the first round min(`clients_per_group` K, N) clients, spread evenly over the numbers, pre-train from the
-    initial model. k-means of their decomposed cosines gives the groups; a group's model is the unweighted mean of its
-    members' pre-trained models, its direction the mean of their updates.
+    Before the first round min(`clients_per_group` K, N) clients, evenly spread over the numbers, pre-train from the
+    initial model. k-means of their decomposed cosines gives the groups. A group's model is the unweighted mean of its
+    members' pre-trained models. Its direction is the mean of their updates.
 
-    Another client has no group until it is sampled: then it first pre-trains from the initial model, too, in an extra
+    Any other client has no group until it is sampled. It then also pre-trains from the initial model first, in an extra
     round, and joins the group with ``arg min_g (1 - cos(Delta_i, direction_g)) / 2``. A client whose update is zero
-    joins a random group. Where another callback has merged or split clusters, a group is where most of its clients are.
+    joins a random group. If another callback has merged or split clusters, a group is in the cluster that holds most of
+    its clients.
 
     Args:
-        num_clusters: K; fewer where there are fewer distinct directions.
+        num_clusters: K; fewer if there are fewer distinct directions.
         pretrain_steps: mini-batches of a pre-training.
-        clients_per_group: how many clients pre-train before the first round, times K.
-        measure: ``edc`` as above; ``madc``: complete linkage of the mean differences of pairwise cosines.
+        clients_per_group: how many clients per group pre-train before the first round; the total is K times this.
+        measure: ``edc`` as described above; ``madc`` for complete linkage of the mean differences of pairwise cosines.
     """
 
     has_extra_rounds: ClassVar[bool] = True
-    newcomer_rule: ClassVar[str] = "the group whose direction is nearest to that of the newcomer's own pre-training"
+    newcomer_rule: ClassVar[str] = "the group whose update direction is nearest to that of the newcomer's pre-training"
 
     num_clusters: int = 5
     pretrain_steps: int = 50
@@ -84,22 +85,22 @@ class UpdateDirections(Clustering):
 
     def _forget(self) -> None:
         self._direction_KP: Tensor | None = None
-        self._group_N = torch.zeros(0, dtype=torch.int64)  # whose direction each client has, -1 for none
-        self._asked = -1  # the round whose newcomers have pre-trained
+        self._group_N = torch.zeros(0, dtype=torch.int64)  # the group of each client, -1 for none
+        self._asked = -1  # the last round for which new clients were asked to pre-train
 
     def on_fit_start(self, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
+        """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._forget()
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
-        """The pre-training."""
+        """Returns the pre-training before the first round."""
         number = min(num_clients, self.clients_per_group * self.num_clusters)
         chosen = np.linspace(0, num_clients - 1, number).round().astype(int)
         return [ExtraRound(chosen.tolist(), self._pretraining())]
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
-        """The pre-training of sampled clients without a group."""
+        """Returns the pre-training of the sampled clients without a group, if there are any."""
         cold = [client for client in sampled if state.assignment[client] < 0]
         if not cold or self._asked == state.round:
             return None
@@ -107,14 +108,14 @@ class UpdateDirections(Clustering):
         return ExtraRound(cold, self._pretraining())
 
     def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """The groups, or the groups of newcomers."""
+        """Forms the groups, or assigns clients without a group to them."""
         clients = [upload.client for upload in uploads]
         deltas = [(upload.payload["model"] - state.initial)[: server.layout.num_parameters] for upload in uploads]
         state.assignment = state.assignment.clone()
         if self._direction_KP is None:
             if not uploads:
                 raise ValueError(
-                    "UpdateDirections: no pre-trained model came up finite; lower the optimizer's learning rate."
+                    "UpdateDirections: got no finite pre-trained model; lower the optimizer's learning rate."
                 )
             label_n = self._grouped(torch.stack(deltas), clients, server.seed)
             state.assignment[:] = -1
@@ -134,9 +135,9 @@ class UpdateDirections(Clustering):
             self._group_N[clients] = label_n
 
     def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
-        """``arg min_g (1 - cos(Delta, direction_g)) / 2``, as a cold client's group: P down, P up.
+        """Returns ``arg min_g (1 - cos(Delta, direction_g)) / 2``, as for a sampled client without a group.
 
-        By the least loss if its update is zero.
+        This sends P floats down and P up. If the newcomer's update is zero, the smallest loss decides.
         """
         uplink = newcomer.run(Downlink({"model": state.initial}), FullModel(), self._pretraining())
         update_P = (uplink.payload["model"] - state.initial)[: newcomer.layout.num_parameters]
@@ -145,15 +146,15 @@ class UpdateDirections(Clustering):
         return self._cluster_of(int(cosine(update_P[None], self._direction_KP).argmax()), state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The directions of the groups ``[K, P]``, and every client's group ``[N]``."""
+        """Returns the directions of the groups ``[K, P]``, and every client's group ``[N]``."""
         return {"direction": self._direction_KP, "group": self._group_N}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back directions and groups."""
+        """Restores the directions and the groups."""
         self._direction_KP, self._group_N, self._asked = state["direction"], state["group"], -1
 
     def _cluster_of(self, group: int, state: FederationState) -> int:
-        """Where most clients of a group are now; where none is left, the cluster of the same number."""
+        """Returns the cluster that holds most clients of a group, or the cluster of the same number if none is left."""
         cluster_n = state.assignment[(self._group_N == group) & (state.assignment >= 0)]
         return int(cluster_n.mode().values) if len(cluster_n) else min(group, state.num_clusters - 1)
 
@@ -161,7 +162,7 @@ class UpdateDirections(Clustering):
         return LocalTraining(steps=self.pretrain_steps)
 
     def _grouped(self, update_nP: Tensor, clients: list[int], seed: int) -> Tensor:
-        """The group ``[n]`` of every pre-trained client; no group is empty."""
+        """Returns the group ``[n]`` of every pre-trained client. No group is empty."""
         moved = torch.nonzero(update_nP.any(dim=1)).flatten()
         label_n = torch.zeros(len(clients), dtype=torch.int64)
         if len(moved) == 0:
@@ -178,8 +179,8 @@ class UpdateDirections(Clustering):
 
 
 def _with_random(label_n: Tensor, update_nP: Tensor, clients: list[int], num_groups: int, seed: int) -> Tensor:
-    """The same groups with a random one where the update is zero."""
+    """Returns the same groups, with a random group for each client whose update is zero."""
     label_n = label_n.clone()
-    for place in torch.nonzero(~update_nP.any(dim=1)).flatten().tolist():
-        label_n[place] = int(rng.generator(seed, "random group", clients[place]).integers(num_groups))
+    for position in torch.nonzero(~update_nP.any(dim=1)).flatten().tolist():
+        label_n[position] = int(rng.generator(seed, "random group", clients[position]).integers(num_groups))
     return label_n

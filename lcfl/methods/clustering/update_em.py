@@ -1,6 +1,6 @@
 """Clusters of this round's updates: EM, and the split and merge of AS-CFL (section 3.3).
 
-The update space enters through pairwise squared distances alone: distances to means follow from them.
+Updates enter only through pairwise squared distances. Distances to means follow from these.
 
 Legend: n clients that sent an update, K clusters, P parameters.
 """
@@ -25,20 +25,20 @@ from lcfl.methods.clustering.tuning import Tuning
 
 __all__ = ["SplitAndMerge", "UpdateEM", "dispersion", "em", "separation"]
 
-TRIES = 10  # pairs of first centres of a cut in two
-ITERATIONS = 10  # of EM after each
+TRIES = 10  # pairs of first centres that are tried for a cut in two
+ITERATIONS = 10  # iterations of EM after each pair
 
 
 @dataclass
 class UpdateEM(Clustering):
-    """``R_i <- arg min_k |Delta_i - c_k|^2``, c_k the mean update of cluster k, in turn until nothing changes.
+    """Alternates ``R_i <- arg min_k |Delta_i - c_k|^2`` and c_k, the mean update of cluster k, until nothing changes.
 
-    AS-CFL Eq. 6 and 7. The paper writes w_k for c_k, and again for the models; here they are two things (reading
-    A11). c_k is the plain mean of the printed formula. In a tie a client stays. Clients without an update in this
-    round stay, too; a cluster that nobody is left in is dropped.
+    Implements AS-CFL Eq. 6 and 7. The paper writes w_k for c_k and also for the models; here these are two things
+    (reading A11). c_k is the plain mean of the printed formula. In a tie a client stays in its cluster. Clients without
+    an update in this round stay, too. A cluster that has lost all its clients is dropped.
 
     Args:
-        max_iterations: "typically 5 to 10" in the paper.
+        max_iterations: the largest number of iterations, "typically 5 to 10" in the paper.
     """
 
     max_iterations: int = 10
@@ -50,7 +50,7 @@ class UpdateEM(Clustering):
             raise ValueError(f"UpdateEM: got max_iterations={self.max_iterations}; it must be at least 1.")
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """EM over this round's updates, from the clusters as they stand."""
+        """Runs EM over this round's updates, starting from the current clusters."""
         if not uploads:
             return
         clients = [upload.client for upload in uploads]
@@ -65,22 +65,23 @@ class UpdateEM(Clustering):
 class SplitAndMerge(Tuning):
     """Splits scattered clusters and merges tight ones by the updates in them (AS-CFL section 3.3, lines 17 to 24).
 
-    ``ratio`` is the paper's criterion: G_k = d_in / d_out, the members' mean distance to their centroid over the
-    distance to the nearest other centroid, neither squared (FedAC squares both and takes the mean over the others:
-    reading A25). G_k > beta (`upper`) splits, G_k < alpha (`lower`) merges with the nearest. The paper's split has no
-    definition: here two centres as k-means++ draws them, and one pass of the members over these.
+    ``ratio`` is the paper's criterion, G_k = d_in / d_out: the members' mean distance to their centroid over the
+    distance to the nearest other centroid. Neither is squared, whereas FedAC squares both and takes the mean over the
+    other centroids (reading A25). A cluster with G_k > beta (`upper`) is split. A cluster with G_k < alpha (`lower`) is
+    merged with the nearest. The paper does not define its split. Here two centres are drawn as in k-means++, and the
+    members are assigned to them in one pass.
 
-    As printed the rule merges the clusters that are right, and singletons: see `ClusterNumberTuning`. ``silhouette``
+    As printed, the rule merges the clusters that are right, and singletons; see `ClusterNumberTuning`. ``silhouette``
     is the criterion defined there, with Euclidean distances of updates.
 
-    Clients without an update in this round go with their cluster in a merge and stay in the first half of a split.
-    A single cluster has no d_out, and `ratio` leaves it alone. The arguments are those of `Tuning`.
+    Clients without an update in this round follow their cluster in a merge and stay in the first half of a split. A
+    single cluster has no d_out, so ``ratio`` leaves it alone. The arguments are those of `Tuning`.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("update",)
 
     def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
-        """One look at this round's updates, before they are aggregated."""
+        """Tunes the clusters by this round's updates, before they are aggregated."""
         if uploads:
             square_nn = squared_distances(updates_of(uploads, server))
             clients = [upload.client for upload in uploads]
@@ -88,7 +89,7 @@ class SplitAndMerge(Tuning):
 
 
 class UpdateGroups(Groups):
-    """Clusters of the clients that sent an update."""
+    """The clusters of the clients that sent an update."""
 
     def __init__(self, server: ServerView, state: FederationState, clients: list[int], square_nn: Tensor) -> None:
         super().__init__(state, clients)
@@ -96,51 +97,51 @@ class UpdateGroups(Groups):
 
     @property
     def num_clusters(self) -> int:
-        """Those with an update."""
+        """The number of clusters with an update."""
         return len(self.label_n.unique())
 
     @cached_property
     def separation_KK(self) -> Tensor:
-        """Distances of the centroids."""
+        """Distances between the centroids."""
         return separation(self.square_nn, self.label_n, self.state.num_clusters)
 
     def ratio(self) -> Tensor:
-        """G_k = d_in(k) / d_out(k)."""
+        """Returns G_k = d_in(k) / d_out(k)."""
         nearest_K = self.separation_KK.min(dim=1).values
         ratio_K = dispersion(self.square_nn, self.label_n, self.state.num_clusters) / nearest_K
         return torch.where(nearest_K.isfinite(), ratio_K, nan)
 
     def members(self, cluster: int) -> list[int]:
-        """Those with an update."""
+        """Returns the members of a cluster that sent an update."""
         return [client for client, label in zip(self.clients, self.label_n.tolist(), strict=True) if label == cluster]
 
     def closest(self, cluster: int) -> int:
-        """By the distance of the centroids."""
+        """Returns the closest other cluster by the distance of the centroids."""
         return int(self.separation_KK[cluster].argmin())
 
     def seeded_half(self, cluster: int) -> list[int]:
-        """In the space of updates."""
+        """Returns the second half in the space of updates."""
         rows = torch.nonzero(self.label_n == cluster).flatten()
         draw = rng.generator(self.server.seed, "split", self.state.round, cluster)
         half_n = _halves(self.square_nn[rows][:, rows], draw)
         return [self.clients[row] for row in rows[half_n == 1].tolist()]
 
     def silhouette(self, label_n: Tensor) -> float:
-        """With Euclidean distances."""
-        from sklearn.metrics import silhouette_score  # not at every start: only some methods need it
+        """Returns the mean silhouette with Euclidean distances."""
+        from sklearn.metrics import silhouette_score  # imported here because only some methods need it
 
         if not 1 < len(label_n.unique()) < len(label_n):
             return -1.0
         return float(silhouette_score(self.square_nn.sqrt().numpy(), label_n.numpy(), metric="precomputed"))
 
     def closest_pair(self, present: list[int]) -> tuple[int, int]:
-        """By the distance of the centroids."""
+        """Returns the closest pair by the distance of the centroids."""
         near_KK = self.separation_KK[present][:, present]
-        place = int(near_KK.argmin())
-        return present[place // len(present)], present[place % len(present)]
+        nearest = int(near_KK.argmin())
+        return present[nearest // len(present)], present[nearest % len(present)]
 
     def half_of(self, members: Tensor, cluster: int) -> Tensor:
-        """The tightest of ten cuts, each a k-means++ pair and EM."""
+        """Returns the tightest of ten cuts, each a k-means++ pair followed by EM."""
         inside_nn = self.square_nn[members][:, members]
         draw = rng.generator(self.server.seed, "halves", self.state.round, cluster)
         best_n, least = torch.zeros(len(members), dtype=torch.int64), inf
@@ -152,7 +153,7 @@ class UpdateGroups(Groups):
         return best_n
 
     def apply(self, move: Move) -> None:
-        """Changes the assignment; a new cluster begins with the model of the one that it was cut from."""
+        """Changes the assignment. A new cluster begins with the model of the cluster that it was cut from."""
         state = self.state
         assignment, centres = state.assignment.clone(), state.centres
         if move.other is None:
@@ -165,12 +166,12 @@ class UpdateGroups(Groups):
 
 
 def updates_of(uploads: Sequence[Uplink], server: ServerView) -> Tensor:
-    """Delta_i ``[n, P]`` without buffers."""
+    """Returns Delta_i ``[n, P]`` without buffers."""
     return torch.stack([upload.payload["update"][: server.layout.num_parameters] for upload in uploads])
 
 
 def em(square_nn: Tensor, label_n: Tensor, num_clusters: int, max_iterations: int) -> Tensor:
-    """Labels ``[n]`` after E-steps and M-steps in turn, from the labels given (AS-CFL Eq. 6 and 7)."""
+    """Returns labels ``[n]`` after alternating E-steps and M-steps from the given labels (AS-CFL Eq. 6 and 7)."""
     for _ in range(max_iterations):
         moved_n = assign(-distances_to_means(square_nn, label_n, num_clusters), label_n)
         if torch.equal(moved_n, label_n):
@@ -180,25 +181,31 @@ def em(square_nn: Tensor, label_n: Tensor, num_clusters: int, max_iterations: in
 
 
 def dispersion(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
-    """d_in(k) ``[K]``: the mean distance of the members to their centroid, not squared; nan without members."""
+    """Returns d_in(k) ``[K]``: the mean distance of the members to their centroid, not squared; nan without members."""
     own_n = distances_to_means(square_nn, label_n, num_clusters).gather(1, label_n.unsqueeze(1)).squeeze(1).sqrt()
     total_K = torch.zeros(num_clusters, dtype=torch.float64).index_add(0, label_n, own_n)
     return total_K / torch.bincount(label_n, minlength=num_clusters)
 
 
 def separation(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
-    """|c_k - c_j| ``[K, K]``; infinite on the diagonal and to clusters without members. d_out(k) is a row's minimum."""
+    """Returns |c_k - c_j| ``[K, K]``; infinite on the diagonal and to clusters without members.
+
+    d_out(k) is the minimum of a row.
+    """
     member_nK = torch.nn.functional.one_hot(label_n, num_clusters).double()
     share_nK = member_nK / member_nK.sum(dim=0)
     to_mean_nK = distances_to_means(square_nn, label_n, num_clusters)
     spread_K = (share_nK * to_mean_nK).sum(dim=0)
-    # the mean over a in k of |x_a - c_j|^2 is |c_k - c_j|^2 and the spread of k around c_k
+    # The mean over a in k of |x_a - c_j|^2 is |c_k - c_j|^2 plus the spread of k around c_k.
     square_KK = (share_nK.T @ to_mean_nK - spread_K.unsqueeze(1)).clamp(min=0)
     return square_KK.sqrt().nan_to_num(nan=inf, posinf=inf).fill_diagonal_(inf)
 
 
 def _halves(square_nn: Tensor, draw: np.random.Generator) -> Tensor:
-    """0 or 1 for each row: the nearer of two rows, the second drawn with odds that grow with its squared distance."""
+    """Returns 0 or 1 for each row, the nearer of two rows that are drawn.
+
+    The odds of the second row are proportional to its squared distance from the first.
+    """
     first = int(draw.integers(len(square_nn)))
     odds_n = square_nn[first].numpy()
     if not odds_n.sum() > 0:

@@ -1,4 +1,4 @@
-"""What goes down to a client and what comes up from it: one class per kind of exchange."""
+"""Exchanges, which define what goes down to a client and what comes up from it."""
 
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate

@@ -1,4 +1,4 @@
-"""The base class of exchanges, and what transforms do to an upload on its way."""
+"""The base class of exchanges, which also applies the transforms to an upload."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,20 @@ Self = TypeVar("Self", bound="Exchange")
 
 @dataclass(frozen=True)
 class Exchange(ABC):
-    """Downlink and uplink of one client.
+    """Defines the downlink and the uplink of one client.
 
     Args:
-        transforms: what an upload goes through, in this order: compression, clipping, noise. They work on the
-            difference to what the server sent, and the server puts that back together.
+        transforms: what an upload goes through, in this order: compression, clipping, noise. Transforms work on the
+            difference to what the server sent, and the server adds the two up again.
 
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
         uploads_whole: whether the server has seen all of the model that a client keeps.
         sends: the names in its downlink.
         returns: the names in its uplink, as the server reads it.
-        extras: those of them that it takes from `LocalOutput.extras`.
-        models: the kinds of model that the method has, the one its paper reports first.
-        reported: the kinds its paper reports; they are evaluated during a run, all kinds at its end.
+        extras: the names in `returns` that it takes from `LocalOutput.extras`.
+        models: the kinds of model that the method has; the kind that its paper reports comes first.
+        reported: the kinds that its paper reports. They are evaluated during a run; all kinds are evaluated at its end.
         full_participation: whether all clients take part in every round, sampled or not.
     """
 
@@ -53,25 +53,29 @@ class Exchange(ABC):
 
     @property
     def full_participation(self) -> bool:
-        """See the class attributes."""
+        """Whether all clients take part in every round, sampled or not."""
         return False
 
     def check(self, layout: Layout) -> None:  # noqa: B027 - most can exchange any network
-        """Raises a ValueError for a network that it cannot exchange; called before any data is loaded."""
+        """Checks that it can exchange a network; called before any data is loaded.
+
+        Raises:
+            ValueError: for a network that it cannot exchange.
+        """
 
     @abstractmethod
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """What the server sends to the client at the start of a round."""
+        """Returns what the server sends to the client at the start of a round."""
 
     def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """The local update with which a client makes its model of that kind for an evaluation.
+        """Returns the local update with which a client makes its model of that kind for an evaluation.
 
-        None where the server knows the model. A local update that chooses a cluster gives its number in
-        ``extras["cluster"]``.
+        Returns None if the server knows the model. A local update that chooses a cluster returns the number of the
+        cluster in ``extras["cluster"]``.
 
         Args:
-            kind: of model.
-            local_update: the method's own.
+            kind: the kind of model.
+            local_update: the method's local update.
 
         Raises:
             ValueError: if the method's local update cannot make such a model.
@@ -79,27 +83,31 @@ class Exchange(ABC):
         return local_update if kind == "after_local" else None
 
     def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
-        """The client's personal model: its own w_i, or what the server would send while it has none."""
+        """Returns the client's personal model: its own w_i, or what the server would send while the client has none."""
         own = state.clients[client].model
         return own if own is not None and bool(state.participated[client]) else state.centre_of(client)
 
     def at_client(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
-        """What the client makes of a downlink with what it keeps: the local update sees this one."""
+        """Combines a downlink with what the client keeps. The local update sees the result."""
         return downlink
 
     def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
-        """What the server makes of an uplink with what it knows: clusterings and aggregation see this one."""
+        """Combines an uplink with what the server knows. Clusterings and the aggregation see the result."""
         return uplink
 
     @abstractmethod
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """What the client sends of its trained model ``[P + Q]``, or of what else its run found."""
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns what the client sends, taken from its trained model ``[P + Q]`` or from the extras of its run."""
 
     def encode(
-        self, trained: LocalOutput, downlink: Downlink, layout: Layout, draw: np.random.Generator
+        self, output: LocalOutput, downlink: Downlink, layout: Layout, draw: np.random.Generator
     ) -> Mapping[str, Tensor]:
-        """What goes over the wire: `up`, or with transforms what these make of its difference to the downlink."""
-        payload = self.up(trained, downlink, layout)
+        """Returns what goes over the wire.
+
+        Without transforms this is the result of `up`. With transforms it is the encoded difference between that result
+        and the downlink.
+        """
+        payload = self.up(output, downlink, layout)
         if not self.transforms or not payload:
             return payload
         update = {name: vector - _known(name, downlink, len(vector)) for name, vector in payload.items()}
@@ -108,7 +116,7 @@ class Exchange(ABC):
         return update
 
     def decode(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """What the server reads out of an upload that went through the transforms."""
+        """Returns what the server reads from an upload that went through the transforms."""
         if not self.transforms or not payload:
             return payload
         for transform in reversed(self.transforms):
@@ -116,22 +124,28 @@ class Exchange(ABC):
         return {name: vector + _known(name, downlink, len(vector)) for name, vector in payload.items()}
 
     def calibrated(self: Self, releases: Releases) -> Self:
-        """The same with transforms whose settings follow from the length of the run."""
+        """Returns the exchange with transforms whose settings follow from the length of the run."""
         if not self.transforms:
             return self
         return replace(self, transforms=[transform.calibrated(releases) for transform in self.transforms])
 
     def guarantee(self, releases: Releases) -> Guarantee | None:
-        """What the noise on uploads guarantees after these releases; None where there is none or nothing bounds it."""
-        found = [each.guarantee(releases) for each in self.transforms if isinstance(each, GaussianNoise)]
-        known = [guarantee for guarantee in found if guarantee is not None]
+        """Returns what the noise on uploads guarantees after these releases.
+
+        Returns None if there is no noise, or if nothing bounds what the uploads reveal.
+        """
+        guarantees = [noise.guarantee(releases) for noise in self.transforms if isinstance(noise, GaussianNoise)]
+        known = [guarantee for guarantee in guarantees if guarantee is not None]
         return min(known, key=lambda guarantee: guarantee.epsilon) if known else None
 
 
 def _known(name: str, downlink: Downlink, length: int) -> Tensor | float:
-    """The part of an uploaded vector that the server knows: what it sent under that name, or the centre it sent."""
+    """Returns the part of an uploaded vector that the server knows.
+
+    This is what the server sent under that name, or else the model or centre that it sent.
+    """
     if name not in NAMES:
-        raise ValueError(f"method.exchange: transforms know {', '.join(NAMES)}; got an upload of {name!r}.")
+        raise ValueError(f"method.exchange: got an upload of {name!r}; transforms work only on {', '.join(NAMES)}.")
     if name == "update":
         return 0.0
     sent = downlink.payload.get(name, downlink.payload.get("model", downlink.payload.get("centre")))

@@ -1,4 +1,4 @@
-"""Exchanges of the models of clusters, for clients that keep none of their own.
+"""Exchanges of cluster models, for clients that keep no personal model.
 
 Legend: K clusters, P + Q length of a model's flat vector.
 """
@@ -21,11 +21,11 @@ __all__ = ["AllCentres", "ClusterChoice", "ClusterModel", "ClusterUpdate"]
 
 @dataclass(frozen=True)
 class ClusterModel(Exchange):
-    """The model of the client's cluster down, the trained model up: 2P floats (FedAvg inside every cluster).
+    """Sends the client's cluster model down and the trained model up: 2P floats (FedAvg inside every cluster).
 
     Args:
-        keeps_model: whether the model that a client sent stays in the store until its next one, for a
-            clustering or an aggregation over all clients (FeSEM); it is not where the client's next run starts.
+        keeps_model: whether the model that a client sent stays in the store until the client sends the next one, for a
+            clustering or an aggregation over all clients (FeSEM). The client's next run does not start from it.
     """
 
     keeps_model: bool = False
@@ -34,17 +34,17 @@ class ClusterModel(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Omega_{R_i}."""
+        """Returns the cluster model Omega_{R_i}."""
         return Downlink({"model": state.centre_of(client)})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i."""
-        return {"model": trained.model}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the trained model w_i."""
+        return {"model": output.model}
 
 
 @dataclass(frozen=True)
 class ClusterUpdate(Exchange):
-    """The model of the client's cluster down, what training changed in it up: 2P floats (AS-CFL Algorithm 1, 4-10)."""
+    """Sends the client's cluster model down and the change from training up: 2P floats (AS-CFL Algorithm 1, 4-10)."""
 
     keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
@@ -53,20 +53,20 @@ class ClusterUpdate(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """w_k of the client's cluster."""
+        """Returns the model w_k of the client's cluster."""
         return Downlink({"model": state.centre_of(client)})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Delta_i = w_i - w_k."""
-        return {"update": trained.model - downlink.payload["model"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the update Delta_i = w_i - w_k."""
+        return {"update": output.model - downlink.payload["model"]}
 
 
 @dataclass(frozen=True)
 class AllCentres(Exchange):
-    """All K cluster models down, the trained model and the number of the chosen cluster up (IFCA).
+    """Sends all K cluster models down, and the trained model and the number of the chosen cluster up (IFCA).
 
-    (K + 1) P floats and a number of four bytes. Which model is a client's is its own choice, also when it is
-    evaluated: by the training loss of the models as they are then.
+    This takes (K + 1) P floats and a number of four bytes. A client chooses its cluster model by the training loss.
+    For an evaluation it chooses again, among the current models.
     """
 
     keeps_model = False
@@ -76,24 +76,27 @@ class AllCentres(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Omega, ``[K, P + Q]``."""
+        """Returns all cluster models Omega, ``[K, P + Q]``."""
         return Downlink({"centres": state.centres})
 
     def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """For the model of the cluster, the choice by the least training loss."""
+        """Returns the choice by the least training loss for the cluster model."""
         return LeastLoss() if kind == "cluster" else super().evaluation_update(kind, local_update)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i and j."""
-        return {"model": trained.model, "cluster": trained.extras["cluster"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the trained model w_i and the number j of its cluster."""
+        return {"model": output.model, "cluster": output.extras["cluster"]}
 
 
 @dataclass(frozen=True)
 class ClusterChoice(AllCentres):
-    """All K cluster models down, the number of the chosen one up: K P floats and four bytes (IFCA before training)."""
+    """Sends all K cluster models down and the number of the chosen one up: K P floats and four bytes.
+
+    IFCA uses it before training.
+    """
 
     returns: ClassVar[tuple[str, ...]] = ("cluster",)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """j."""
-        return {"cluster": trained.extras["cluster"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the number j of the chosen cluster."""
+        return {"cluster": output.extras["cluster"]}

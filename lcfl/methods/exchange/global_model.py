@@ -1,4 +1,4 @@
-"""Exchanges of one model for all clients, or of none."""
+"""Exchanges of one model for all clients, or of no model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["AdaptedModel", "FullModel", "NoExchange", "NormalisedModel", "Global
 
 @dataclass(frozen=True)
 class FullModel(Exchange):
-    """The whole model down, the whole model up: 2P floats (FedAvg and all that refine it)."""
+    """Sends the whole model down and the whole model up: 2P floats (FedAvg and all methods that refine it)."""
 
     keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
@@ -25,65 +25,66 @@ class FullModel(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("global",)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """The global model."""
+        """Returns the global model."""
         return Downlink({"model": state.global_model})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i."""
-        return {"model": trained.model}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the trained model w_i."""
+        return {"model": output.model}
 
 
 @dataclass(frozen=True)
 class GlobalReference(FullModel):
-    """The global model down, to start from and to be pulled to; the client's model up: 2P floats (FedProx).
+    """Sends the global model down and the client's model up: 2P floats (FedProx).
 
-    For a local update with ``start: centre``; mu of mu/2 |w - w_t|^2 is ``model.cluster_weight``.
+    The local update, with ``start: centre``, starts from the global model and is pulled to it. mu in mu/2 |w - w_t|^2
+    is ``model.cluster_weight``.
     """
 
     sends: ClassVar[tuple[str, ...]] = ("centre",)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """The global model w_t, under the name of what a client is pulled to."""
+        """Returns the global model w_t, named ``centre`` because a client is pulled to it."""
         return Downlink({"centre": state.global_model})
 
 
 @dataclass(frozen=True)
 class NormalisedModel(GlobalReference):
-    """As `GlobalReference`, and the normaliser a_i goes up with the model: 2P + 1 floats (FedNova).
+    """`GlobalReference` that also sends the normaliser a_i up: 2P + 1 floats (FedNova).
 
-    P + 2 floats up where `NormalisedTraining` sends tau_i beside a_i.
+    The upload has P + 2 floats if `NormalisedTraining` adds tau_i to a_i.
     """
 
     returns: ClassVar[tuple[str, ...]] = ("model", "normaliser")
     extras: ClassVar[tuple[str, ...]] = ("normaliser",)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i and a_i: the server, which has w, makes d_i = (w - w_i) / a_i of them."""
-        return {"model": trained.model, "normaliser": trained.extras["normaliser"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns w_i and a_i, from which the server, which has w, computes d_i = (w - w_i) / a_i."""
+        return {"model": output.model, "normaliser": output.extras["normaliser"]}
 
 
 @dataclass(frozen=True)
 class AdaptedModel(FullModel):
-    """The whole model down and up, 2P floats, and a step on its own data before a client uses it (Per-FedAvg).
+    """Sends the whole model down and up, 2P floats; a client adapts the model before it uses it (Per-FedAvg).
 
-    The personal model is what the local update's `adaptation` makes of the global one; it is made for an evaluation
-    and not kept.
+    The adaptation is a step on the client's data. The personal model is what the local update's `adaptation` makes of
+    the global model. It is made for an evaluation and not kept.
     """
 
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
 
     def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """For the personal model, the `adaptation` of the local update.
+        """Returns the `adaptation` of the local update for the personal model.
 
         Raises:
-            ValueError: if the local update has none.
+            ValueError: if the local update has no adaptation.
         """
         if kind != "personal":
             return super().evaluation_update(kind, local_update)
         if local_update.adaptation is None:
             raise ValueError(
-                f"method: AdaptedModel needs a local update with an adaptation, e.g. MetaTraining; "
+                f"method: AdaptedModel needs a local update with an adaptation, e.g. MetaTraining, but "
                 f"{type(local_update).__name__} has none. Use FullModel."
             )
         return local_update.adaptation
@@ -91,11 +92,11 @@ class AdaptedModel(FullModel):
 
 @dataclass(frozen=True)
 class NoExchange(Exchange):
-    """Nothing down, nothing up: every client trains alone (Local).
+    """Sends nothing down and nothing up, so every client trains alone (Local).
 
     Args:
-        full_budget: every client trains in every round, as if it were sampled: R rounds are R local runs for each.
-            Otherwise it trains as often as with every other method, when it is sampled.
+        full_budget: whether every client trains in every round as if it were sampled, so that R rounds are R local runs
+            for each client. Otherwise a client trains when it is sampled, as often as with every other method.
     """
 
     full_budget: bool = False
@@ -107,13 +108,13 @@ class NoExchange(Exchange):
 
     @property
     def full_participation(self) -> bool:
-        """`full_budget`."""
+        """Whether all clients take part in every round, which is `full_budget`."""
         return self.full_budget
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """An empty message."""
+        """Returns an empty message."""
         return Downlink({})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """An empty message."""
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns an empty message."""
         return {}

@@ -1,6 +1,6 @@
-"""Exchanges of a part of the model, whose rest stays with the client.
+"""Exchanges of a part of the model. The rest stays with the client.
 
-Legend: P parameters and Q buffer entries in a model's flat vector, S of them shared.
+Legend: P parameters and Q buffer entries in a model's flat vector, S shared entries.
 """
 
 import warnings
@@ -24,12 +24,12 @@ __all__ = ["PartialModel", "SharedEmbedding", "SharedLayers"]
 
 @dataclass(frozen=True)
 class PartialModel(Exchange):
-    """A part of the model down and up, 2S floats; the rest is the client's own and goes nowhere.
+    """Sends a part of the model down and up, 2S floats. The rest belongs to the client and is never sent.
 
-    A local run starts from the client's own model with the server's part in it, and so does its personal model: the
-    own rest of its last run (of the initial model before the first) with the part of now. On the server the models
-    that come up have the rest of the server's model, so that any aggregation merges the part and nothing else.
-    Buffers belong to their layer.
+    A local run starts from the client's own model with the server's part in it. The client's personal model consists
+    of the rest from its last run (of the initial model before its first run) and the current shared part. On the
+    server, uploaded models are completed with the rest of the server's model, so that every aggregation merges only
+    the shared part. Buffers belong to their layer.
     """
 
     keeps_model = True
@@ -40,10 +40,14 @@ class PartialModel(Exchange):
 
     @abstractmethod
     def subset(self, layout: Layout) -> ParameterSubset:
-        """The part that is shared."""
+        """Returns the part that is shared."""
 
     def check(self, layout: Layout) -> None:
-        """Warns of a part that is nothing or everything; raises a ValueError for one that there is not."""
+        """Warns if the part is empty or the whole model.
+
+        Raises:
+            ValueError: for a part that the network does not have.
+        """
         try:
             size = self.subset(layout).size
         except ValueError as error:
@@ -53,47 +57,47 @@ class PartialModel(Exchange):
             warnings.warn(f"method.exchange: {type(self).__name__} shares {what}.", stacklevel=3)
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """The server's part ``[S]``."""
+        """Returns the server's part ``[S]``."""
         return Downlink({"shared": self.subset(layout).take(state.centre_of(client))})
 
     def at_client(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
-        """A ``model`` to start from: the client's own with the server's part in it."""
-        if "shared" not in downlink.payload:  # of an warm-up round
+        """Returns a ``model`` to start from: the client's own model with the server's part in it."""
+        if "shared" not in downlink.payload:  # a warm-up round sends other contents
             return downlink
         assert state.model is not None, "the exchange keeps models at the clients"
         return Downlink({"model": self.subset(layout).put(downlink.payload["shared"], state.model)})
 
     def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
-        """The client's own model with the server's part of now in it."""
+        """Returns the client's own model with the server's current part in it."""
         own, part = state.clients[client].model, self.subset(layout)
         assert own is not None, "the exchange keeps models at the clients"
         return part.put(part.take(state.centre_of(client)), own)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """The client's part ``[S]``."""
-        return {"shared": self.subset(layout).take(trained.model)}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the client's part ``[S]``."""
+        return {"shared": self.subset(layout).take(output.model)}
 
     def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
-        """A ``model``: the server's own with the client's part in it."""
+        """Returns a ``model``: the server's model with the client's part in it."""
         model = self.subset(layout).put(uplink.payload["shared"], state.centre_of(uplink.client))
         return replace(uplink, payload={"model": model})
 
 
 @dataclass(frozen=True)
 class SharedEmbedding(PartialModel):
-    """The embedding phi is shared, the decision h is the client's own: 2 P_phi floats (FedPer)."""
+    """Shares the embedding phi; the decision head h stays with the client: 2 P_phi floats (FedPer)."""
 
     def subset(self, layout: Layout) -> ParameterSubset:
-        """phi and the buffers of its layers."""
+        """Returns the embedding phi and the buffers of its layers."""
         return embedding_subset(layout)
 
 
 @dataclass(frozen=True)
 class SharedLayers(PartialModel):
-    """Some layers are shared, the others are the client's own: 2 P_g floats (LG-FedAvg).
+    """Shares some layers; the others stay with the client: 2 P_g floats (LG-FedAvg).
 
     Args:
-        global_layers: how many of the last layers with parameters, or the names of layers
+        global_layers: the number of last layers with parameters that are shared, or the names of the shared layers
             (``[embedding.9, decision]``).
     """
 
@@ -102,10 +106,10 @@ class SharedLayers(PartialModel):
     def __post_init__(self) -> None:
         if self.global_layers in (0, []) or (isinstance(self.global_layers, int) and self.global_layers < 0):
             raise ValueError(
-                f"method.exchange: got global_layers={self.global_layers}; allowed are a number >= 1 of last layers "
-                "and a list of layers' names."
+                f"method.exchange: got global_layers={self.global_layers}; allowed are a number >= 1 of last layers, "
+                "or a list of layer names."
             )
 
     def subset(self, layout: Layout) -> ParameterSubset:
-        """The layers' parameters and buffers."""
+        """Returns the parameters and buffers of the shared layers."""
         return layer_subset(layout, self.global_layers)

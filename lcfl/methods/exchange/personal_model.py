@@ -1,6 +1,6 @@
 """Exchanges for clients that keep a personal model near the model of their cluster.
 
-Legend: P parameters of a model, P_phi of them in the embedding.
+Legend: P parameters of a model, P_phi parameters of its embedding.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ __all__ = ["CentreAndEmbedding", "ClusterReference", "EnvelopeModel"]
 
 @dataclass(frozen=True)
 class CentreAndEmbedding(Exchange):
-    """Down the centre of the client's cluster and the global embedding, up the client's model.
+    """Sends the client's cluster centre and the global embedding down, and the client's model up.
 
-    2P + P_phi floats (LCFed Algorithm 1, lines 6 and 8). The projection stays with the server, which
-    holds w_i and can project it itself: a client need neither store M nor send M w_i.
+    This takes 2P + P_phi floats (LCFed Algorithm 1, lines 6 and 8). The projection stays with the server, which holds
+    w_i and can project it. A client therefore need neither store M nor send M w_i.
     """
 
     keeps_model = True
@@ -32,20 +32,21 @@ class CentreAndEmbedding(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Omega_{R_i} and Phi."""
+        """Returns the cluster centre Omega_{R_i} and the global embedding Phi."""
         embedding = layout.embedding_of(state.global_model)
         return Downlink({"centre": state.centre_of(client), "embedding": embedding})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i."""
-        return {"model": trained.model}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the trained model w_i."""
+        return {"model": output.model}
 
 
 @dataclass(frozen=True)
 class ClusterReference(Exchange):
-    """The centre of the client's cluster down, to be pulled to; its own model up, which it keeps: 2P floats.
+    """Sends the client's cluster centre down and the client's model up: 2P floats.
 
-    For a local update with ``start: own``; mu of mu/2 |w_i - Omega|^2 is ``model.cluster_weight``.
+    The local update, with ``start: own``, is pulled to the centre, and the client keeps its model. mu in
+    mu/2 |w_i - Omega|^2 is ``model.cluster_weight``.
     """
 
     keeps_model = True
@@ -54,19 +55,20 @@ class ClusterReference(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Omega_{R_i}."""
+        """Returns the cluster centre Omega_{R_i}."""
         return Downlink({"centre": state.centre_of(client)})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w_i."""
-        return {"model": trained.model}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the trained model w_i."""
+        return {"model": output.model}
 
 
 @dataclass(frozen=True)
 class EnvelopeModel(Exchange):
-    """The model of the client's cluster down, to start from; what the run made of it up: 2P floats.
+    """Sends the client's cluster model down and what the run made of it up: 2P floats.
 
-    The client keeps another model, its personal one, which the server never sees; for `EnvelopeTraining`.
+    It is for `EnvelopeTraining`, which starts from the cluster model. The client keeps a different model, its personal
+    one, which the server never sees.
     """
 
     keeps_model = True
@@ -77,9 +79,9 @@ class EnvelopeModel(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Omega_{R_i}."""
+        """Returns the cluster model Omega_{R_i}."""
         return Downlink({"model": state.centre_of(client)})
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """w, not the personal theta_i."""
-        return {"model": trained.extras["model"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns w, not the personal model theta_i."""
+        return {"model": output.extras["model"]}

@@ -1,4 +1,7 @@
-"""Exchanges of warm-up rounds: clients send what a clustering wants to see, and nothing that trains."""
+"""Exchanges for warm-up rounds.
+
+Clients send what a clustering needs. The uploads do not train any model.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +22,13 @@ __all__ = ["NamedLayers", "Signature"]
 
 @dataclass(frozen=True)
 class NamedLayers(Exchange):
-    """The initial model down, some layers of the trained model up: P + P_L floats (FedClust Algorithm 1, lines 3, 4).
+    """Sends the initial model down and some layers of the trained model up: P + P_L floats.
 
-    For warm-up rounds: nothing that trains can be made of a few layers alone.
+    This is FedClust Algorithm 1, lines 3, 4. It is only for warm-up rounds, because a few layers alone do not make a
+    model that could be trained further.
 
     Args:
-        layers: names of layers, each with all that is inside it; None: the last layer.
+        layers: the names of the layers; a layer includes everything inside it. None selects the last layer.
     """
 
     layers: Sequence[str] | None = None
@@ -36,29 +40,32 @@ class NamedLayers(Exchange):
     reported: ClassVar[tuple[ModelKind, ...]] = ()
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """theta^0."""
+        """Returns the initial model theta^0."""
         return Downlink({"model": state.initial})
 
     def subset(self, layout: Layout) -> ParameterSubset:
-        """Where the layers' parameters lie.
+        """Returns where the layers' parameters lie.
 
         Raises:
-            ValueError: if there is no such layer.
+            ValueError: if the network has no layer of a given name.
         """
         return layer_subset(layout, self.layers or 1, with_buffers=False)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """The named layers' parameters, one after the other in the order of the network, ``[P_L]``."""
-        return {"layers": self.subset(layout).take(trained.model)}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the parameters of the named layers ``[P_L]``, concatenated in the order of the network."""
+        return {"layers": self.subset(layout).take(output.model)}
 
 
 @dataclass(frozen=True)
 class Signature(NoExchange):
-    """Nothing down, the signature of the client's data up (PACFL before training): D p floats per label of its own."""
+    """Sends nothing down and the signature of the client's data up: D p floats per label that the client has.
+
+    PACFL uses it before training.
+    """
 
     keeps_model = False
     returns: ClassVar[tuple[str, ...]] = ("signature",)
 
-    def up(self, trained: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """U_i."""
-        return {"signature": trained.extras["signature"]}
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the signature U_i."""
+        return {"signature": output.extras["signature"]}

@@ -1,4 +1,4 @@
-"""The client's side of a round: what it starts from and minimises, and the engine that runs it."""
+"""The client's part of a round: what a client starts from and minimises, and the engine that computes it."""
 
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining

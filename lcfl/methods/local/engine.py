@@ -1,4 +1,4 @@
-"""What carries out a client's computations: whole runs of an optimizer, and gradients.
+"""The interface of engines, which compute whole runs of an optimizer and gradients for a client.
 
 Legend: P parameters and Q buffer entries in a model's flat vector.
 """
@@ -20,7 +20,13 @@ Indices = NDArray[np.int64]
 
 
 class OptimizerRun(NamedTuple):
-    """What an engine gives back: the trained model ``[P + Q]``, and means over the steps of loss and logged values."""
+    """The outcome of a run of the optimizer.
+
+    Attributes:
+        model: the trained model, ``[P + Q]``.
+        loss: the mean loss over the steps.
+        logged: the means of the logged values over the steps, by name.
+    """
 
     model: Tensor
     loss: float
@@ -28,12 +34,12 @@ class OptimizerRun(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The slope of the module's loss on one batch, where the model lies that it was asked for.
+    """The gradient of the module's loss on one batch. Its vectors lie on the device of the model.
 
     Attributes:
-        vector: ``[P]``.
-        buffers: of the network after the forward pass, ``[Q]``.
-        loss: a number, as a tensor so that nobody has to wait for it.
+        vector: the gradient, ``[P]``.
+        buffers: the buffers of the network after the forward pass, ``[Q]``.
+        loss: the loss as a tensor with one number, so that nobody has to wait for it.
         logged: the means of what the step logged, by name.
     """
 
@@ -43,21 +49,22 @@ class Gradient(NamedTuple):
     logged: Mapping[str, Tensor]
 
     def step_from(self, model: Tensor, rate: float) -> Tensor:
-        """``w - rate g`` for a model w ``[P + Q]``, with the buffers as the forward pass left them."""
+        """Returns ``w - rate g`` for a model w ``[P + Q]``, with the buffers as the forward pass left them."""
         return torch.cat([model[: len(self.vector)] - rate * self.vector, self.buffers])
 
 
 class Engine(Protocol):
-    """What carries out a local run on this rank; a method does not know which one it is.
+    """Computes local updates on this rank. A method does not know which engine it uses.
 
-    Two ways to compute: `run_optimizer` is a whole run of the module's optimizer; `gradient` and `hessian_product` are
-    the numbers themselves, for methods whose step is another one.
+    There are two ways to compute. `run_optimizer` performs a whole run of the module's optimizer. `gradient` and
+    `hessian_product` return the numbers themselves, for methods that take a different step.
 
     Attributes:
-        module: loss, optimizer and the weights of the pulls; a method reads its settings.
+        module: defines the loss, the optimizer and the weights of the pulls; a method reads its settings.
         layout: how models lie in flat vectors.
-        device: where a method that computes with vectors should put them.
-        max_steps: cuts every local run after so many steps; None for no cut. `run_optimizer` sees to it by itself.
+        device: where a method that computes with vectors should put the vectors.
+        max_steps: the number of steps after which every local run is cut; None for no cut. `run_optimizer` applies it
+            itself.
     """
 
     module: FederatedModule
@@ -73,14 +80,14 @@ class Engine(Protocol):
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
     ) -> OptimizerRun:
-        """One optimizer step per batch from the model `start`.
+        """Takes one optimizer step per batch, starting from the model `start`.
 
         Args:
-            start: ``[P + Q]``.
+            start: the model to start from, ``[P + Q]``.
             batches: indices into the pool of samples, one array per step.
             centre: Omega ``[P + Q]`` of the cluster pull, or None.
             embedding: Phi ``[P_phi]`` of the global pull, or None.
-            rate_scale: what the learning rates of the optimizer are multiplied by.
+            rate_scale: the factor by which the learning rates of the optimizer are multiplied.
         """
         ...
 
@@ -92,33 +99,37 @@ class Engine(Protocol):
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> Gradient:
-        """The gradient of the module's training step at `model`, in training mode; no optimizer takes part.
+        """Returns the gradient of the module's training step at `model`, in training mode and without the optimizer.
 
         Args:
-            model: ``[P + Q]``.
+            model: the model, ``[P + Q]``.
             batch: indices into the pool of samples.
-            number: of the step within the local run.
+            number: the number of the step within the local run.
             centre: Omega ``[P + Q]`` of the cluster pull, or None.
             embedding: Phi ``[P_phi]`` of the global pull, or None.
         """
         ...
 
     def hessian_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
-        """``H(w; batch) v``, exactly, by differentiating the gradient along v = `direction` ``[P]``; without pulls.
+        """Returns the exact product ``H(w; batch) v``, without pulls.
 
-        Its `vector` is the product; the rest is as `gradient` gives it. Buffers that clients keep stay as they are.
+        It is computed by differentiating the gradient along v = `direction` ``[P]``. The `vector` of the result is
+        the product. The other fields are as `gradient` returns them. Buffers that clients keep stay as they are.
         """
         ...
 
     def loss(self, model: Tensor, indices: Indices) -> float:
-        """L_sup of a model as it is evaluated: no dropout, stored batch statistics, no augmentation.
+        """Returns L_sup of a model as in an evaluation: no dropout, stored batch statistics, no augmentation.
 
         Args:
-            model: ``[P + Q]``.
-            indices: into the pool of samples; the mean is over all of them.
+            model: the model, ``[P + Q]``.
+            indices: indices into the pool of samples. The loss is the mean over all these samples.
         """
         ...
 
     def pixels(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Raw values ``[n, D]`` as the client sees them, before normalisation and augmentation, and labels ``[n]``."""
+        """Returns the raw values ``[n, D]`` of samples and their labels ``[n]``.
+
+        The values are those that the client sees, before normalisation and augmentation.
+        """
         ...

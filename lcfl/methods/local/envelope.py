@@ -20,27 +20,27 @@ __all__ = ["EnvelopeTraining"]
 
 @dataclass(frozen=True)
 class EnvelopeTraining(LocalUpdate):
-    """OptimizerRun on ``F_i(w) = min_theta f_i(theta) + lambda/2 |theta - w|^2``, whose gradient is lambda (w - theta).
+    """Minimises ``F_i(w) = min_theta f_i(theta) + lambda/2 |theta - w|^2``, whose gradient is lambda (w - theta).
 
         w <- Omega; theta <- w; for each batch b of the run:
             S times: theta <- theta - a (g(theta; b) + lambda (theta - w))
             w <- w - eta lambda (w - theta)
 
-    theta is the client's personal model; what it sends is w. theta begins at w in every participation and goes on
-    from one batch to the next. ``model.optimizer`` takes no part. The buffers of both are those that theta's forward
-    passes left.
+    theta is the client's personal model, and w is what the client sends. theta starts at w in every participation and
+    continues from one batch to the next. ``model.optimizer`` is not used. The buffers of both models are those that the
+    forward passes of theta left.
 
     Args:
-        steps: R, batches per participation; give either this or `epochs`.
-        epochs: full passes per participation.
-        inner_steps: S.
-        inner_lr: a.
-        outer_lr: eta.
-        penalty: lambda.
+        steps: R, the number of batches per participation; give either this or `epochs`.
+        epochs: the number of full passes per participation.
+        inner_steps: S, the number of steps of theta per batch.
+        inner_lr: a, the learning rate of theta.
+        outer_lr: eta, the learning rate of w.
+        penalty: lambda, the weight of the pull of theta to w.
 
     Raises:
         ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, `inner_steps` is at least 1, the rates
-            and the penalty are positive, and a lambda and eta lambda are below 2, where the pull alone diverges.
+            and the penalty are positive, and a lambda and eta lambda are below 2. From 2 on, the pull alone diverges.
     """
 
     start: ClassVar[str] = "own"
@@ -58,7 +58,7 @@ class EnvelopeTraining(LocalUpdate):
         if self.inner_steps < 1 or not min(self.inner_lr, self.outer_lr, self.penalty) > 0:
             raise ValueError(
                 f"method.local_update: got inner_steps={self.inner_steps}, inner_lr={self.inner_lr}, outer_lr="
-                f"{self.outer_lr}, penalty={self.penalty}; needed are at least 1 inner step and positive numbers."
+                f"{self.outer_lr}, penalty={self.penalty}; allowed are inner_steps >= 1 and positive numbers."
             )
         if max(self.inner_lr, self.outer_lr) * self.penalty >= 2:
             raise ValueError(
@@ -67,13 +67,13 @@ class EnvelopeTraining(LocalUpdate):
             )
         if self.inner_lr * self.penalty > 1:
             warnings.warn(
-                f"method.local_update: inner_lr times penalty is {self.inner_lr * self.penalty}; above 1 a personal "
-                "model jumps beyond the model that it is pulled to.",
+                f"method.local_update: inner_lr times penalty is {self.inner_lr * self.penalty}; above 1, a personal "
+                "model jumps beyond the model that it is pulled to. Lower inner_lr or penalty.",
                 stacklevel=3,
             )
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """theta as the client's model, w in ``extras["model"]``; the loss is f_i(theta)."""
+        """Returns theta as the client's model and w in ``extras["model"]``. The loss is f_i(theta)."""
         end, a, pull = engine.layout.num_parameters, self.inner_lr, self.penalty
         w = theta = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, batches = draw_batches(state.consumed, data, self.steps, self.epochs)
@@ -93,7 +93,7 @@ class EnvelopeTraining(LocalUpdate):
         return LocalOutput(theta.cpu(), consumed, loss, means, len(losses), {"model": w.cpu()})
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """Samples of all gradients."""
+        """Returns the number of samples in all gradients."""
         if self.epochs is not None:
             return self.inner_steps * self.epochs * num_samples
         assert self.steps is not None

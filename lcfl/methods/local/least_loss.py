@@ -1,4 +1,4 @@
-"""A client that chooses among the models of all clusters (IFCA).
+"""Local updates in which a client chooses among the models of all clusters (IFCA).
 
 Legend: K clusters, P + Q length of a model's flat vector.
 """
@@ -18,10 +18,10 @@ __all__ = ["LeastLoss", "LeastLossTraining", "least_loss"]
 
 
 def least_loss(centre_KP: Tensor, data: LocalData, engine: Engine) -> tuple[int, float]:
-    """j = arg min_k F_i(Omega_k) (IFCA Algorithm 1) and its loss, over all training samples of the client.
+    """Returns j = arg min_k F_i(Omega_k) (IFCA Algorithm 1) and its loss over all training samples of the client.
 
-    In a tie the lowest number wins: a client remembers nothing of earlier rounds. A model whose loss is NaN never
-    wins against one that has a loss.
+    In a tie the lowest number wins, because a client remembers nothing of earlier rounds. A model whose loss is NaN
+    never wins against a model that has a loss.
     """
     losses = [engine.loss(centre, data.indices) for centre in centre_KP]
     comparable = [inf if isnan(loss) else loss for loss in losses]
@@ -36,31 +36,31 @@ class LeastLoss(LocalUpdate):
     reads: ClassVar[tuple[str, ...]] = ("centres",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """Omega_j as it is; j in ``extras["cluster"]``."""
+        """Returns Omega_j unchanged, and j in ``extras["cluster"]``."""
         centres = downlink.payload["centres"]
         chosen, loss = least_loss(centres, data, engine)
         return LocalOutput(centres[chosen], state.consumed, loss, extras={"cluster": _number(chosen)})
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """Every sample once, whatever K is."""
+        """Returns `num_samples`. Every sample counts once, whatever K is."""
         return num_samples
 
 
 @dataclass(frozen=True)
 class LeastLossTraining(LocalTraining):
-    """Chooses the model with the least training loss, then trains it: IFCA Algorithm 1 with model averaging."""
+    """Chooses the model with the least training loss and trains it (IFCA Algorithm 1 with model averaging)."""
 
     reads: ClassVar[tuple[str, ...]] = ("centres",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """j = arg min_k F_i(Omega_k); w <- Omega_j; then as `LocalTraining`; j in ``extras["cluster"]``."""
+        """Chooses j = arg min_k F_i(Omega_k) and trains w <- Omega_j as `LocalTraining`; j in ``extras["cluster"]``."""
         centres = downlink.payload["centres"]
         chosen, _ = least_loss(centres, data, engine)
         trained = super().__call__(state, Downlink({"model": centres[chosen]}), data, engine)
         return replace(trained, extras={"cluster": _number(chosen)})
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """The choice, and the training."""
+        """Returns the number of samples for the choice and the training."""
         return num_samples + super().cost(num_samples, batch_size)
 
 

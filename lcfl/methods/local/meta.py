@@ -20,7 +20,7 @@ __all__ = ["GradientStep", "MetaTraining"]
 
 @dataclass(frozen=True)
 class GradientStep(LocalUpdate):
-    """``w' = w - alpha g(w; b)`` on the next batch of a client's training samples.
+    """Takes the step ``w' = w - alpha g(w; b)`` on the next batch of a client's training samples.
 
     Args:
         rate: alpha.
@@ -31,38 +31,40 @@ class GradientStep(LocalUpdate):
     rate: float
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """One step from what the server sends."""
+        """Takes one step from what the server sends."""
         model = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, (batch,) = draw_batches(state.consumed, data, steps=1)
         slope = engine.gradient(model, batch)
         return LocalOutput(slope.step_from(model, self.rate).cpu(), consumed, float(slope.loss), num_steps=1)
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """One batch."""
+        """Returns the number of samples in one batch."""
         return min(batch_size, num_samples)
 
 
 @dataclass(frozen=True)
 class MetaTraining(LocalUpdate):
-    """Per-FedAvg's local update: descent on the loss *after* one step of rate alpha, by steps of rate beta.
+    """Minimises the loss *after* one step of rate alpha, by steps of rate beta (Per-FedAvg).
 
         w' = w - alpha g(w; b1);  w <- w - beta g(w'; b2)                                       first order
         w' = w - alpha g(w; b1);  w <- w - beta [g(w'; b2) - alpha H(w; b3) g(w'; b2)]          with `hessian`
 
-    b1, b2, b3 are consecutive batches of the client's order. ``model.optimizer`` takes no part: inner gradients must
-    not enter the momentum of outer steps.
+    b1, b2, b3 are consecutive batches of the client's order. ``model.optimizer`` takes no steps, because inner
+    gradients must not enter the momentum of outer steps.
 
     Args:
-        steps: steps w <- ... per participation, each on 2 (3) batches; give either this or `epochs`.
-        epochs: full passes per participation, cut into floor(#batches / 2) steps each (reading A22; 3 with `hessian`);
-            a pass with fewer batches than a step needs is one step, which takes them again from the first.
-        inner_lr: alpha, also the rate of the step with which a client makes its personal model.
-        outer_lr: beta; None: the learning rate of ``model.optimizer``.
-        outer_momentum: of the steps w <- ...; it starts at zero at every participation.
-        hessian: the exact meta-gradient with its Hessian-vector product instead of the first-order one.
+        steps: the number of steps w <- ... per participation, each on 2 batches (3 with `hessian`). Give either this or
+            `epochs`.
+        epochs: the number of full passes per participation. Each pass is cut into floor(#batches / 2) steps (reading
+            A22; 3 instead of 2 with `hessian`). A pass with fewer batches than a step needs is one step, which repeats
+            the batches from the first.
+        inner_lr: alpha, which is also the rate of the step with which a client makes its personal model.
+        outer_lr: beta; None for the learning rate of ``model.optimizer``.
+        outer_momentum: the momentum of the steps w <- ...; the velocity starts at zero in every participation.
+        hessian: whether to use the exact meta-gradient with its Hessian-vector product instead of the first-order one.
 
     Raises:
-        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for negative rates, or a momentum
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for negative rates, or for a momentum
             outside [0, 1).
     """
 
@@ -81,24 +83,24 @@ class MetaTraining(LocalUpdate):
         if min(rates) < 0 or not 0 <= self.outer_momentum < 1:
             raise ValueError(
                 f"method.local_update: got inner_lr={self.inner_lr}, outer_lr={self.outer_lr}, outer_momentum="
-                f"{self.outer_momentum}; rates are numbers >= 0, the momentum is one from 0 to below 1."
+                f"{self.outer_momentum}; allowed are rates >= 0 and a momentum from 0 to below 1."
             )
 
     @property
     def adaptation(self) -> LocalUpdate:
-        """One step of rate alpha on a training batch: the model that Per-FedAvg is made for."""
+        """One step of rate alpha on a training batch, which gives the model that Per-FedAvg aims at."""
         return GradientStep(self.inner_lr)
 
     def check(self, module: FederatedModule) -> None:
-        """Without an `outer_lr` the optimizer must have a learning rate.
+        """Checks that there is an `outer_lr` or that the optimizer has a learning rate.
 
         Raises:
-            ValueError: if it has none.
+            ValueError: if there is neither.
         """
         self._beta(module)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """The steps from what the server sends; the loss is that of w', which is what they lower."""
+        """Takes the steps from what the server sends. The loss is that of w', which the steps lower."""
         w = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, groups = self._groups(state.consumed, data)
         alpha, beta = self.inner_lr, self._beta(engine.module)
@@ -115,19 +117,19 @@ class MetaTraining(LocalUpdate):
             w = outer._replace(vector=velocity).step_from(w, beta)
             losses.append(outer.loss)
             logged.append(outer.logged)
-        means = {name: float(torch.stack([each[name] for each in logged if name in each]).mean()) for name in logged[0]}
+        means = {name: float(torch.stack([step[name] for step in logged if name in step]).mean()) for name in logged[0]}
         return LocalOutput(w.cpu(), consumed, float(torch.stack(losses).float().mean()), means, len(losses))
 
     def _groups(self, consumed: int, data: LocalData) -> tuple[int, list[list[Indices]]]:
-        """Samples consumed after the run, and the batches of each step."""
+        """Returns the number of samples consumed after the run, and the batches of each step."""
         size = 3 if self.hessian else 2
         per_pass = -(-data.pass_length // data.batch_size)
         if self.epochs is not None:
             consumed, batches = draw_batches(consumed, data, epochs=self.epochs)
             passes = [batches[start : start + per_pass] for start in range(0, len(batches), per_pass)]
-            return consumed, [group for one in passes for group in _grouped(one, size)]
+            return consumed, [group for one_pass in passes for group in _grouped(one_pass, size)]
         assert self.steps is not None
-        if per_pass == 1:  # consecutive batches are the same samples: one is enough
+        if per_pass == 1:  # consecutive batches hold the same samples, so one is enough
             consumed, batches = draw_batches(consumed, data, steps=self.steps)
             return consumed, [[batch] * size for batch in batches]
         consumed, batches = draw_batches(consumed, data, steps=self.steps * size)
@@ -140,13 +142,13 @@ class MetaTraining(LocalUpdate):
         rate = optimizer.param_groups[0].get("lr")
         if rate is None:
             raise ValueError(
-                f"method.local_update: got outer_lr=None, and {type(optimizer).__name__} has no learning rate to take "
-                "instead; set outer_lr."
+                f"method.local_update: got outer_lr=None, but {type(optimizer).__name__} has no learning rate to use "
+                "instead. Set outer_lr."
             )
         return float(rate)
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """Samples of all gradients: about all that are drawn."""
+        """Returns the number of samples in all gradients, which is about the number that is drawn."""
         if self.epochs is not None:
             return self.epochs * num_samples
         assert self.steps is not None
@@ -154,7 +156,11 @@ class MetaTraining(LocalUpdate):
 
 
 def _grouped(batches: list[Indices], size: int) -> list[list[Indices]]:
-    """Consecutive batches, `size` a group, what is left over left out; too few are one group, begun again."""
+    """Returns groups of `size` consecutive batches.
+
+    Batches that are left over at the end are dropped. If there are fewer than `size` batches, they form one group and
+    are repeated from the first.
+    """
     if len(batches) < size:
         return [[batches[number % len(batches)] for number in range(size)]]
     return [batches[start : start + size] for start in range(0, len(batches) - size + 1, size)]

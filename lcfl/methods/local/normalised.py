@@ -1,4 +1,4 @@
-"""Local training that says how far it went (FedNova)."""
+"""Local training that reports how far it went (FedNova)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -18,18 +18,18 @@ __all__ = ["NormalisedTraining", "normaliser"]
 def normaliser(
     num_steps: int, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, pull: float = 0.0
 ) -> float:
-    """a_i: how far tau steps of SGD go, over the learning rate, where every gradient is 1.
+    """Returns a_i, the distance that tau steps of SGD cover if every gradient is 1, divided by the learning rate.
 
-    It is the sum of the weights with which the gradients of a run enter w - w_i (FedNova section 4): tau for plain
-    SGD, [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho, and with a proximal term
-    a <- (1 - eta mu) a + 1 at every step. The recursion below is all of them at once, with torch's SGD.
+    It is the sum of the weights with which the gradients of a run enter w - w_i (FedNova section 4). It is tau for
+    plain SGD, and [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho. With a proximal term it follows
+    from a <- (1 - eta mu) a + 1 at every step. The recursion below covers all cases, as torch's SGD takes the steps.
 
     Args:
         num_steps: tau.
         momentum: rho.
-        dampening: of the momentum, from the second step on.
+        dampening: the dampening of the momentum, from the second step on.
         nesterov: whether the momentum is Nesterov's.
-        pull: eta mu, the learning rate times the weight of the pull to where the run started.
+        pull: eta mu, the learning rate times the weight of the pull to the start of the run.
     """
     length, velocity = 0.0, 0.0
     for number in range(num_steps):
@@ -41,28 +41,28 @@ def normaliser(
 
 @dataclass(frozen=True)
 class NormalisedTraining(LocalTraining):
-    """`LocalTraining` that also gives a_i, the normaliser of its steps, in ``extras["normaliser"]``.
+    """`LocalTraining` that also returns a_i, the normaliser of its steps, in ``extras["normaliser"]``.
 
-    rho and eta are those of the module's SGD; mu is ``model.cluster_weight`` where the downlink holds a centre.
+    rho and eta are those of the module's SGD. mu is ``model.cluster_weight`` if the downlink holds a centre.
 
     Args:
-        steps: as `LocalTraining`.
-        epochs: as `LocalTraining`.
-        start: as `LocalTraining`.
-        stragglers: as `LocalTraining`.
-        effective_steps: what the server sums up to tau_eff. ``normaliser``: a_i, so that with equal steps FedNova is
-            FedAvg; ``steps``: tau_i, what the authors' code does where there is a proximal term; it goes up as one
-            more float.
+        steps: see `LocalTraining`.
+        epochs: see `LocalTraining`.
+        start: see `LocalTraining`.
+        stragglers: see `LocalTraining`.
+        effective_steps: what the server sums up to tau_eff. With ``normaliser`` it sums a_i, so that FedNova with equal
+            steps is FedAvg. With ``steps`` it sums tau_i, as the authors' code does if there is a proximal term; tau_i
+            is one more float in the upload.
 
     Raises:
-        ValueError: as `LocalTraining`, and for another word.
+        ValueError: as `LocalTraining`, and for an unknown word.
     """
 
     provides: ClassVar[tuple[str, ...]] = ("normaliser",)
     effective_steps: Literal["normaliser", "steps"] = "normaliser"
 
     def check(self, module: FederatedModule) -> None:
-        """The normaliser is known for SGD with one setting for all parameters.
+        """Checks that the optimizer is SGD with one setting for all parameters, for which the normaliser is known.
 
         Raises:
             ValueError: for any other optimizer.
@@ -70,7 +70,7 @@ class NormalisedTraining(LocalTraining):
         _settings(module)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """w_i as `LocalTraining`, and a_i, or (a_i, tau_i)."""
+        """Returns w_i as `LocalTraining` does, and a_i or (a_i, tau_i)."""
         trained = super().__call__(state, downlink, data, engine)
         sgd = _settings(engine.module)
         rate = sgd.rate * self._lr_factor(data)
@@ -82,7 +82,7 @@ class NormalisedTraining(LocalTraining):
 
 
 def _settings(module: FederatedModule) -> SgdSettings:
-    """Of the module's optimizer.
+    """Returns the settings of the module's optimizer.
 
     Raises:
         ValueError: unless it is SGD with one setting for all parameters.
@@ -91,7 +91,7 @@ def _settings(module: FederatedModule) -> SgdSettings:
     if settings is None:
         name = type(module.configure_optimizers()).__name__
         raise ValueError(
-            f"method.local_update: NormalisedTraining got the optimizer {name}; how far a run went is known for "
-            "torch.optim.SGD with the same settings for all parameters (model.optimizer)."
+            f"method.local_update: NormalisedTraining got the optimizer {name}; the normaliser is known only for "
+            "torch.optim.SGD with the same settings for all parameters. Set model.optimizer accordingly."
         )
     return settings

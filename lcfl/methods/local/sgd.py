@@ -1,4 +1,4 @@
-"""torch.optim.SGD as numbers: what engines that step by themselves, and methods that count its steps, need to know."""
+"""The settings of torch.optim.SGD, for engines that take its steps themselves and for methods that count them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class SgdSettings:
     Attributes:
         rate: eta.
         momentum: rho.
-        dampening: of the momentum, from the second step on.
-        weight_decay: added to the gradient times the parameter.
+        dampening: the dampening of the momentum, from the second step on.
+        weight_decay: the factor with which the parameter is added to the gradient.
         nesterov: whether the momentum is Nesterov's.
     """
 
@@ -38,13 +38,13 @@ class SgdSettings:
         velocities: list[Tensor | None],
         rate_scale: float = 1.0,
     ) -> None:
-        """One step in place, with the bits of torch's; a parameter without a gradient stays as it is.
+        """Takes one step in place, with the same bits as torch. A parameter without a gradient stays as it is.
 
         Args:
-            parameters: what is trained.
-            gradients: of each, or None.
-            velocities: of each, None before its first step; kept by the caller for one run.
-            rate_scale: what the learning rate is multiplied by.
+            parameters: the parameters that are trained.
+            gradients: the gradient of each parameter, or None.
+            velocities: the velocity of each parameter, None before its first step. The caller keeps them for one run.
+            rate_scale: the factor by which the learning rate is multiplied.
         """
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             if gradient is None:
@@ -62,13 +62,13 @@ class SgdSettings:
 
 
 def sgd_settings(module: FederatedModule) -> SgdSettings | None:
-    """The settings of the module's optimizer; None unless it is plain SGD with the same ones for all parameters."""
+    """Returns the settings of the module's optimizer; None unless it is plain SGD with one setting for all."""
     optimizer = module.configure_optimizers()
     if type(optimizer) is not SGD:
         return None
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     group = groups[0]
-    if any(each != group for each in groups) or group["maximize"] or group["differentiable"]:
+    if any(other != group for other in groups) or group["maximize"] or group["differentiable"]:
         return None
     trained = {id(parameter) for each in optimizer.param_groups for parameter in each["params"]}
     if isinstance(group["lr"], Tensor) or trained != {id(parameter) for parameter in module.network.parameters()}:

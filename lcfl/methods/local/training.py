@@ -1,4 +1,4 @@
-"""What a client starts from and minimises.
+"""Local updates, which define what a client starts from and minimises.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
@@ -38,15 +38,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LocalData:
-    """A client's training samples and the addresses of its batch order and of other draws.
+    """A client's training samples, and what addresses its batch order and its other random draws.
 
     Attributes:
-        indices: of its training samples in the pool, ``[n_i]``.
+        indices: the indices of its training samples in the pool, ``[n_i]``.
         batch_size: B.
         seed: the run's seed.
-        client: its number.
-        drop_last: whether a pass leaves out its last batch where that is shorter than B.
-        round: t, negative in an warm-up round; the batch order does not depend on it.
+        client: the number of the client.
+        drop_last: whether a pass leaves out its last batch if that is shorter than B.
+        round: t, negative in a warm-up round. The batch order does not depend on it.
     """
 
     indices: Indices
@@ -58,7 +58,7 @@ class LocalData:
 
     @property
     def pass_length(self) -> int:
-        """How many samples one pass draws."""
+        """The number of samples that one pass draws."""
         return pass_length(len(self.indices), self.batch_size, self.drop_last)
 
 
@@ -67,12 +67,12 @@ class LocalOutput:
     """The outcome of a local run.
 
     Attributes:
-        model: trained, ``[P + Q]``.
-        consumed: samples drawn by this client so far.
-        loss: the mean over the steps; None of a run that looks at no loss.
+        model: the trained model, ``[P + Q]``.
+        consumed: the number of samples that this client has drawn so far.
+        loss: the mean loss over the steps; None for a run that computes no loss.
         logged: further means over the steps, by name.
-        num_steps: how many steps it took.
-        extras: what the run found beside the model and an exchange may send, by name: tensors on the CPU.
+        num_steps: the number of steps that the run took.
+        extras: further results of the run that an exchange may send, by name, as tensors on the CPU.
     """
 
     model: Tensor
@@ -84,58 +84,69 @@ class LocalOutput:
 
 
 class LocalUpdate(ABC):
-    """``(ClientState, Downlink) -> trained model``: one client's part of a round.
+    """One client's part of a round: ``(ClientState, Downlink) -> trained model``.
 
     Class attributes:
-        reads: what it cannot do without in the downlink.
-        provides: the names of the `LocalOutput.extras` that its runs give.
+        reads: the names that it needs in the downlink.
+        provides: the names in the `LocalOutput.extras` of its runs.
+        adds: the names that it adds to the downlink for runs of its own, such as a ``centre`` to be pulled to.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
+    adds: ClassVar[tuple[str, ...]] = ()
 
     @property
     def adaptation(self) -> "LocalUpdate | None":
-        """What makes a client's personal model of what the server sends it, where the method has such a step."""
+        """The local update that makes a personal model from what the server sends; None if the method has none."""
         return None
 
     def check(self, module: FederatedModule) -> None:  # noqa: B027 - most can train any module
-        """Raises a ValueError for a module that it cannot train; called before any data is loaded."""
+        """Checks that it can train a module; called before any data is loaded.
+
+        Raises:
+            ValueError: for a module that it cannot train.
+        """
 
     @abstractmethod
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """Runs the client's local work; must depend on its arguments alone."""
+        """Runs the client's local work. The result must depend only on the arguments."""
 
     @abstractmethod
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """How many samples one run of a client computes whose passes draw `num_samples` each: for balancing ranks."""
+        """Returns how many samples one run of a client computes, which is used to balance ranks.
+
+        Args:
+            num_samples: the number of samples that each pass of the client draws.
+            batch_size: B.
+        """
 
 
 @dataclass(frozen=True)
 class LocalTraining(LocalUpdate):
-    """Gradient descent on the module's loss: LocalUpdate of LCFed's Algorithm 1, and plain local SGD.
+    """Minimises the module's loss by gradient descent: LocalUpdate of LCFed's Algorithm 1, and plain local SGD.
 
-    A downlink that holds a ``model`` is where the run starts (FedAvg). Otherwise `start` decides
-    (reading A34): ``own`` is the paper's line 1, w <- w_i; ``centre`` starts from Omega_{R_i};
-    ``embedding`` from (Phi, h_i), the global embedding with the own decision. A ``centre`` and an
-    ``embedding`` in the downlink are what the module's two regularisers pull towards.
+    If the downlink holds a ``model``, the run starts from it (FedAvg). Otherwise `start` decides (reading A34).
+    ``own`` is the paper's line 1, w <- w_i. ``centre`` starts from Omega_{R_i}. ``embedding`` starts from (Phi, h_i),
+    the global embedding with the client's own decision head. The module's two regularisers pull towards the ``centre``
+    and the ``embedding`` in the downlink.
 
     Args:
-        steps: mini-batches per participation, from an order that goes on at the next one (the reading
-            of the papers' "5 local iterations"); give either this or `epochs`.
-        epochs: full passes over the client's samples per participation (each without its short last batch
+        steps: the number of mini-batches per participation, from an order that continues at the next participation (the
+            reading of the papers' "5 local iterations"). Give either this or `epochs`.
+        epochs: the number of full passes over the client's samples per participation (each without its short last batch
             under ``data.drop_last``).
-        start: where a run starts that is not given a model.
-        stragglers: with this probability a client manages only part of the work: a number of epochs (or steps)
-            drawn uniformly from 1 to one less than all. What it sends counts as any other's (FedProx section 5).
-        lr_decay: the learning rate of training round t is eta * lr_decay^t, and eta in warm-up rounds.
-        fill_batch: make at least ceil(B / n_i) epochs, so that a client with few samples draws B of them,
-            too: T_i = max(ceil(B / n_i), epochs) (AS-CFL section 3.2.3 and Algorithm 1, lines 7 and 8; reading A9).
+        start: where a run starts if the downlink holds no model.
+        stragglers: the probability that a client does only part of the work, which is a number of epochs (or steps)
+            drawn uniformly from 1 to one less than all. Its upload counts as any other (FedProx section 5).
+        lr_decay: the learning rate of training round t is eta * lr_decay^t. In warm-up rounds it is eta.
+        fill_batch: whether to run at least ceil(B / n_i) epochs, so that a client with few samples also draws B
+            samples: T_i = max(ceil(B / n_i), epochs) (AS-CFL section 3.2.3 and Algorithm 1, lines 7 and 8; reading A9).
 
     Raises:
-        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for another `start`, for
-            `stragglers` outside [0, 1] or without at least two steps or epochs, for an `lr_decay` outside (0, 1], or
-            for `fill_batch` without `epochs`.
+        ValueError: unless exactly one of `steps` and `epochs` is a number >= 1, for an unknown `start`, for
+            `stragglers` outside [0, 1] or above 0 with fewer than two steps or epochs, for an `lr_decay` outside
+            (0, 1], or for `fill_batch` without `epochs`.
     """
 
     steps: int | None = None
@@ -151,10 +162,13 @@ class LocalTraining(LocalUpdate):
         if not 0 <= self.stragglers <= 1 or (self.stragglers > 0 and amount < 2):
             raise ValueError(
                 f"method.local_update: got stragglers={self.stragglers} with steps={self.steps}, epochs={self.epochs}; "
-                "allowed are shares from 0 to 1, and those above 0 need at least 2 steps or epochs to leave some out."
+                "allowed are shares from 0 to 1, and a share above 0 needs at least 2 steps or epochs. Set stragglers "
+                "to 0, or raise steps or epochs."
             )
         if not 0 < self.lr_decay <= 1:
-            raise ValueError(f"method.local_update: got lr_decay={self.lr_decay}; it must lie in (0, 1], 1 for none.")
+            raise ValueError(
+                f"method.local_update: got lr_decay={self.lr_decay}; it must lie in (0, 1]. Set 1 for none."
+            )
         if self.fill_batch and self.epochs is None:
             raise ValueError(
                 "method.local_update: fill_batch=true raises the number of epochs, but steps is given; set epochs, or "
@@ -162,7 +176,7 @@ class LocalTraining(LocalUpdate):
             )
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """w <- start; then per batch w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
+        """Sets w <- start, then takes per batch the step w <- w - eta grad(L_sup + L_cluster + L_global)(w)."""
         start = starting_model(self.start, state, downlink, engine.layout)
         consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
         batches = batches[: engine.max_steps]
@@ -171,11 +185,11 @@ class LocalTraining(LocalUpdate):
         return LocalOutput(model, consumed, loss, logged, len(batches))
 
     def _lr_factor(self, data: LocalData) -> float:
-        """eta_t / eta."""
+        """Returns eta_t / eta."""
         return self.lr_decay ** max(data.round, 0)
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
-        """All that there is to do, or what a straggler manages of it in this round."""
+        """Returns the steps and epochs of this round, which are fewer if the client is a straggler."""
         steps, epochs = self.steps, self.epochs and self._num_epochs(data.pass_length, data.batch_size)
         if not self.stragglers:
             return steps, epochs
@@ -186,12 +200,12 @@ class LocalTraining(LocalUpdate):
         return steps and fewer, epochs and fewer
 
     def _num_epochs(self, num_samples: int, batch_size: int) -> int:
-        """T_i."""
+        """Returns T_i."""
         assert self.epochs is not None
         return max(-(-batch_size // num_samples), self.epochs) if self.fill_batch else self.epochs
 
     def cost(self, num_samples: int, batch_size: int) -> int:
-        """``T_i * num_samples``, or ``steps * min(B, num_samples)``."""
+        """Returns ``T_i * num_samples``, or ``steps * min(B, num_samples)``."""
         if self.epochs is not None:
             return self._num_epochs(num_samples, batch_size) * num_samples
         assert self.steps is not None
@@ -199,22 +213,22 @@ class LocalTraining(LocalUpdate):
 
 
 def check_amount(steps: int | None, epochs: int | None) -> int:
-    """The one of the two that is given.
+    """Returns `steps` or `epochs`, whichever is set.
 
     Raises:
-        ValueError: unless exactly one of them is a number >= 1.
+        ValueError: unless exactly one of the two is a number >= 1.
     """
-    given = [number for number in (steps, epochs) if number is not None]
-    if len(given) != 1 or given[0] < 1:
+    amounts = [number for number in (steps, epochs) if number is not None]
+    if len(amounts) != 1 or amounts[0] < 1:
         raise ValueError(
-            f"method.local_update: got steps={steps}, epochs={epochs}; exactly one of them must be a "
-            "number >= 1, e.g. steps=5 and epochs=null."
+            f"method.local_update: got steps={steps}, epochs={epochs}; exactly one must be a number >= 1. Set for "
+            "example steps=5 and epochs=null."
         )
-    return given[0]
+    return amounts[0]
 
 
 def starting_model(start: str, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor:
-    """The model in the downlink; else what `start` says, see `LocalTraining`."""
+    """Returns the model in the downlink, or otherwise the model that `start` selects, see `LocalTraining`."""
     payload = downlink.payload
     if "model" in payload:
         return payload["model"]
@@ -229,10 +243,17 @@ def starting_model(start: str, state: ClientState, downlink: Downlink, layout: L
 def draw_batches(
     consumed: int, data: LocalData, steps: int | None = None, epochs: int | None = None
 ) -> tuple[int, list[Indices]]:
-    """Samples consumed after a run of so many steps or full passes, and its batches as indices into the pool."""
+    """Returns the number of samples consumed after a run, and the batches of the run as indices into the pool.
+
+    Args:
+        consumed: the number of samples consumed before the run.
+        data: the client's training samples.
+        steps: the number of batches, if `epochs` is None.
+        epochs: the number of full passes, or None.
+    """
     length = data.pass_length
     if epochs is not None:
-        consumed = -(-consumed // length) * length  # passes begin whole
+        consumed = -(-consumed // length) * length  # epochs start with a whole pass
         num_batches = epochs * -(-length // data.batch_size)
     else:
         assert steps is not None

@@ -1,4 +1,4 @@
-"""``lcfl compare``: what it prints, what it writes, what it refuses; and that it reads what `fit` leaves."""
+"""Tests what ``lcfl compare`` prints, writes and refuses, and that it reads the runs of `fit`."""
 
 import csv
 import re
@@ -20,12 +20,12 @@ def runs(root):
         made(root, f"lcfed-seed{seed}", seed, accuracies=[0.4, 0.8], clusters=4, method={"class": "lcfed"})
 
 
-def test_the_table(tmp_path, capsys):
+def test_the_table_has_accuracies_and_costs(tmp_path, capsys):
     runs(tmp_path)
     compare.main([str(tmp_path)])
     said = capsys.readouterr().out
     for words in (
-        ["test accuracy in %, own_split; rounds and MB until 72.00 %"],
+        ["test accuracy in %, own_split; rounds and MB to reach 72.00 %"],
         ["fedavg", "global", "55.00 ± 7.07", "27.50"],
         ["lcfed", "global", "80.00 ± 0.00", "40.00", "2", "20"],
         ["majority class", "25.00"],
@@ -34,7 +34,7 @@ def test_the_table(tmp_path, capsys):
         assert any(all(word in line for word in words) for line in said.splitlines()), words
 
 
-def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, capsys, monkeypatch):
+def test_a_pipe_gets_full_names_and_a_narrow_terminal_gets_all_columns(tmp_path, capsys, monkeypatch):
     name = "lcfed_plus-lr=0.05-cluster_weight=1-global_weight=0.5"
     made(tmp_path, f"{name}-seed0", 0, accuracies=[0.4, 0.8], clusters=4)
     made(tmp_path, "lcfed_plus-lr=0.02-seed0", 0, method={"class": "lcfed"})
@@ -49,7 +49,7 @@ def test_a_pipe_has_whole_names_and_a_narrow_terminal_all_columns(tmp_path, caps
     assert all(any(word in line for line in lines) for word in ("accuracy", "worst 10 %", "ARI", "minutes", "of peak"))
 
 
-def test_a_line_per_method(tmp_path, capsys):
+def test_wide_has_a_line_per_method(tmp_path, capsys):
     runs(tmp_path)
     compare.main([str(tmp_path), "--wide"])
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
@@ -59,7 +59,7 @@ def test_a_line_per_method(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags", [[], ["--wide"]])
-def test_options_of_one_run_per_method_stand_in_a_column_of_their_own(tmp_path, capsys, flags):
+def test_options_that_labels_leave_out_have_a_separate_column(tmp_path, capsys, flags):
     made(tmp_path, "fedavg", 0)
     made(tmp_path, "lcfed-lr=0.05-cluster_weight=1-seed0", 0, method={"class": "lcfed"})
     compare.main([str(tmp_path), *flags, f"--out={tmp_path / 'out'}"])
@@ -71,7 +71,7 @@ def test_options_of_one_run_per_method_stand_in_a_column_of_their_own(tmp_path, 
     assert "| lcfed | 60.00 | lr=0.05 cluster_weight=1 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
-def test_columns_are_kinds_of_models_and_what_a_method_has_not_stays_empty():
+def test_columns_are_kinds_of_model_and_missing_models_stay_empty():
     rows = [
         Row(1, "own_split", label, kind, 1, acc, nan)
         for label, kind, acc in [("lcfed", "cluster", 0.7), ("lcfed", "personal", 0.6), ("fedavg", "after_local", 0.5)]
@@ -85,7 +85,7 @@ def test_columns_are_kinds_of_models_and_what_a_method_has_not_stays_empty():
     ]
 
 
-def test_what_is_written(tmp_path, capsys):
+def test_out_writes_tables_curves_and_pictures(tmp_path, capsys):
     runs(tmp_path / "logs")
     out = tmp_path / "out"
     compare.main([str(tmp_path / "logs"), "--target=0.6", f"--out={out}"])
@@ -116,7 +116,7 @@ def test_what_is_written(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:fedavg #2 is")
-def test_runs_of_one_name_are_told_apart_everywhere(tmp_path, capsys):
+def test_runs_with_the_same_name_are_distinguished_everywhere(tmp_path, capsys):
     for accuracy, network in ((0.5, "Gelu"), (0.7, "Tanh")):
         made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], model={"network": f"{network}, too long for a label"})
     out = tmp_path / "out"
@@ -129,7 +129,7 @@ def test_runs_of_one_name_are_told_apart_everywhere(tmp_path, capsys):
     assert [(label, accuracy) for _, label, accuracy in ends(out)] == [("fedavg", 0.5), ("fedavg #2", 0.7)]
 
 
-def test_each_setting_has_its_own_curves(tmp_path, capsys):
+def test_each_setting_has_separate_curves(tmp_path, capsys):
     for accuracy, data in ((0.5, "d" * 25), (0.7, "e" * 25)):
         made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], data=data)
     out = tmp_path / "out"
@@ -138,13 +138,13 @@ def test_each_setting_has_its_own_curves(tmp_path, capsys):
 
 
 def ends(out):
-    """Setting, label and accuracy of the second round of every curve."""
+    """Returns setting, label and accuracy of the second round of every curve."""
     with (out / "curves.csv").open() as file:
         points = [point for point in csv.DictReader(file) if point["rounds"] == "2"]
     return [(point["setting"], point["label"], float(point["acc"])) for point in points]
 
 
-def test_mixing_needs_to_be_said(tmp_path, capsys):
+def test_different_settings_need_mix(tmp_path, capsys):
     made(tmp_path, "a", 0)
     made(tmp_path, "b", 0, data="other")
     with pytest.raises(ValueError, match="--mix"):
@@ -155,19 +155,19 @@ def test_mixing_needs_to_be_said(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("target", ["60", "0", "-0.5", "nan", "many"])
-def test_a_target_is_a_part_of_one(capsys, target):
+def test_an_invalid_target_is_refused(capsys, target):
     with pytest.raises(SystemExit):
         compare.main(["logs", f"--target={target}"])
     assert f"argument --target: {'invalid accuracy' if target == 'many' else 'got'}" in capsys.readouterr().err
 
 
-def test_nothing_finished(tmp_path):
+def test_runs_of_which_none_is_finished_are_refused(tmp_path):
     (made(tmp_path, "a", 0) / "summary.json").unlink()
     with pytest.warns(UserWarning, match="not finished"), pytest.raises(ValueError, match="none of these runs"):
         compare.main([str(tmp_path)])
 
 
-def test_an_error_is_one_line_and_torch_is_not_needed(tmp_path, monkeypatch):
+def test_an_error_is_one_line_and_does_not_need_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SystemExit) as caught:
         __main__.main(["compare", str(tmp_path)])
@@ -175,7 +175,7 @@ def test_an_error_is_one_line_and_torch_is_not_needed(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("here")
-def test_it_reads_what_fit_leaves(capsys):
+def test_it_reads_the_runs_of_fit(capsys):
     run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.name=mine")
     capsys.readouterr()
     compare.main(["logs"])
@@ -186,7 +186,7 @@ def test_it_reads_what_fit_leaves(capsys):
 
 
 @pytest.mark.usefixtures("here")
-def test_runs_without_a_round_and_with_a_sample_of_clients_compare(capsys):
+def test_runs_without_rounds_and_with_sampled_clients_can_be_compared(capsys):
     for number in ("1.0", "2", "20"):
         lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--trainer.rounds=0", f"--trainer.evaluate_clients={number}")
     capsys.readouterr()
@@ -194,7 +194,7 @@ def test_runs_without_a_round_and_with_a_sample_of_clients_compare(capsys):
         compare.main(["logs", "--out=out"])
     said = [str(each.message) for each in caught]
     assert said == [
-        "logs/lcfl/version_0 is left out: logs/lcfl/version_2 has the same settings and seed, and is newer.",
+        "logs/lcfl/version_0 is left out: logs/lcfl/version_2 has the same settings and seed and is newer.",
         'evaluate_clients differs between these runs: "all", 2.',
     ]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

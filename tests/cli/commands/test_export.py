@@ -1,4 +1,4 @@
-"""``lcfl export`` and ``lcfl predict``: files that give what the run's models give."""
+"""Tests that the files of ``lcfl export`` and ``lcfl predict`` match the models of the run."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def exported(run, *words):
     export.main([str(run.path), *words])
 
 
-def test_a_state_dict_is_the_networks(run, capsys):
+def test_a_state_dict_fits_the_network(run, capsys):
     exported(run, "--model=personal", "--client=3", "--out=models/client3.pt")
     assert "written to models/client3.pt" in capsys.readouterr().out
     network = MLP(16, [32], 8)
@@ -36,7 +36,7 @@ def test_a_state_dict_is_the_networks(run, capsys):
     assert torch.equal(network(INPUTS), run.model("personal", client=3)(INPUTS))
 
 
-def test_a_program_takes_any_batch(run):
+def test_a_program_accepts_any_batch_size(run):
     exported(run, "--model=cluster", "--cluster=1", "--out=cluster.pt2", "--format=torch_export")
     module = torch.export.load("cluster.pt2").module()
     for number in (1, 5):
@@ -44,7 +44,7 @@ def test_a_program_takes_any_batch(run):
         torch.testing.assert_close(module(INPUTS[:number]), expected)
 
 
-def test_nothing_is_overwritten_and_nothing_half_is_left(run, tmp_path):
+def test_nothing_is_overwritten_and_no_partial_file_remains(run, tmp_path):
     exported(run, "--model=global", "--out=one.pt")
     with pytest.raises(FileExistsError, match=r"one\.pt exists already; name a new file"):
         exported(run, "--model=global", "--out=one.pt")
@@ -53,7 +53,7 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(run, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.pt*")) == ["one.pt"]
 
 
-def test_predictions_do_not_overwrite_others(run, capsys):
+def test_predictions_do_not_overwrite_a_file(run, capsys):
     predict.main([str(run.path), "--model=global", "--client=1", "--out=folder/one.csv"])
     assert capsys.readouterr().out == "written to folder/one.csv\n"
     before = Path("folder/one.csv").read_bytes()
@@ -64,13 +64,13 @@ def test_predictions_do_not_overwrite_others(run, capsys):
     assert not Path("two.csv").exists() and [path.name for path in Path("folder").iterdir()] == ["one.csv"]
 
 
-def test_the_best_checkpoint_and_any_other_can_be_taken():
+def test_the_best_or_any_other_checkpoint_can_be_chosen():
     monitor = ("--trainer.callbacks=Checkpoint", "--trainer.callbacks.monitor=val/own_split/personal/acc")
     run = command("fit", *SYNTHETIC, *LCFED, *SMALL, "--trainer.rounds=3", *monitor, "--trainer.callbacks.mode=min")
     first, last = (run.path / "checkpoints" / f"round-00000{number}.ckpt" for number in (1, 3))
     (run.path / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": first.name}))
     assert first.is_dir() and last.is_dir()
-    found = {}
+    predictions = {}
     for which in ("last", "best", first.name, str(first)):
         name = which.replace("/", "_")
         exported(run, "--model=global", f"--ckpt_path={which}", f"--out={name}.pt")
@@ -79,31 +79,33 @@ def test_the_best_checkpoint_and_any_other_can_be_taken():
         assert loaded.state.round == (3 if which == "last" else 1)
         weights = torch.load(f"{name}.pt", weights_only=True)
         assert all(torch.equal(weights[key], value) for key, value in loaded.model("global").state_dict().items())
-        found[which] = Path(f"{name}.csv").read_text()
-    assert found["best"] == found[first.name] == found[str(first)] != found["last"]
+        predictions[which] = Path(f"{name}.csv").read_text()
+    assert predictions["best"] == predictions[first.name] == predictions[str(first)] != predictions["last"]
 
 
 def test_a_checkpoint_of_another_run_is_refused(run):
     other = command("fit", *SYNTHETIC, *LCFED, *SMALL, "--seed_everything=1").path / "checkpoints" / "round-000002.ckpt"
     for path in (other, run.path):
-        with pytest.raises(CheckpointError, match=r"is no checkpoint of .*version_0: give the name of one in"):
+        with pytest.raises(
+            CheckpointError, match=r"is not a checkpoint of .*version_0\. Give the name of a checkpoint in"
+        ):
             predict.main([str(run.path), "--model=global", f"--ckpt_path={path}"])
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         predict.main([str(run.path), "--model=global", "--ckpt_path=round-000077.ckpt"])
 
 
-def test_nothing_is_left_of_what_could_not_be_done(run):
+def test_a_failed_command_leaves_no_folder(run):
     for main in (predict.main, export.main):
         with pytest.raises(ValueError, match="client=99"):
             main([str(run.path), "--model=personal", "--client=99", "--out=new/folder/file"])
     assert not Path("new").exists()
 
 
-def test_a_client_without_test_images_is_said_so(tmp_path):
+def test_a_client_without_test_samples_is_refused(tmp_path):
     (tmp_path / "shares.json").write_text(json.dumps({"indices": [[0], [*range(1, 200)], [*range(200, 400)]]}))
     shares = ("--data.partition=FromFile", "--data.partition.path=shares.json", "--data.num_clients=3")
     run = command("fit", *SYNTHETIC, *FEDAVG, *SMALL, *shares, "--trainer.clients_per_round=3")
-    with pytest.raises(ValueError, match=r"got --client 0, which has no test images under own_split; .*has own_split"):
+    with pytest.raises(ValueError, match=r"got --client 0, which has no test samples under own_split; .*has own_split"):
         predict.main([str(run.path), "--model=global", "--client=0", "--out=none.csv"])
     assert not Path("none.csv").exists()
     predict.main([str(run.path), "--model=global", "--out=all.csv"])
@@ -112,20 +114,20 @@ def test_a_client_without_test_images_is_said_so(tmp_path):
 
 
 def test_there_is_no_best_checkpoint_without_a_monitor(run):
-    with pytest.raises(CheckpointError, match=r"there is no best checkpoint: no Checkpoint .* in .*version_0"):
+    with pytest.raises(CheckpointError, match=r"there is no best checkpoint, as no Checkpoint .* in .*version_0"):
         exported(run, "--model=global", "--ckpt_path=best", "--out=one.pt")
     assert not list(Path().glob("*one.pt*"))
 
 
-def test_a_run_that_has_not_come_to_its_end_is_said_so(run):
+def test_a_run_that_is_not_finished_gives_a_warning(run):
     (run.path / "summary.json").unlink()
-    with pytest.warns(UserWarning, match="has not come to its end: its models are of a round on the way"):
+    with pytest.warns(UserWarning, match="is not finished: its models are those of an intermediate round"):
         exported(run, "--model=global", "--out=one.pt")
 
 
-def test_no_run(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     for main in (export.main, predict.main):
-        with pytest.raises(FileNotFoundError, match="is no run directory"):
+        with pytest.raises(FileNotFoundError, match="is not a run directory"):
             main([str(tmp_path), "--model=global", "--out=x"])
 
 
@@ -144,7 +146,7 @@ def test_predictions_have_the_accuracy_of_the_run(run, kind):
     assert list(by_client) == list(range(state.num_clients))
 
 
-def test_one_client_on_the_terminal(run, capsys):
+def test_the_predictions_of_one_client_are_printed(run, capsys):
     capsys.readouterr()
     predict.main([str(run.path), "--model=personal", "--client=2"])
     lines = capsys.readouterr().out.splitlines()
@@ -152,6 +154,6 @@ def test_one_client_on_the_terminal(run, capsys):
     assert {line.split(",")[0] for line in lines[1:]} == {"2"}
 
 
-def test_a_protocol_that_the_run_has_not(run):
+def test_an_unknown_protocol_is_refused(run):
     with pytest.raises(ValueError, match="got --protocol global; this run has own_split"):
         predict.main([str(run.path), "--model=global", "--protocol=global", "--out=x.csv"])

@@ -1,4 +1,4 @@
-"""``lcfl onboard``: newcomers of a finished run, as a table, JSON and CSV."""
+"""Tests the table and the files of ``lcfl onboard`` for the newcomers of a finished run."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ def trained(*words):
     return command("fit", *SYNTHETIC, *FEDCLUST, *SMALL, "--data.newcomers=0.25", *words)
 
 
-def test_newcomers_join_and_the_run_stays_as_it_is(capsys):
+def test_newcomers_join_and_the_run_does_not_change(capsys):
     run = trained()
     before = files(run.path)
     capsys.readouterr()
@@ -49,20 +49,20 @@ def test_newcomers_join_and_the_run_stays_as_it_is(capsys):
     assert {row["group"] for row in rows} <= {"0", "1", "2", "3"}
 
 
-def test_the_last_run_of_a_name(capsys):
+def test_last_stands_for_the_last_run_of_a_name(capsys):
     trained("--trainer.name=here")
     onboard.main(["--ckpt_path=last", "--trainer.name=here"])
     assert "newcomers join" in capsys.readouterr().out
 
 
-def test_a_method_without_clusters(capsys):
+def test_a_method_without_clusters_has_no_cluster_rule(capsys):
     run = command("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--data.newcomers=2")
     onboard.main([f"--ckpt_path={run.path}"])
     out = capsys.readouterr().out
     assert "rule: none: the method has no clusters" in out and "cluster 0" not in out
 
 
-def test_models_of_clients_outside_of_the_federation_are_refused():
+def test_models_of_clients_outside_the_federation_are_refused():
     run = lcfl.load(trained("--data.leavers={1: 1}").path)
     (newcomer, *_) = json.loads((run.path / "partition.json").read_text())["newcomers"]
     leaver = 1 if newcomer != 1 else None
@@ -75,18 +75,18 @@ def test_models_of_clients_outside_of_the_federation_are_refused():
     assert predicted == {i for i in range(20) if run.state.active[i]} and len(predicted) == 14
 
 
-def test_leavers_survive_the_configuration_file():
+def test_leavers_are_read_from_a_configuration():
     run = trained("-c", "data: {leavers: {3: 1, 4: 2}}", "--data.num_clients=20")
     assert run.state.round == 2 and not run.state.active[3] and run.state.active[4]
 
 
-def test_no_checkpoint(tmp_path):
+def test_a_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no"):
         onboard.main([f"--ckpt_path={tmp_path}"])
 
 
 @pytest.mark.parametrize("method", KIND_OF_METHOD)
-def test_every_method_with_newcomers_and_somebody_who_leaves(method):
+def test_every_method_with_newcomers_and_a_leaver(method):
     newcomers = blobs(20, newcomers=0.1).newcomer_clients
     leaver = min(set(range(20)) - set(newcomers))
     words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.newcomers=0.1", "--trainer.evaluate_every=0")

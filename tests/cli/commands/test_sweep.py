@@ -1,4 +1,4 @@
-"""``lcfl sweep``: what it refuses, and (slow: four processes) one sweep to its end."""
+"""Tests what ``lcfl sweep`` refuses, and one complete sweep (slow, because it has four processes)."""
 
 import pytest
 
@@ -9,26 +9,26 @@ from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--methods=fedavg", "--seeds=a"], "got --seeds a; whole numbers separated by commas"),
+        (["--methods=fedavg", "--seeds=a"], "got --seeds a; allowed are whole numbers separated by commas"),
         (["--methods=fedavg", "--jobs=0"], "got --jobs 0; at least 1"),
         (["--methods=fedavg", "--finalists=0"], "got --finalists 0; at least 1"),
         (["--methods=fedavg", "--grid=lcfed:a=1"], "--grid names lcfed, which --methods fedavg does not"),
-        (["--methods=fedavg", "--grid=a"], "--grid a; it has the form"),
+        (["--methods=fedavg", "--grid=a"], "--grid a; allowed are"),
     ],
 )
-def test_what_it_refuses(words, text):
+def test_invalid_options_are_refused(words, text):
     with pytest.raises(ValueError, match=text):
         sweep.main(words)
 
 
-def test_a_method_that_is_not_there():
+def test_an_unknown_method_is_refused():
     with pytest.raises(FileNotFoundError, match="there is no file nothing"):
         sweep.main(["--methods=nothing"])
 
 
-def test_finalists_of_whole_trials_are_warned_of():
+def test_finalists_of_full_length_trials_give_a_warning():
     with (
-        pytest.warns(UserWarning, match="--finalists 2 has no effect, as every trial goes all the way"),
+        pytest.warns(UserWarning, match="--finalists 2 has no effect, because every trial has all rounds"),
         pytest.raises(FileNotFoundError),
     ):
         sweep.main(["--methods=nothing", "--finalists=2"])
@@ -36,7 +36,7 @@ def test_finalists_of_whole_trials_are_warned_of():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-def test_a_sweep(tmp_path, capsys, recwarn):
+def test_a_complete_sweep(tmp_path, capsys, recwarn):
     words = [str(word) for word in SYNTHETIC]
     words += ["--methods=fedavg,local", "--grid=fedavg:model.optimizer.init_args.lr=0.0001,0.1", "--tuning_rounds=1"]
     words += [
@@ -48,11 +48,11 @@ def test_a_sweep(tmp_path, capsys, recwarn):
     words += ["--trainer.devices=1", "--trainer.logger=false", "--jobs=2", "--out=out"]
     sweep.main(words)
     said = capsys.readouterr().out
-    assert "fedavg: model.optimizer.init_args.lr=0.1 is the best of 2 on validation data" in said
+    assert "fedavg: model.optimizer.init_args.lr=0.1 is the best of 2 points" in said
     assert any(line.startswith("fedavg ") and "global" in line for line in said.splitlines())
     assert any(line.startswith("fedavg ") and line.rstrip().endswith(" lr=0.1") for line in said.splitlines())
     assert any(line.startswith("local ") and "personal" in line for line in said.splitlines())
-    assert any("different numbers of trials to tune: fedavg 2, local 1" in str(each.message) for each in recwarn)
+    assert any("different numbers of trials for tuning: fedavg 2, local 1" in str(each.message) for each in recwarn)
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
     tuned = {f"fedavg-lr={lr}-rounds=1-seed0" for lr in ("0.0001", "0.1")}
     assert names == {*tuned, "fedavg-lr=0.1-seed0", "local-seed0", "comparison"}

@@ -1,4 +1,4 @@
-"""Means of models: worked numbers, buffers, empty clusters, and that the order of clients does not count."""
+"""Tests of means of models: worked numbers, buffers, empty clusters and the order of clients."""
 
 import numpy as np
 import pytest
@@ -35,12 +35,12 @@ def test_the_mean_of_equal_models_is_that_model():
     assert torch.equal(mean_model([model] * 7, [3, 1, 4, 1, 5, 9, 2], LAYOUT), model)
 
 
-def test_sums_are_kept_in_float64():
+def test_sums_are_taken_in_float64():
     large = [flat(2.0**24), flat(1), flat(-(2.0**24)), flat(1)]
     assert mean_model(large, [1] * 4, LAYOUT)[0] == 0.5
 
 
-def test_order_does_not_count():
+def test_the_order_of_clients_does_not_matter():
     draw = np.random.default_rng(0)
     models = [torch.tensor(draw.normal(size=LAYOUT.size), dtype=torch.float32) for _ in range(20)]
     weights = draw.integers(1, 100, size=20)
@@ -68,9 +68,9 @@ def test_local_leaves_the_server_as_it_is():
 
 
 def clusters():
-    """Clusters {0, 1, 4}, {2, 3}, {}; client 3 and 4 never took part, 0 and 2 are in this round.
+    """Returns a state with clusters {0, 1, 4}, {2, 3} and {}, and the uploads of clients 0 and 2.
 
-    The store already has what 0 and 2 have just sent, as in a round.
+    Clients 3 and 4 never took part. The store already holds what clients 0 and 2 have just sent, as in a round.
     """
     models = [flat(2), flat(6), flat(10), flat(1000), None]
     state = state_of(
@@ -82,7 +82,7 @@ def clusters():
     return state, [upload(0, models[0], 50), upload(2, models[2], 1)]
 
 
-def test_stored_means_count_everybody_that_ever_took_part():
+def test_stored_means_count_all_clients_that_ever_took_part():
     state, uploads = clusters()
     ClusterMean()(state, uploads, LAYOUT)
     assert state.centres[:, 0].tolist() == [4.0, 10.0, 90.0]
@@ -100,7 +100,7 @@ def test_participants_means_count_this_rounds_clients():
     assert state.global_model[0] == 2.0
 
 
-def test_the_two_means_are_chosen_apart():
+def test_the_two_means_are_chosen_independently():
     state, uploads = clusters()
     ClusterMean(over="participants")(state, uploads[:1], LAYOUT)
     assert (state.centres[1, 0], state.global_model[0]) == (80.0, 6.0)
@@ -129,7 +129,7 @@ def test_fedavg_inside_every_cluster_weighs_by_samples():
     state = state_of(models, [0, 0, 1], [flat(70).tolist(), flat(80).tolist()])
     uploads = [upload(0, models[0], 1), upload(1, models[1], 3), upload(2, models[2], 4)]
     ClusterMean("participants", "participants", "samples")(state, uploads, LAYOUT)
-    # Of every float entry, batch normalisation's statistics (23 to 28) among them:
+    # All float entries are weighed, also the statistics of batch normalisation (23 to 28).
     assert state.centres[:, :29].unique(dim=1).flatten().tolist() == [5.0, 10.0]  # (2 + 3 * 6) / 4
     assert state.global_model[:29].unique().tolist() == [7.5]  # (2 + 3 * 6 + 4 * 10) / 8
 
@@ -141,7 +141,7 @@ def test_counters_of_a_cluster_take_their_maximum():
     assert state.global_model[29] == 10.0
 
 
-def test_models_of_the_last_round_are_not_written_into():
+def test_models_of_the_last_round_are_not_overwritten():
     state, uploads = clusters()
     before = state.centres, state.global_model
     copies = [each.clone() for each in before]
@@ -169,8 +169,8 @@ def test_layouts_without_buffers():
     assert mean_model([torch.ones(17), 3 * torch.ones(17)], [1, 1], layout).tolist() == [2.0] * 17
 
 
-def test_stored_models_come_without_sample_sizes():
-    with pytest.raises(ValueError, match=r"weights='samples' with over='stored' and .*set both to participants"):
+def test_stored_models_cannot_be_weighed_by_samples():
+    with pytest.raises(ValueError, match=r"weights='samples' with over='stored' and .*Set both to participants"):
         ClusterMean(embedding_over="participants", weights="samples")
 
 
@@ -193,7 +193,7 @@ def test_a_normalised_step_by_hand():
 
 def test_fednova_with_server_momentum_by_hand():
     state = state_of([], [0, 0], [flat(10).tolist()], initial=flat(10))
-    for expected in (6.0, 0.0):  # a step of 4; then one of 4 and half of the last one
+    for expected in (6.0, 0.0):  # a step of 4, then a step of 4 plus half of the last step
         before = state.global_model[0]
         uploads = [normalised(0, before - 4 * ONES, 1, 2.0), normalised(1, before - 4 * ONES, 3, 2.0)]
         NormalisedMean(0.5)(state, uploads, LAYOUT)
@@ -218,6 +218,6 @@ def test_a_client_that_took_no_step_is_left_out():
     assert torch.equal(state.global_model, flat(4))
 
 
-def test_a_servers_momentum_is_below_one():
+def test_a_server_momentum_of_one_is_refused():
     with pytest.raises(ValueError, match=r"got momentum=1.0; allowed are numbers from 0 to below 1"):
         NormalisedMean(1.0)

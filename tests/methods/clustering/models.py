@@ -1,4 +1,4 @@
-"""Models that are told apart by hand, and LCFed's clustering after an warm-up round with them."""
+"""Models that are easy to tell apart, and the state of a clustering after a warm-up round with these models."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def axis(place, value=1.0):
 
 
 def opened(clustering, models, num_clients=None, layout=LAYOUT, initial=None):
-    """The state after the warm-up round of clients 0, 1, ... with these models."""
+    """Returns the state after the warm-up round of clients 0, 1, ... with these models."""
     num_clients = num_clients or len(models)
     size = layout.size
     state = state_of([], [0] * num_clients, [[0.0] * size], [False] * num_clients, initial)
@@ -26,7 +26,10 @@ def opened(clustering, models, num_clients=None, layout=LAYOUT, initial=None):
 
 
 def four_ways(num=12, seed=0):
-    """Models near four axes in turn, of different lengths: by direction the groups are clear."""
+    """Returns models near four axes in turn, and their groups.
+
+    The models have different lengths, but by direction the groups are clear.
+    """
     draw = torch.Generator().manual_seed(seed)
     models = [axis(i % 4, 1 + i / 4) + 0.02 * torch.randn(SIZE, generator=draw) for i in range(num)]
     return models, np.arange(num) % 4

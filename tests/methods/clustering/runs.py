@@ -1,4 +1,4 @@
-"""What the tests of clusterings look at in runs: twelve clients in four groups, models, BatchNorm's counters."""
+"""What the tests of clusterings check in runs: twelve clients in four groups, models, and BatchNorm's counters."""
 
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
@@ -7,16 +7,16 @@ from tests.helpers.bits import same
 
 
 def are_the_groups(assignment):
-    """Of ``blobs(12)``, whose groups are three clients each."""
+    """Returns whether the assignment gives the groups of ``blobs(12)``, which have three clients each."""
     return adjusted_rand_score(np.repeat(range(4), 3), assignment) == 1
 
 
 def assert_same_models(history, other):
-    """Centres and global models of every round, to the last bit."""
+    """Checks that the centres and global models of every round are equal to the last bit."""
     for left, right in zip(history, other, strict=True):
         assert same(left.centres, right.centres) and same(left.global_model, right.global_model)
 
 
 def batches_counted(watch, centres):
-    """BatchNorm's counter in each of these models of a run."""
+    """Returns BatchNorm's counter in each of these models of a run."""
     return centres[:, watch.server.layout.integer_slices()[0]].flatten().tolist()

@@ -1,4 +1,4 @@
-"""Trees of merges by hand, against scipy's own cuts, and where to cut."""
+"""Tests of agglomerative clustering: trees worked by hand, comparisons with scipy, and the rules that cut a tree."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ LINKAGES = ["average", "complete", "single", "weighted", "ward"]
 
 
 def blobs(num_groups=4, size=6, seed=0):
-    """Points in well separated groups, interleaved."""
+    """Returns points in well separated groups, interleaved, and the groups."""
     draw = np.random.default_rng(seed)
     groups = np.arange(num_groups * size) % num_groups
     return torch.from_numpy(10 * np.eye(num_groups)[groups] + draw.normal(size=(len(groups), num_groups))), groups
@@ -32,7 +32,7 @@ def blobs(num_groups=4, size=6, seed=0):
 
 
 @pytest.mark.parametrize(("metric", "name"), [("l2", "euclidean"), ("l1", "cityblock"), ("cosine", "cosine")])
-def test_distances_are_scipys(metric, name, monkeypatch):
+def test_distances_equal_scipys(metric, name, monkeypatch):
     monkeypatch.setattr("lcfl.methods.clustering.similarity.CHUNK", 3)
     vectors = torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
     found = pairwise_distances(vectors, metric)
@@ -56,7 +56,7 @@ def test_small_distances_between_large_vectors_are_exact():
 
 
 def test_average_linkage_by_hand():
-    """0 1 | 10 13 | 30: 1, then 3, then the mean of 10, 13, 9, 12 = 11, then the mean of 30, 29, 20, 17 = 24."""
+    """The heights of 0 1 | 10 13 | 30: 1, 3, the mean of 10, 13, 9, 12 = 11, and the mean of 30, 29, 20, 17 = 24."""
     tree = linkage_tree(LINE, "average")
     assert tree[:, 2].tolist() == [1.0, 3.0, 11.0, 24.0]
     assert tree_labels(tree, 5).tolist() == [0, 1, 2, 3, 4]
@@ -72,13 +72,16 @@ def test_complete_and_single_linkage_by_hand():
 
 
 def test_ward_by_hand():
-    """sqrt(2 a b / (a + b)) times the distance of the means: {0, 1} and {10, 13}, then those four and {30}."""
+    """A height is sqrt(2 a b / (a + b)) times the distance of the means.
+
+    The last two merges join {0, 1} and {10, 13}, then these four and {30}.
+    """
     expected = [1.0, 3.0, 2**0.5 * 11, 1.6**0.5 * 24]
     assert linkage_tree(LINE, "ward")[:, 2].tolist() == pytest.approx(expected)
 
 
 def test_weighted_is_wpgma():
-    """Joining {0, 1} and then 4: UPGMA averages three clients, WPGMA the two sides."""
+    """When {0, 1} is joined with 4, UPGMA averages over the three clients and WPGMA over the two sides."""
     points = np.array([0.0, 1.0, 4.0, 20.0])
     distance = np.abs(np.subtract.outer(points, points))
     assert linkage_tree(distance, "average")[-1, 2] == pytest.approx((20 + 19 + 16) / 3)
@@ -86,12 +89,13 @@ def test_weighted_is_wpgma():
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
-def test_cuts_are_scipys(linkage):
+def test_cuts_equal_scipys(linkage):
     draw = np.random.default_rng(3)
     distance = squareform(pdist(draw.normal(size=(17, 3))))
     tree = linkage_tree(distance, linkage)
     for number in range(1, 18):
-        made = cut_tree(distance, linkage, num_clusters=number)  # scipy 1.11 makes too few where almost all are alone
+        # scipy 1.11 makes too few clusters itself if almost all clients are alone, so it gets the threshold.
+        made = cut_tree(distance, linkage, num_clusters=number)
         assert adjusted_rand_score(made.labels, hierarchy.fcluster(tree, made.threshold, "distance")) == 1
         assert made.labels.max() + 1 == number
     for threshold in (0.0, 0.4, 1.0, 2.5, 100.0):
@@ -112,21 +116,21 @@ def test_clusters_are_numbered_by_their_smallest_client(linkage):
 # where to cut
 
 
-def test_a_threshold_joins_what_is_no_farther_apart():
+def test_a_threshold_joins_clusters_that_are_no_farther_apart():
     assert cut_tree(LINE, "average", threshold=0.99).labels.tolist() == [0, 1, 2, 3, 4]
     assert cut_tree(LINE, "average", threshold=3.0).labels.tolist() == [0, 1, 0, 1, 2]
     assert cut_tree(LINE, "average", threshold=24.0).num_clusters == 1
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_the_threshold_that_is_told_gives_the_same_clusters(number):
+def test_the_reported_threshold_gives_the_same_clusters(number):
     found = cut_tree(LINE, "average", num_clusters=number)
     assert found.num_clusters == number
     assert (cut_tree(LINE, "average", threshold=found.threshold).labels == found.labels).all()
 
 
 def test_the_largest_gap_by_hand():
-    """Heights 1, 3, 11, 24: the gap of 13 lies before the last merge."""
+    """The heights are 1, 3, 11 and 24, so the gap of 13 lies before the last merge."""
     assert largest_gap(linkage_tree(LINE, "average")) == 2
     found = cut_tree(LINE, "average", choose="gap")
     assert found.labels.tolist() == [0, 0, 0, 0, 1] and found.threshold == 17.5
@@ -144,7 +148,7 @@ def test_both_choices_find_separated_groups(linkage, choose):
 
 def test_silhouette_is_the_best_of_all_cuts():
     tree = linkage_tree(LINE, "average")
-    # K = 3: by hand, s = (b - a) / max(a, b) with a singleton at 0.
+    # By hand for K = 3: s = (b - a) / max(a, b), and 0 for a singleton.
     by_hand = np.mean([1 - 1 / 11.5, 1 - 1 / 10.5, 1 - 3 / 9.5, 1 - 3 / 12.5, 0])
     assert silhouette(tree, LINE) == 3
     from sklearn.metrics import silhouette_score
@@ -172,14 +176,14 @@ def test_equal_vectors_are_one_cluster_at_threshold_0():
     ("options", "words"),
     [
         ({"num_clusters": 2}, r"got threshold=1.0, num_clusters=2, choose=None; exactly one"),
-        ({"threshold": None}, "exactly one of them"),
-        ({"threshold": -1.0}, r"threshold=-1.0; a distance is a number >= 0"),
+        ({"threshold": None}, "exactly one must be given"),
+        ({"threshold": -1.0}, r"threshold=-1.0; it must be a number >= 0"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"threshold": None, "num_clusters": 0}, "num_clusters=0; it must be at least 1"),
         ({"linkage": "ward", "euclidean": False}, r"linkage=ward .* metric=l2"),
     ],
 )
-def test_settings_that_are_refused(options, words):
+def test_invalid_settings_are_refused(options, words):
     given = {"linkage": "average", "threshold": 1.0, "num_clusters": None, "choose": None, **options}
     with pytest.raises(ValueError, match=words):
         check_options("X", **given)

@@ -1,4 +1,4 @@
-"""CFL: when a cluster is cut in two and how, a run in numpy, and defects of public code as regression tests."""
+"""Tests of CFL: when and how a cluster is split, a run in numpy, and regression tests for defects of public code."""
 
 from itertools import combinations
 from math import sqrt
@@ -31,7 +31,7 @@ from tests.methods.clustering.models import LAYOUT, axis
 from tests.methods.clustering.runs import are_the_groups, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes show that means are unweighted
 ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}
 
 
@@ -41,7 +41,10 @@ def cosines(rows):
 
 
 def least_across(rows):
-    """The bipartition whose largest cosine across is smallest, by trying all; who is not with client 0."""
+    """Finds the bipartition whose largest cosine across is smallest, by trying all.
+
+    Returns 1 for each client that is not with client 0, and the largest cosine across.
+    """
     number, cosine = len(rows), cosines(rows)
     parts = [set(part) for size in range(1, number) for part in combinations(range(1, number), size)]
 
@@ -53,7 +56,7 @@ def least_across(rows):
     return np.array([int(i in best) for i in range(number)]), across(best)
 
 
-def test_three_rounds_with_a_split_in_numpy(tmp_path):
+def test_three_rounds_with_a_split_match_numpy(tmp_path):
     lr, start = 0.5, linear_module().initial_model(0).double().numpy()
     omega, r, history, norms = start[None], np.zeros(4, dtype=int), [], []
     for number in range(3):
@@ -68,7 +71,7 @@ def test_three_rounds_with_a_split_in_numpy(tmp_path):
         omega = np.stack([omega[k] + delta[r == k].mean(axis=0) for k in range(len(omega))])
         history.append((r, omega))
     (_, first), (mean, largest) = norms[:2]
-    # thresholds, as shares of round 0's largest norm, that round 1 just meets
+    # The thresholds are shares of round 0's largest norm, and round 1 just meets them.
     method = cfl(steps=2, eps1=1.01 * mean / first, eps2=0.99 * largest / first, relative=True, min_round=1)
     method.clustering[0].bipartition = "optimal"
     method.clustering[0].min_size = 4
@@ -93,10 +96,10 @@ def test_the_optimal_bipartition_is_the_best_of_all():
         assert label.tolist() == expected.tolist()
 
 
-def test_complete_and_optimal_differ_where_they_should():
-    """Directions at 0, 20, 40 and 72 degrees: the widest gap is the last, the tightest two groups are halves.
+def test_complete_and_optimal_bipartitions_differ():
+    """The directions are at 0, 20, 40 and 72 degrees. The widest gap is the last one; the tightest groups are halves.
 
-    By average linkage 40 would go with 0 and 20, too: it is 30 degrees from them on average and 32 from the last.
+    Average linkage would also put 40 with 0 and 20, because 40 is 30 degrees away on average and 32 from the last.
     """
     angle = np.radians([0.0, 20.0, 40.0, 72.0])
     rows = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1))
@@ -107,7 +110,7 @@ def test_complete_and_optimal_differ_where_they_should():
 
 
 def played(clustering, rounds, num_clients):
-    """The state after rounds with these updates by client, aggregated by nobody; the centres stay at zero."""
+    """Returns the state after rounds with these updates by client. Nothing is aggregated: the centres stay at zero."""
     state = state_of([None] * num_clients, [0] * num_clients, [[0.0] * LAYOUT.size])
     for number, updates in enumerate(rounds):
         state.round = number
@@ -116,7 +119,7 @@ def played(clustering, rounds, num_clients):
 
 
 def test_after_two_splits_the_clusters_hold_clients_not_positions():
-    """The second cluster's members are 1, 3, 5, 7; cut by their positions 0 to 3 the first would be torn apart."""
+    """The second cluster has the members 1, 3, 5, 7. A cut by their positions 0 to 3 would tear the first one apart."""
     first = {i: axis(i % 2, 1 + i / 10) for i in range(8)}
     second = dict(first) | {3: axis(5), 7: axis(5, 2.0)}
     clustering = RecursiveBipartition(**ALWAYS | {"min_size": 4, "gamma_max": 0.3})
@@ -149,7 +152,7 @@ def test_when_a_cluster_is_split(options, splits):
     assert state.assignment.tolist() == ([0, 1, 0, 1] if splits else [0] * 4)
 
 
-def test_both_halves_go_on_from_the_model_that_they_shared():
+def test_both_halves_continue_from_their_shared_model():
     common = axis(3, 5.0)
     state = state_of([None] * 4, [0] * 4, [common.tolist()])
     uploads = [upload(i, common + axis(i % 2)) for i in range(4)]
@@ -157,11 +160,11 @@ def test_both_halves_go_on_from_the_model_that_they_shared():
     assert torch.equal(state.centres, common.repeat(2, 1)) and not torch.equal(state.initial, common)
 
 
-def test_equal_updates_can_be_split_too_and_zero_updates_do_no_harm():
+def test_equal_updates_and_zero_updates_are_not_split():
     state = played(RecursiveBipartition(**ALWAYS | {"gamma_max": 0.0}), [{i: axis(0) for i in range(4)}], 4)
-    assert state.num_clusters == 1  # gamma is 0: nothing speaks for a split
+    assert state.num_clusters == 1  # gamma is 0, which is not above gamma_max
     state = played(RecursiveBipartition(**ALWAYS), [{i: axis(0, 0.0) for i in range(4)}], 4)
-    assert state.num_clusters == 1  # eps2
+    assert state.num_clusters == 1  # no update is above eps2
 
 
 def test_a_split_waits_until_every_member_has_a_recent_update():
@@ -171,15 +174,15 @@ def test_a_split_waits_until_every_member_has_a_recent_update():
     assert played(RecursiveBipartition(**ALWAYS, stale_max=9), halves_of[:2], 4).num_clusters == 1
 
 
-def test_after_a_split_updates_of_before_count_no_more():
+def test_a_split_discards_the_earlier_updates():
     clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
     state = played(clustering, [{i: axis(i % 2, 1 + i) for i in range(4)}, {0: axis(0)}], 4)
     assert state.num_clusters == 2 and list(clustering.state_dict()["updates"]) == [0]
 
 
 @pytest.mark.parametrize("stale_max", [0, 10])
-def test_without_a_split_it_is_fedavg_also_when_few_take_part(tmp_path, stale_max):
-    """In particular old updates are not applied again, and clients that never took part do not dilute a mean."""
+def test_without_a_split_it_equals_fedavg_even_with_few_participants(tmp_path, stale_max):
+    """In particular, old updates are not applied again, and clients that never took part do not dilute a mean."""
     method = cfl(eps1=0.0, eps2=0.0, min_round=0, stale_max=stale_max)
     ours = fit(blobs_module(), blobs(12), method, tmp_path, rounds=5, clients_per_round=4)
     plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean("uniform"))
@@ -188,7 +191,7 @@ def test_without_a_split_it_is_fedavg_also_when_few_take_part(tmp_path, stale_ma
         assert same(left.centres, right.centres)
 
 
-def test_half_of_a_cluster_without_a_participant_stays_where_it_was(tmp_path):
+def test_a_half_without_a_participant_keeps_its_model(tmp_path):
     method = cfl(**ALWAYS, stale_max=20)
     watch = fit(blobs_module(), blobs(6), method, tmp_path, rounds=12, clients_per_round=2)
     counts = [each.row["cluster/count"] for each in watch.history]
@@ -200,7 +203,7 @@ def test_half_of_a_cluster_without_a_participant_stays_where_it_was(tmp_path):
 
 
 def test_separable_groups_are_found(tmp_path):
-    """Thresholds relative to round 0, and gamma keeps a cluster whose members agree."""
+    """The thresholds are relative to round 0, and gamma_max keeps a cluster whose members agree."""
     method = cfl(steps=10, eps1=0.6, eps2=0.2, relative=True, min_round=3, gamma_max=0.6, min_size=3)
     watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=40)
     assert are_the_groups(watch.state.assignment)
@@ -227,6 +230,6 @@ def test_bytes_and_batch_normalisation(tmp_path):
         ({"gamma_max": 2.0}, "gamma_max=2.0; it must lie between 0 and 1"),
     ],
 )
-def test_what_it_refuses(options, says):
+def test_invalid_options_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         RecursiveBipartition(**options)

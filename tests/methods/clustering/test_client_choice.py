@@ -1,4 +1,4 @@
-"""IFCA: random models to choose from, their redraws, one whole run in numpy, and what must be exactly true."""
+"""Tests of IFCA: the random models to choose from, redraws, a whole run in numpy, and exact properties."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,10 @@ def trained(w, client, lr=0.5, steps=2):
 
 
 def in_numpy(module, rounds, num_clusters=2):
-    """IFCA with full batches: choice by training loss, descent, means by samples. Centres and choices of each round."""
+    """Runs IFCA with full batches: choice by training loss, descent, means weighted by samples.
+
+    Returns the centres and choices of each round.
+    """
     omega = np.stack([module.initial_model(0, k).double().numpy() for k in range(num_clusters)])
     history = []
     for _ in range(rounds):
@@ -50,7 +53,7 @@ def in_numpy(module, rounds, num_clusters=2):
     return history
 
 
-def test_three_rounds_in_numpy(tmp_path):
+def test_three_rounds_match_numpy(tmp_path):
     module, evaluations = linear_module(lr=0.5), Evaluations()
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
     watch = fit(module, data, ifca(2, steps=2), tmp_path, rounds=3, callbacks=[evaluations])
@@ -59,7 +62,7 @@ def test_three_rounds_in_numpy(tmp_path):
         np.testing.assert_allclose(each.centres, omega, atol=2e-6)
         assert each.assignment.tolist() == j
     assert {tuple(j) for _, j in expected} != {(0, 0, 0)}
-    assert watch.history[0].row["cluster/moved"] == 3  # from none
+    assert watch.history[0].row["cluster/moved"] == 3  # all clients moved from no cluster
     omega = expected[-1][0]
     best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
     values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
@@ -72,7 +75,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
     assert_same_models(one.history, plain.history)
 
 
-def test_the_models_differ_and_the_first_is_everybodys(tmp_path):
+def test_the_models_differ_and_the_first_is_the_common_initial_model(tmp_path):
     module = blobs_module()
     state = fit(module, blobs(12), ifca(4), tmp_path, rounds=0).state
     assert same(state.centres[0], module.initial_model(0))
@@ -97,7 +100,7 @@ def test_bytes(tmp_path):
 
 
 def test_redraws_are_extra_rounds_of_all_clients_and_counted_in_round_0(tmp_path):
-    with pytest.warns(UserWarning, match="after 2 redraws no 6 initial models.*Fewer clusters"):
+    with pytest.warns(UserWarning, match="after 2 redraws, no draw of 6 initial models.*Try fewer clusters"):
         watch = fit(blobs_module(), blobs(12), ifca(6, 2, 1.0), tmp_path, rounds=2, clients_per_round=5)
     size, first, second = watch.state.initial.numel(), *watch.rows
     assert first["cluster/redraws"] == 2 and "cluster/redraws" not in second
@@ -110,7 +113,7 @@ def test_redraws_are_extra_rounds_of_all_clients_and_counted_in_round_0(tmp_path
 
 
 class Drawing:
-    """A server whose initial models are their numbers."""
+    """A server whose initial model with number n is n."""
 
     seed = 0
 
@@ -136,7 +139,7 @@ def began(max_redraws, min_share=0.4):
     return clustering, server, state
 
 
-def test_a_draw_stays_when_every_model_has_its_share():
+def test_a_draw_is_kept_if_every_model_has_its_share():
     clustering, server, state = began(5)
     assert list(clustering.extra_round(state, []).clients) == list(range(10))
     chose(clustering, server, state, [0] * 9 + [1])  # 1 < 0.4 * 10 / 2
@@ -146,7 +149,7 @@ def test_a_draw_stays_when_every_model_has_its_share():
     assert server.logged == {"cluster/redraws": 1}
 
 
-def test_the_best_of_the_draws_stays_when_none_is_good():
+def test_the_best_draw_is_kept_if_none_is_good_enough():
     clustering, server, state = began(2, min_share=1.0)
     chose(clustering, server, state, [0] * 9 + [1])
     chose(clustering, server, state, [0] * 7 + [1] * 3)
@@ -161,7 +164,7 @@ def test_separable_groups_are_found(tmp_path):
     assert watch.rows[-1]["cluster/count"] == 4
 
 
-def test_clusters_that_nobody_chose_keep_their_model(tmp_path):
+def test_clusters_that_no_client_chose_keep_their_model(tmp_path):
     watch = fit(blobs_module(), blobs(12), ifca(5), tmp_path, rounds=1, clients_per_round=2)
     chosen = set(watch.state.assignment.tolist()) - {-1}
     for k in range(5):
@@ -169,7 +172,7 @@ def test_clusters_that_nobody_chose_keep_their_model(tmp_path):
     assert int((watch.state.assignment >= 0).sum()) == 2
 
 
-def test_evaluation_lets_everybody_choose_and_leaves_no_trace(tmp_path):
+def test_evaluation_lets_all_clients_choose_and_changes_nothing(tmp_path):
     evaluations = Evaluations()
     options = {"rounds": 3, "clients_per_round": 2}
     quiet = fit(blobs_module(), blobs(12), ifca(3), tmp_path, **options)
@@ -189,8 +192,8 @@ def test_a_client_that_was_not_sampled_is_evaluated_with_the_model_of_least_trai
     np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
 
 
-def test_the_choice_does_not_look_at_test_data(tmp_path):
-    """In training, and in an evaluation, where public code lets clients choose by the data that they are tested on."""
+def test_the_choice_does_not_use_test_data(tmp_path):
+    """This holds in training and in evaluation. Public code lets clients choose by their test data in evaluation."""
     wrong = TARGETS.copy()
     for share in TEST:
         wrong[share] = 1 - wrong[share]
@@ -215,7 +218,7 @@ def test_batch_normalisation(tmp_path):
     assert set(batches_counted(watch, watch.state.centres)) <= {0.0, 3.0, 6.0, 9.0}
 
 
-def test_the_redraw_is_part_of_a_checkpoint():
+def test_redraws_are_part_of_a_checkpoint():
     clustering, server, state = began(5)
     chose(clustering, server, state, [0] * 10)
     other = ClientChoice(2, 5)
@@ -225,6 +228,6 @@ def test_the_redraw_is_part_of_a_checkpoint():
 
 
 @pytest.mark.parametrize("options", [{"num_clusters": 0}, {"max_redraws": -1}, {"min_share": 1.5}])
-def test_what_it_refuses(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValueError, match="ClientChoice: got num_clusters"):
         ClientChoice(**options)

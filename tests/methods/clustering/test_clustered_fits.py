@@ -1,17 +1,18 @@
-"""Every clustered baseline by its configuration: resumed, on two ranks."""
+"""Tests of every clustered baseline by its configuration: resumed runs and runs on two ranks."""
 
 import pytest
 
 from tests.helpers.fits import assert_same_run, fit, rows
 
-# Of each method: what makes something happen within eight rounds on the synthetic data, and rounds to be resumed after.
+# For each method: options that make something happen within eight rounds on the synthetic data, and the rounds after
+# which a run is resumed.
 CLUSTERING = "--method.clustering.init_args"
 METHODS = {
     "ifca": ((f"{CLUSTERING}.max_redraws=1", f"{CLUSTERING}.min_share=1.0"), (1, 4)),
     "fesem": ((), (1, 4)),
     "fedgroup": (
         tuple(f"{CLUSTERING}.{word}" for word in ("num_clusters=3", "clients_per_group=2", "pretrain_steps=5")),
-        (0, 4),  # after the warm-up round alone, too
+        (0, 4),  # 0 resumes after the warm-up round alone
     ),
     "pacfl": ((), (0, 4)),
     "cgpfl": ((), (4,)),
@@ -26,7 +27,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of eight rounds by one process, made once per method."""
+    """Provides a run of eight rounds by one process, made once per method."""
     made = {}
 
     def of(method):
@@ -46,7 +47,7 @@ def whole(tmp_path_factory):
         for first in rounds
     ],
 )
-def test_a_resumed_run_has_the_bits_of_one_in_one_go(tmp_path, whole, method, first):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, whole, method, first):
     words = METHODS[method][0]
     fit(tmp_path, method, 1, first, *words)
     assert_same_run(whole(method), fit(tmp_path, method, 1, 8, *words, "--ckpt_path=last").path)
@@ -59,6 +60,6 @@ def test_two_ranks_give_the_same_bits(tmp_path, whole, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_does_cluster_within_the_run(whole, method):
+def test_the_run_has_more_than_one_cluster(whole, method):
     counts = {float(row["cluster/count"]) for row in rows(whole(method)) if int(row["round"]) >= 0}
     assert max(counts) > 1

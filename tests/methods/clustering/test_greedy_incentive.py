@@ -1,4 +1,4 @@
-"""AS-CFL's greedy clusters: every formula by hand, whom a seed takes in, and what a missing client keeps."""
+"""Tests of AS-CFL's greedy clusters: formulas by hand, which clients a seed admits, and what missing clients keep."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def answered(client, change, num_samples=1, start=None):
 
 
 class Proxy(SimpleNamespace):
-    """A server whose proxy set gives a model the accuracy `score(model)`; keeps what was tested."""
+    """A server whose proxy set gives a model the accuracy `score(model)`. It keeps the tested models."""
 
     def __init__(self, score=lambda model: 0.5, has_proxy=True, layout=LAYOUT):
         super().__init__(score=score, has_proxy=has_proxy, layout=layout, seed=0, logged={}, tested=[])
@@ -66,11 +66,11 @@ def test_representativeness_by_hand():
 
 
 @pytest.mark.parametrize(("left", "number"), [(1, 1), (4, 1), (5, 1), (6, 2), (19, 4), (20, 4), (21, 5)])
-def test_a_fifth_of_the_unassigned_rounded_up(left, number):
+def test_a_fifth_of_the_unassigned_clients_rounded_up_are_candidates(left, number):
     assert len(candidates_of(torch.zeros(left), range(left), 0.2)) == number
 
 
-def test_candidates_come_in_falling_order_and_ties_by_number():
+def test_candidates_come_in_descending_order_and_ties_by_number():
     similarity = torch.tensor([0.1, 0.9, 0.5, 0.9, -1.0])
     assert candidates_of(similarity, [0, 1, 2, 3, 4], 0.8) == [1, 3, 2, 0]
     assert candidates_of(similarity, [4, 0], 0.2) == [0]
@@ -93,7 +93,7 @@ def test_the_two_rules(accuracy, current, best, relative, strict):
     assert admits(accuracy, current, best, 0.85, 0.03, "strict") == strict
 
 
-def test_leading_components_keep_the_variance_asked_for():
+def test_leading_components_keep_the_requested_variance():
     rows = torch.zeros(3, 5)
     rows[0, 0], rows[1, 1], rows[2, 2] = 3.0, 2.0, 1.0  # 9, 4 and 1 of 14
     assert [leading_coordinates(rows, share).shape[1] for share in (0.6, 0.9, 0.95, None)] == [1, 2, 3, 3]
@@ -109,23 +109,23 @@ def test_leading_components_keep_the_variance_asked_for():
     assert leading_coordinates(torch.zeros(3, 4), 0.95).shape == (3, 0)
 
 
-# whom a seed takes in
+# which clients a seed admits
 
 
-def test_everybody_is_one_cluster_where_nobody_harms():
+def test_all_clients_form_one_cluster_if_none_does_harm():
     uploads = [answered(i, update(1, 0.1 * i)) for i in range(7)]
     server = Proxy()
     assert partition(grouped(uploads, server)) == [list(range(7))]
     assert server.logged == {"cluster/admitted": 6, "cluster/tested_models": 7}
 
 
-def test_the_first_that_fails_ends_the_cluster():
-    # Client 3 is the least like the others, and a model with any of it is bad.
+def test_the_first_candidate_that_fails_ends_the_cluster():
+    # Client 3 is least like the others, and any model that contains its update is bad.
     changes = [update(1), update(1, 0.1), update(1, 0.2), update(0, -1)]
     server = Proxy(score=lambda model: 0.1 if model[10] < 0 else 0.8)
     s = grouped([answered(i, change) for i, change in enumerate(changes)], server)
     assert partition(s) == [[0, 1, 2], [3]]
-    # The seed is the most central one; then candidates one by one, each in a mean with those before it.
+    # The seed is the most central client. Candidates follow one by one, each in a mean with those before it.
     assert torch.equal(server.tested[0], changes[0])
     torch.testing.assert_close(server.tested[1], (changes[0] + changes[1]) / 2)
     torch.testing.assert_close(server.tested[2], (changes[0] + changes[1] + changes[2]) / 3)
@@ -140,13 +140,13 @@ def test_the_mean_is_of_models_and_weighted_by_samples():
     torch.testing.assert_close(server.tested[1], (3 * (1 + update(1)) + (5 + update(2))) / 4)
 
 
-def test_nobody_passes_the_printed_rule_from_an_untrained_model():
+def test_no_candidate_passes_the_printed_rule_from_an_untrained_model():
     uploads = [answered(i, update(1, 0.1 * i)) for i in range(5)]
     assert partition(grouped(uploads, Proxy(lambda model: 0.1), rule="strict")) == [[i] for i in range(5)]
 
 
-def test_candidates_of_one_draw_before_a_failure_stay():
-    # Six unassigned: two candidates a draw; the second of the second draw fails.
+def test_candidates_before_a_failure_in_the_same_draw_stay():
+    # Six clients are unassigned, so a draw has two candidates. The second candidate of the second draw fails.
     changes = [update(1, 0.01 * i) for i in range(7)]
     accuracy = iter([0.5, 0.5, 0.5, 0.5, 0.1, 0.5, 0.5, 0.5])
     server = Proxy(score=lambda model: next(accuracy))
@@ -156,7 +156,7 @@ def test_candidates_of_one_draw_before_a_failure_stay():
 
 
 @pytest.mark.parametrize("server", [Proxy(), Proxy(has_proxy=False)])
-def test_without_incentive_a_draw_is_a_cluster(server):
+def test_without_incentive_each_draw_is_a_cluster(server):
     draw = torch.Generator().manual_seed(0)
     uploads = [answered(i, torch.randn(SIZE, generator=draw)) for i in range(20)]
     s = grouped(uploads, server, incentive=not server.has_proxy)
@@ -164,7 +164,7 @@ def test_without_incentive_a_draw_is_a_cluster(server):
     assert server.tested == []
 
 
-def test_similarity_goes_by_the_output_layer_or_by_all():
+def test_similarity_uses_the_output_layer_or_all_layers():
     changes = [update(1, embedding=5.0), update(1, embedding=-5.0), update(-1, embedding=5.0)]
     uploads = [answered(i, change) for i, change in enumerate(changes)]
     assert partition(grouped(uploads, incentive=False, candidates=0.5)) == [[0, 1], [2]]
@@ -172,7 +172,7 @@ def test_similarity_goes_by_the_output_layer_or_by_all():
     assert partition(grouped(uploads, incentive=False, candidates=0.5, **options)) == [[0, 2], [1]]
 
 
-def test_similarities_in_components_of_the_updates_or_cut_themselves():
+def test_either_updates_or_similarities_are_factorised():
     update_nP = np.random.default_rng(0).normal(size=(6, 9)) * 2.0 ** -np.arange(9)
     left, scale, _ = np.linalg.svd(update_nP, full_matrices=False)
     rank = int(np.argmax(np.cumsum(scale**2) >= 0.9 * np.sum(scale**2))) + 1
@@ -180,7 +180,7 @@ def test_similarities_in_components_of_the_updates_or_cut_themselves():
     for factorised, rows in (("updates", left[:, :rank] * scale[:rank]), ("similarities", update_nP)):
         expected = rows @ rows.T / np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(rows, axis=1))
         if factorised == "similarities":
-            value, vector = np.linalg.eigh(expected)  # positive semidefinite: these are its singular values
+            value, vector = np.linalg.eigh(expected)  # its singular values, because it is positive semidefinite
             expected = (vector[:, -rank:] * value[-rank:]) @ vector[:, -rank:].T
         found = similarities(torch.from_numpy(update_nP), 0.9, factorised)
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
@@ -188,7 +188,7 @@ def test_similarities_in_components_of_the_updates_or_cut_themselves():
 
 
 @pytest.mark.parametrize("factorised", FACTORISED)
-def test_updates_of_zero_are_like_nobody(factorised):
+def test_zero_updates_form_one_cluster(factorised):
     uploads = [answered(i, update(0)) for i in range(3)]
     assert partition(grouped(uploads, factorised=factorised)) == [[0, 1, 2]]
 
@@ -209,10 +209,10 @@ def test_a_client_without_an_update_keeps_its_cluster():
     s = state(6, [1, 1, 0, 0, 1, 2], centres)
     grouped([answered(i, change) for i, change in enumerate(changes)], s=s, incentive=False)
     assert s.assignment.tolist() == [1, 1, 0, 0, 1, 2]
-    assert s.centres[2].tolist() == [2.0] * SIZE  # nobody of it took part, so its model stays
+    assert s.centres[2].tolist() == [2.0] * SIZE  # none of its clients took part, so its model stays
 
 
-def test_a_new_cluster_comes_behind_and_empty_ones_go():
+def test_a_new_cluster_is_numbered_last_and_empty_ones_are_dropped():
     s = state(5, [1, 1, 1, 1, 1], torch.zeros(2, SIZE))
     grouped([answered(i, update(1 if i < 2 else -1)) for i in range(5)], s=s, incentive=False, candidates=0.25)
     assert s.num_clusters == 3 and sorted(s.assignment.unique().tolist()) == [0, 1, 2]
@@ -230,7 +230,7 @@ def test_a_round_without_uploads_changes_nothing():
     assert s.assignment.tolist() == [0, 1, 1]
 
 
-def test_once_means_once_also_after_a_resume():
+def test_once_clusters_only_once_even_after_a_resume():
     uploads = [answered(i, update(1 if i < 2 else -1)) for i in range(4)]
     clustering, s = GreedyIncentive(incentive=False, once=True), state(4)
     clustering.on_round_end(Proxy(), s, uploads)
@@ -241,12 +241,12 @@ def test_once_means_once_also_after_a_resume():
     assert partition(s) == [[0, 1], [2, 3]]
 
 
-def test_without_a_proxy_set_it_says_what_it_does_instead():
+def test_without_a_proxy_set_it_warns():
     with pytest.warns(UserWarning, match=r"without a proxy set no candidate can be tested.*Set data.proxy"):
         GreedyIncentive().on_fit_start(Proxy(has_proxy=False), state(2))
 
 
-def test_an_output_layer_must_be_there():
+def test_layers_output_needs_an_output_layer():
     layout = Layout.from_network(linear(), cut=None)
     with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut leaves no decision"):
         GreedyIncentive().check_layout(layout)
@@ -265,6 +265,6 @@ def test_an_output_layer_must_be_there():
         ({"margin": -0.1}, "margin=-0.1"),
     ],
 )
-def test_settings_that_cannot_be(options, text):
+def test_invalid_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         GreedyIncentive(**options)

@@ -1,4 +1,4 @@
-"""FL+HC: one extra round of all clients, a run in numpy, and what must be exactly true."""
+"""Tests of FL+HC: the extra round of all clients, a run in numpy, and exact properties."""
 
 from itertools import combinations
 
@@ -31,7 +31,7 @@ from tests.methods.clustering.models import LAYOUT, axis
 from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
-TRAIN = [share[: 6 - i] for i, share in enumerate(TRAIN)]  # weights by samples show
+TRAIN = [share[: 6 - i] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
 LR = 0.5
 
 
@@ -46,18 +46,21 @@ def mean(models, clients):
 
 
 def farthest(one, other):
-    """Complete linkage of l1 distances."""
+    """Returns the complete linkage of l1 distances."""
     return max(np.abs(a - b).sum() for a in one for b in other)
 
 
 def ward(one, other):
-    """The root of twice what the sum of squared distances to the means grows by."""
+    """Returns the root of twice the growth of the sum of squared distances to the means."""
     share = len(one) * len(other) / (len(one) + len(other))
     return np.sqrt(2 * share * ((one.mean(axis=0) - other.mean(axis=0)) ** 2).sum())
 
 
 def joined(points, apart, number):
-    """So many groups, literally: joins the two that are closest; and the middle between the last two and the next."""
+    """Joins the two closest groups until `number` groups are left.
+
+    Returns the groups, and the middle between the heights of the last merge and the next one.
+    """
     groups, heights = [{i} for i in range(len(points))], []
     while True:
         pairs = {apart(*(points[sorted(each)] for each in pair)): pair for pair in combinations(groups, 2)}
@@ -75,13 +78,13 @@ def joined(points, apart, number):
         ({"metric": "l2", "linkage": "ward", "num_clusters": 3}, ward, [[0, 2, 4], [1], [3]]),
     ],
 )
-def test_pre_training_the_clustering_and_a_round_after_it_in_numpy(tmp_path, options, apart, expected):
+def test_pre_training_clustering_and_the_next_round_match_numpy(tmp_path, options, apart, expected):
     method = fl_hc(1, LocalTraining(steps=2), **options)
     watch = fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
     w0 = linear_module().initial_model(0).double().numpy()
     w1 = mean([trained(w0, i) for i in range(5)], range(5))
     np.testing.assert_allclose(watch.history[0].centres, w1[None], atol=2e-6)
-    # the clustering round and training round 1 are the same local runs here: full batches from w1
+    # The clustering round and training round 1 have the same local runs here, both with full batches from w1.
     w = [trained(w1, i) for i in range(5)]
     groups, threshold = joined(np.stack(w) - w1, apart, options["num_clusters"])
     for group in groups:
@@ -100,7 +103,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
     assert [one.state.clients[i].consumed for i in range(12)] == [plain.state.clients[i].consumed for i in range(12)]
 
 
-def test_bytes_of_all_clients_once(tmp_path):
+def test_bytes_of_the_extra_round_are_counted_once(tmp_path):
     watch = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=3), tmp_path, rounds=4, clients_per_round=5)
     size = watch.state.initial.numel()
     for number, row in enumerate(watch.rows):
@@ -110,12 +113,12 @@ def test_bytes_of_all_clients_once(tmp_path):
     assert [each.round for each in watch.history] == [0, 1, 2, 3]
 
 
-def test_every_client_has_a_cluster_also_those_that_were_never_sampled(tmp_path):
+def test_every_client_has_a_cluster_even_if_it_was_never_sampled(tmp_path):
     watch = fit(blobs_module(), blobs(12), fl_hc(1, num_clusters=4), tmp_path, rounds=2, clients_per_round=2)
     assert (watch.state.assignment >= 0).all() and not watch.state.participated.all()
     sampled = {int(watch.state.assignment[i]) for i in watch.sampled[1]}
     common = watch.history[0].centres[0]
-    for cluster in range(4):  # the others begin at the common model and are still there
+    for cluster in range(4):  # clusters without a sampled client are still at the common model
         assert same(watch.state.centres[cluster], common) is (cluster not in sampled)
 
 
@@ -141,7 +144,7 @@ def clustered(clustering, updates, common):
     return state
 
 
-def test_all_clients_train_from_the_common_model_of_now(tmp_path):
+def test_all_clients_train_from_the_current_common_model(tmp_path):
     sent = {}
 
     class Watched(HierarchicalUpdates):
@@ -167,7 +170,7 @@ def test_buffers_do_not_count():
 
 
 def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
-    """Beside the large common model all models have nearly the same direction; the updates are two opposite ones."""
+    """The large common model gives all models nearly the same direction. The updates have two opposite directions."""
     common = axis(3, 100.0)
     updates = {0: axis(0), 1: axis(0, -1.0), 2: axis(0, 2.0), 3: axis(0, -2.0)}
     state = clustered(HierarchicalUpdates(0, "cosine", "average", num_clusters=2), updates, common)
@@ -178,8 +181,10 @@ def test_updates_are_compared_not_models_and_unlike_clients_stay_apart():
 
 
 def test_the_linkage_and_the_metric_decide():
-    """On a line 0, 20, 42, 65: 22 from the first two to the third, by complete linkage 42. In the plane (3, 3) and
-    (-5, 0) around 0: 4.2 and 5 by l2, 6 and 5 by l1."""
+    """The line has clients at 0, 20, 42 and 65. The third is 22 from the first two, or 42 by complete linkage.
+
+    In the plane, (3, 3) and (-5, 0) are at the distances 4.2 and 5 from 0 by l2, and 6 and 5 by l1.
+    """
     line = {i: axis(0, x) for i, x in enumerate([0.0, 20.0, 42.0, 65.0])}
     for linkage, expected in (("single", [0, 0, 0, 1]), ("complete", [0, 0, 1, 1])):
         clustering = HierarchicalUpdates(0, linkage=linkage, num_clusters=2)
@@ -190,17 +195,17 @@ def test_the_linkage_and_the_metric_decide():
         assert clustered(clustering, plane, axis(1)).assignment.tolist() == expected
 
 
-def test_ties_an_update_that_is_missing_and_none_at_all():
+def test_ties_a_missing_update_and_no_updates_at_all():
     equal = {i: axis(0) for i in range(4)}
     assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1
     state = clustered(HierarchicalUpdates(0, num_clusters=4), {i: axis(i) for i in (0, 2, 3)}, axis(1))
     assert state.assignment.tolist() == [0, -1, 1, 2] and state.num_clusters == 3
-    with pytest.raises(ValueError, match="no model came up finite"):
+    with pytest.raises(ValueError, match="got no finite model"):
         clustered(HierarchicalUpdates(0), {}, axis(1))
 
 
 class Counting(UploadTransform):
-    """Leaves uploads as they are and counts them."""
+    """An upload transform that leaves uploads as they are and counts them."""
 
     def __init__(self):
         self.count = 0
@@ -214,7 +219,7 @@ def test_uploads_of_the_extra_round_go_through_the_transforms_and_no_guarantee_i
     method, counting = fl_hc(1, num_clusters=2), Counting()
     method.exchange = ClusterModel(transforms=[counting])
     fit(blobs_module(), blobs(12), method, tmp_path, rounds=2, clients_per_round=5)
-    assert counting.count == 5 + 12 + 5 + 12  # the last twelve for the evaluation after local training
+    assert counting.count == 5 + 12 + 5 + 12  # the last twelve are for the evaluation after local training
     method.exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
     assert method.guarantee(Releases(2, 5, 12)) is None
     method.clustering = []
@@ -236,7 +241,7 @@ def test_batch_normalisation(tmp_path):
         ({"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
     ],
 )
-def test_what_it_refuses(options, says):
+def test_invalid_options_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         HierarchicalUpdates(**options)
     with pytest.raises(ValueError, match="num_clusters=4 for"):

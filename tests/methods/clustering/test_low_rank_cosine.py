@@ -1,4 +1,4 @@
-"""LCFed's E-step with the centres of before, and what it finds in a federation."""
+"""Tests of LCFed's E-step with the centres from before the aggregation, and of the clusters in a federation."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def angled(degrees, length=1.0):
 
 
 def e_step(own, assignment, centres, uploads, participated=None, center=False, offset=None, aggregate=False):
-    """One round's end in the plane of the first two parameters; M keeps that plane as it is."""
+    """Runs the end of a round in the plane of the first two parameters, which M keeps as it is."""
     clustering = LowRankCosine(num_clusters=len(centres), dimension=2, center=center)
     if offset is not None:
         clustering.load_state_dict({"offset": torch.tensor(offset, dtype=torch.float32)})
@@ -32,11 +32,11 @@ def e_step(own, assignment, centres, uploads, participated=None, center=False, o
     return state
 
 
-def test_the_e_step_compares_with_omega_of_before_the_aggregation():
-    """Client 0 has gone to 50 degrees: nearer to the old centre at 90 than to the old one at 0.
+def test_the_e_step_compares_with_omega_from_before_the_aggregation():
+    """Client 0 has moved to 50 degrees, which is nearer to the old centre at 90 than to the old centre at 0.
 
-    After this round's aggregation of the old clusters their centres would stand at 25 and 150 degrees,
-    and 0 would have stayed where it was.
+    After this round's aggregation of the old clusters, their centres would be at 25 and 150 degrees, and client 0 would
+    have stayed in its cluster.
     """
     own = [angled(50), angled(0), angled(150), angled(150)]
     state = e_step(own, [0, 0, 1, 1], [angled(0), angled(90)], {0: own[0]}, aggregate=True)
@@ -48,7 +48,7 @@ def test_the_e_step_compares_with_omega_of_before_the_aggregation():
     torch.testing.assert_close(state.centres[0], torch.tensor(own[1]).float())
 
 
-def test_this_rounds_upload_makes_the_code():
+def test_the_code_comes_from_this_rounds_upload():
     own = [angled(0), angled(90)]
     state = e_step(own, [0, 1], [angled(0), angled(90)], {0: angled(80)})
     assert state.assignment.tolist() == [1, 1]
@@ -70,7 +70,7 @@ def test_clients_that_never_took_part_keep_their_cluster():
 
 
 @pytest.mark.parametrize("before", [[0, 1, 2, 1], [2, 2, 2, 2]])
-def test_ties_keep_r(before):
+def test_ties_keep_the_current_cluster(before):
     same = [angled(30), angled(30, 2.0), angled(30)]
     own = [angled(0), angled(45), angled(90), angled(200)]
     state = e_step(own, before, [same[0], same[0], same[2]], {0: own[0], 3: own[3]})
@@ -78,7 +78,10 @@ def test_ties_keep_r(before):
 
 
 def test_center_compares_w_minus_the_mean():
-    """The client lies at 9 degrees from the origin, its centres at 0 and 6; from the mean at 34, they at 0 and 90."""
+    """From the origin, the client is at 9 degrees and the centres are at 0 and 6.
+
+    From the mean, the client is at 34 degrees and the centres are at 0 and 90.
+    """
     mean, own = angled(0, 10.0), [angled(0, 13.0) + angled(90, 2.0), angled(0)]
     centres = [angled(0, 15.0), angled(0, 10.0) + angled(90, 1.0)]
     for before in (0, 1):
@@ -103,7 +106,7 @@ def test_center_subtracts_the_mean_of_the_offline_models():
         state.codes = torch.zeros_like(state.codes)
 
 
-def test_codes_of_before_are_not_written_into():
+def test_earlier_codes_are_not_overwritten():
     own = [angled(0), angled(90)]
     state = state_of(own, [0, 1], np.array(own))
     state.projection, state.codes = torch.eye(SIZE)[:, :2], torch.zeros(2, 2)
@@ -117,7 +120,7 @@ def test_codes_of_before_are_not_written_into():
 
 
 @pytest.mark.parametrize("options", [{}, {"center": True}, {"keep_offline_models": True}])
-def test_finds_four_true_groups_within_a_few_rounds_and_stays(tmp_path, options):
+def test_four_true_groups_are_found_within_a_few_rounds_and_stay(tmp_path, options):
     module = blobs_module(cluster_weight=0.5, global_weight=0.1)
     watch = fit(module, blobs(20), lcfed(4, **options), tmp_path, rounds=15, clients_per_round=10)
     truth = [row["cluster/ari"] for row in watch.rows]
@@ -126,7 +129,7 @@ def test_finds_four_true_groups_within_a_few_rounds_and_stays(tmp_path, options)
     assert [row["cluster/moved"] for row in watch.rows[5:]] == [0.0] * 10
 
 
-def test_in_a_federation_too_omega_is_that_of_before_the_aggregation(tmp_path):
+def test_a_federation_also_uses_omega_from_before_the_aggregation(tmp_path):
     seen = []
 
     class Watched(LowRankCosine):
@@ -144,8 +147,8 @@ def test_in_a_federation_too_omega_is_that_of_before_the_aggregation(tmp_path):
     assert len(seen) == 3
 
 
-def test_finds_them_without_pulls_too(tmp_path):
-    """The own models then never see a centre: only their codes tell them apart."""
+def test_the_groups_are_also_found_without_pulls(tmp_path):
+    """The personal models then never see a centre, so only their codes tell them apart."""
     watch = fit(blobs_module(), blobs(20), lcfed(4), tmp_path, rounds=15, clients_per_round=10)
     assert watch.rows[-1]["cluster/ari"] == 1
 
@@ -158,7 +161,7 @@ def test_an_offline_phase_of_some_clients_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize("num_clusters", [1, 12])
-def test_the_extremes_of_k_run(tmp_path, num_clusters):
+def test_the_smallest_and_the_largest_k_work(tmp_path, num_clusters):
     watch = fit(blobs_module(cluster_weight=0.5), blobs(12), lcfed(num_clusters), tmp_path, rounds=3)
     assert watch.state.num_clusters == num_clusters
     assert watch.state.centres.isfinite().all()

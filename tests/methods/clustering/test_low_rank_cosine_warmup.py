@@ -1,4 +1,4 @@
-"""LCFed's warm-up round: who takes part, the projection and the first clusters, and what is refused before it."""
+"""Tests of LCFed's warm-up round: its clients, the projection, the first clusters, and invalid settings."""
 
 import warnings
 
@@ -25,7 +25,7 @@ from tests.helpers.builders import (
 from tests.methods.clustering.models import LAYOUT, SIZE, axis, four_ways, opened
 
 
-def test_the_opening_round_fits_m_and_separates_the_groups():
+def test_the_warm_up_round_fits_m_and_separates_the_groups():
     clustering = LowRankCosine(num_clusters=4, dimension=4)
     models, groups = four_ways()
     state = opened(clustering, models)
@@ -37,8 +37,8 @@ def test_the_opening_round_fits_m_and_separates_the_groups():
         torch.testing.assert_close(state.centres[state.assignment[client]], stacked[groups == group].mean(dim=0))
 
 
-def test_directions_count_and_not_lengths():
-    """By distance the short models would be one group, the long ones two others."""
+def test_directions_count_but_lengths_do_not():
+    """By distance, the short models would form one group and the long models two others."""
     models = [axis(0, 0.1), axis(1, 0.1), axis(0, 10.0), axis(1, 10.0), axis(0, 9.0)]
     state = opened(LowRankCosine(num_clusters=2, dimension=2), models)
     assert adjusted_rand_score([0, 1, 0, 1, 0], state.assignment.numpy()) == 1
@@ -100,7 +100,7 @@ def test_more_clusters_than_distinct_models_leaves_some_empty_at_the_initial_mod
     models = [axis(0), axis(1), axis(0), axis(1), axis(0)]
     initial = torch.full((SIZE,), 0.25)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # k-means is not asked for more clusters than there are directions
+        warnings.simplefilter("error")  # k-means would warn about more clusters than directions
         state = opened(LowRankCosine(num_clusters=4, dimension=1), models, initial=initial)
     assert adjusted_rand_score([0, 1, 0, 1, 0], state.assignment.numpy()) == 1
     empty = [cluster for cluster in range(4) if cluster not in state.assignment]
@@ -108,9 +108,9 @@ def test_more_clusters_than_distinct_models_leaves_some_empty_at_the_initial_mod
     assert all(torch.equal(state.centres[cluster], initial) for cluster in empty)
 
 
-def test_fewer_components_than_wanted_warn():
+def test_fewer_components_than_requested_give_a_warning():
     models, _ = four_ways(5)
-    with pytest.warns(UserWarning, match=r"dimension=50, but 5 models span only 4 components; going on with 4"):
+    with pytest.warns(UserWarning, match=r"dimension=50, but 5 models span only 4 components; using 4"):
         state = opened(LowRankCosine(num_clusters=2, dimension=50), models)
     assert state.projection.shape == (SIZE, 4)
     assert state.codes.shape == (5, 4)
@@ -119,7 +119,7 @@ def test_fewer_components_than_wanted_warn():
         opened(LowRankCosine(num_clusters=2, dimension=4), models)
 
 
-def test_buffers_take_no_part_in_similarity_but_travel_in_centres():
+def test_buffers_do_not_count_for_similarity_but_are_part_of_centres():
     layout = Layout.from_network(Normed())
     draw = torch.Generator().manual_seed(0)
     models = [torch.randn(30, generator=draw) for _ in range(4)]
@@ -137,7 +137,7 @@ def test_equal_offline_models_are_an_error(tmp_path):
 
 
 def test_an_offline_phase_without_two_finite_models_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"0 of the offline models came up finite.*learning rate"), pytest.warns():
+    with pytest.raises(ValueError, match=r"got 0 finite offline models.*learning rate"), pytest.warns():
         fit(blobs_module(lr=1e20), blobs(4), lcfed(2), tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_no_client_is_chosen_twice_for_the_offline_phase(num_clients):
 
 
 def test_offline_steps_and_ordinary_runs(tmp_path):
-    """The offline phase changes nothing of how the clients' own training goes on."""
+    """The offline phase does not change how the clients' training continues."""
     inputs, targets, train, test = two_sided(4)
     data = dealt(inputs, targets, train, test=test, batch_size=4)
     codes = []
@@ -175,7 +175,7 @@ def test_offline_steps_and_ordinary_runs(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["num_clusters", "dimension", "offline_clients", "offline_steps"])
-def test_counts_are_at_least_one(name):
+def test_counts_must_be_at_least_one(name):
     with pytest.raises(ValueError, match=f"LowRankCosine: got {name}=0; it must be at least 1"):
         LowRankCosine(**{name: 0})
 
@@ -192,7 +192,7 @@ def test_a_misspelt_init_is_refused():
 
 def test_more_clusters_than_clients_are_refused():
     LowRankCosine(num_clusters=5).check(5)
-    with pytest.raises(ValueError, match=r"num_clusters=6 for data.num_clients=5; .*lower num_clusters or raise data"):
+    with pytest.raises(ValueError, match=r"num_clusters=6 for data.num_clients=5; .*Lower num_clusters or raise data"):
         LowRankCosine(num_clusters=6).check(5)
 
 

@@ -1,4 +1,4 @@
-"""FeSEM: k-means of whole models, a run in numpy, the first clusters, and what must be exactly true."""
+"""Tests of FeSEM: k-means of whole models, a run in numpy, the first clusters, and exact properties."""
 
 from itertools import combinations
 
@@ -31,12 +31,12 @@ from tests.methods.clustering.models import LAYOUT, axis
 from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes show that means are unweighted
 STORED = ClusterMean("stored", "stored", "uniform")
 
 
 def best_halves(points):
-    """The partition of points into two parts with the least sum of squares, by trying all."""
+    """Returns the partition of points into two parts with the smallest sum of squares, by trying all."""
     everybody = set(range(len(points)))
     halves = [set(part) for size in (1, 2) for part in combinations(everybody, size)]
 
@@ -49,7 +49,7 @@ def best_halves(points):
 
 
 @pytest.mark.parametrize("mean", [STORED, UNIFORM], ids=["stored", "participants"])
-def test_three_rounds_in_numpy(tmp_path, mean):
+def test_three_rounds_match_numpy(tmp_path, mean):
     module = linear_module(lr=0.5)
     method = fesem(2, mean.over, mean, steps=2)
     watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
@@ -80,8 +80,8 @@ def rounds_of(clustering, models, uploads, state):
     clustering.on_round_end(server_of(LAYOUT), state, [upload(i, models[i]) for i in uploads])
 
 
-def test_all_parameters_count_not_one_layer():
-    """Models that differ in the first layer only, and in the last only, both fall into two clusters."""
+def test_all_parameters_count_not_only_one_layer():
+    """Models that differ only in the first layer, or only in the last one, fall into two clusters."""
     for place in (0, LAYOUT.num_parameters - 1):
         models = [axis(place, value) for value in (1.0, 1.1, -1.0, -1.1)]
         state, clustering = state_of(models, [0] * 4, [[0.0] * LAYOUT.size]), ModelKMeans(2)
@@ -92,7 +92,7 @@ def test_all_parameters_count_not_one_layer():
 
 @pytest.mark.parametrize("place", [0, LAYOUT.num_parameters - 1])
 def test_all_parameters_count_in_every_later_round_too(place):
-    """Two clients that have changed sides, in the first layer or in the last."""
+    """Two clients have changed sides, in the first layer or in the last one."""
     clustering = ModelKMeans(2)
     clustering.load_state_dict({"is_begun": True})
     models = [axis(place, value) for value in (1.0, -1.1, -1.0, 1.1)]
@@ -102,7 +102,7 @@ def test_all_parameters_count_in_every_later_round_too(place):
 
 
 def test_buffers_do_not_count():
-    """They are large and say the opposite, in the first clusters and in the E-step."""
+    """The buffers are large and suggest the opposite clusters, for the first clusters and in the E-step."""
     layout = Layout.from_network(Normed())
 
     def model(parameter, buffer):
@@ -118,7 +118,7 @@ def test_buffers_do_not_count():
     assert state.assignment.tolist() == [0, 0, 1, 1]
 
 
-def test_no_clusters_before_k_different_models_are_there():
+def test_no_clusters_before_k_different_models_are_known():
     models, clustering = [axis(0), axis(0), axis(0), axis(1)], ModelKMeans(2, "stored")
     state = state_of([models[0], models[1], None, None], [0] * 4, [[0.0] * LAYOUT.size])
     rounds_of(clustering, models, [0, 1], state)
@@ -126,12 +126,15 @@ def test_no_clusters_before_k_different_models_are_there():
     state = state_of([*models[:2], None, models[3]], [0] * 4, [[0.0] * LAYOUT.size])
     rounds_of(clustering, models, [3], state)
     assert state.num_clusters == 2
-    assert state.assignment[2] == -1  # never took part: no cluster, the global model
+    assert state.assignment[2] == -1  # never took part, so it has no cluster and gets the global model
     assert torch.equal(state.centre_of(2), state.global_model)
 
 
-def test_where_few_take_part_the_first_rounds_make_the_first_clusters_together():
-    """Also over participants, and if the run is resumed in between; nobody would ever be clustered else."""
+def test_with_few_participants_several_rounds_form_the_first_clusters_together():
+    """This also holds over participants, and if the run is resumed in between.
+
+    Otherwise no client would ever be clustered.
+    """
     models = [axis(0), axis(1), axis(2), axis(0, 1.1)]
     state, clustering = state_of([None] * 5, [0] * 5, [[0.0] * LAYOUT.size]), ModelKMeans(3, "participants")
     rounds_of(clustering, models, [0, 1], state)
@@ -144,7 +147,7 @@ def test_where_few_take_part_the_first_rounds_make_the_first_clusters_together()
     assert again.state_dict() == {"is_begun": True, "waiting": {}}
 
 
-def test_ties_keep_the_cluster_and_newcomers_take_the_first():
+def test_ties_keep_the_cluster_and_clients_without_one_take_the_first():
     clustering = ModelKMeans(2)
     clustering.load_state_dict({"is_begun": True})
     models = [axis(0)] * 4
@@ -206,12 +209,12 @@ def test_batch_normalisation_is_averaged(tmp_path):
     assert batches_counted(watch, watch.state.centres) == [9.0] * 4
 
 
-def test_what_it_refuses():
+def test_invalid_options_are_refused():
     with pytest.raises(ValueError, match="num_clusters=0; it must be at least 1"):
         ModelKMeans(0)
     with pytest.raises(ValueError, match="over='all'; allowed are stored and participants"):
         ModelKMeans(2, "all")
     with pytest.raises(ValueError, match=r"num_clusters=5 for data\.num_clients=4"):
         ModelKMeans(5).check(4)
-    with pytest.raises(ValueError, match="looks at stored models, and ClusterModel keeps none"):
+    with pytest.raises(ValueError, match="uses stored models, but ClusterModel keeps none"):
         Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2, "stored")])

@@ -1,4 +1,4 @@
-"""FedClust's clustering: one warm-up round, by hand and in whole runs."""
+"""Tests of FedClust's clustering: the warm-up round by hand and in whole runs."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def fedclust(local=None, **options):
 
 
 def opened(clustering, points, num_clients=None, active=None):
-    """The state after the warm-up round in which the clients of `points` sent these numbers as their last layers."""
+    """Returns the state after a warm-up round in which the clients of `points` sent these numbers as last layers."""
     num_clients = num_clients or len(points)
     state = state_of(
         [], [0] * num_clients, [[0.5] * LAYOUT.size], [False] * num_clients, torch.full((LAYOUT.size,), 0.5)
@@ -102,11 +102,11 @@ def test_fewer_vectors_than_clusters():
 
 
 def test_no_vector_at_all_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"none of the warm-up models came up finite.*learning rate"), pytest.warns():
+    with pytest.raises(ValueError, match=r"got no finite layers from the warm-up round.*learning rate"), pytest.warns():
         fit(blobs_module(lr=1e20), blobs(4), fedclust(), tmp_path)
 
 
-def test_everybody_warms_up():
+def test_all_clients_warm_up():
     (opening,) = OneShotHierarchical().warmup_rounds(5)
     assert list(opening.clients) == list(range(5)) and opening.local_update is None
     assert opening.exchange == NamedLayers(None)
@@ -130,7 +130,7 @@ def test_the_layers_that_are_sent():
     first = layout.parameters[0][0].rpartition(".")[0]
     assert part([first]).slices[0].start == 0 and part([first]).size == 456
     assert part(["embedding", "decision"]).size == layout.num_parameters
-    assert part(["embedding", first]).size == layout.num_embedding, "no place twice"
+    assert part(["embedding", first]).size == layout.num_embedding, "no parameter is counted twice"
     buffered = Layout.from_network(Normed())
     assert NamedLayers(["embedding", "decision"]).subset(buffered).size == buffered.num_parameters < buffered.size
 
@@ -144,8 +144,8 @@ def test_an_unknown_layer_is_refused_before_training(tmp_path):
 @pytest.mark.parametrize(
     ("layers", "up"), [(None, 136), (["decision"], 136), (["embedding"], 272), (["embedding", "decision"], 408)]
 )
-def test_bytes_are_the_formula(tmp_path, layers, up):
-    """Once P down and P_L up for everybody, then 2 P for those who are sampled; P = 16 * 16 + 16 + 136."""
+def test_bytes_match_the_formula(tmp_path, layers, up):
+    """All clients cost P down and P_L up once, then each sampled client costs 2 P; P = 16 * 16 + 16 + 136."""
     watch = fit(blobs_module(), blobs(12), fedclust(layers=layers), tmp_path, 2, 5)
     opening, *rounds = watch.history
     assert opening.round == -1
@@ -167,7 +167,7 @@ def test_separable_groups_are_found_at_once(tmp_path, linkage, options):
 
 
 def test_two_groups_of_disjoint_labels(tmp_path):
-    """Half of the classes each, on a small network."""
+    """Each group has half of the classes, on a small network."""
     from lcfl.data.partition import Pathological
 
     data = blobs(10, partition=Pathological(4))
@@ -187,7 +187,7 @@ def test_one_cluster_is_fedavg(tmp_path, options):
 
 
 @pytest.mark.parametrize("options", [{"num_clusters": 12}, {"choose": None, "threshold": 0.0}])
-def test_as_many_clusters_as_clients_is_everybody_alone(tmp_path, options):
+def test_as_many_clusters_as_clients_equals_local_training(tmp_path, options):
     clustered = fit(blobs_module(), blobs(12), fedclust(**options), tmp_path, 4, 5).state
     local = fit(blobs_module(), blobs(12), alone(), tmp_path, 4, 5).state
     assert clustered.assignment.tolist() == list(range(12))
@@ -197,7 +197,7 @@ def test_as_many_clusters_as_clients_is_everybody_alone(tmp_path, options):
     assert 0 < len(list(local.clients)) < 12
 
 
-def test_the_warm_up_changes_nothing_of_the_clients_training(tmp_path):
+def test_the_warm_up_does_not_change_the_clients_training(tmp_path):
     runs = [fit(blobs_module(), blobs(12), fedclust(num_clusters=1, warmup_steps=n), tmp_path, 2).state for n in (1, 9)]
     assert torch.equal(runs[0].centres, runs[1].centres)
     assert all(same(runs[0].clients[i], runs[1].clients[i]) for i in range(12))
@@ -221,8 +221,11 @@ def test_a_cluster_without_a_sampled_member_keeps_its_model(tmp_path):
     assert kept >= 8
 
 
-def test_one_whole_run_in_numpy(tmp_path):
-    """Warm-up, distances, average linkage, and a round of FedAvg inside the clusters; all samples in every batch."""
+def test_a_whole_run_matches_numpy(tmp_path):
+    """Covers warm-up, distances, average linkage, and rounds of FedAvg inside the clusters.
+
+    Every batch holds all samples.
+    """
     inputs, targets, train, test = two_sided(4, size=6)
     train = [share[: 6 - client] for client, share in enumerate(train)]
     module = linear_module(lr=0.5)
@@ -235,7 +238,7 @@ def test_one_whole_run_in_numpy(tmp_path):
             w = w - 0.5 * linear_step(w, inputs[train[client]], targets[train[client]])[1]
         return w
 
-    last = [run_optimizer(w0, client, 3)[9:] for client in range(4)]  # the decision: 3 * 2 weights and 2 biases
+    last = [run_optimizer(w0, client, 3)[9:] for client in range(4)]  # decision head: 3 * 2 weights and 2 biases
     clusters = [[client] for client in range(4)]
     while len(clusters) > 2:  # average linkage, naively
         pairs = [(i, j) for i in range(len(clusters)) for j in range(i + 1, len(clusters))]
@@ -258,7 +261,7 @@ def test_one_whole_run_in_numpy(tmp_path):
     assert np.abs(omega[0] - omega[1]).max() > 0.1
 
 
-def test_a_client_that_leaves_is_in_no_reference(tmp_path):
+def test_a_leaver_is_not_part_of_a_reference(tmp_path):
     groups = {"leavers": {0: 1}}
     method = fedclust(num_clusters=4)
     watch = fit(blobs_module(), blobs(12, **groups), method, tmp_path, 3)
@@ -276,27 +279,27 @@ def test_a_client_that_leaves_is_in_no_reference(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_clusters": 3}, r"choose=gap; exactly one of them"),
-        ({"choose": None}, "exactly one of them"),
+        ({"num_clusters": 3}, r"choose=gap; exactly one must be given"),
+        ({"choose": None}, "exactly one must be given"),
         ({"linkage": "mean"}, r"linkage='mean'; allowed are average"),
         ({"choose": "elbow"}, r"choose='elbow'; allowed are gap, silhouette and null"),
         ({"layers": []}, r"layers=\[\]; name at least one layer"),
-        ({"warmup_epochs": 1, "warmup_steps": 2}, r"warmup_epochs=1 and warmup_steps=2; give one of them, or neither"),
+        ({"warmup_epochs": 1, "warmup_steps": 2}, r"warmup_epochs=1 and warmup_steps=2; give at most one"),
         ({"warmup_steps": 0}, "warmup_steps=0; it must be at least 1"),
     ],
 )
-def test_settings_that_are_refused(options, words):
+def test_invalid_settings_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         OneShotHierarchical(**options)
 
 
 def test_more_clusters_than_clients_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"num_clusters=5 for data.num_clients=4; .*lower num_clusters"):
+    with pytest.raises(ValueError, match=r"num_clusters=5 for data.num_clients=4; .*Lower num_clusters"):
         fit(blobs_module(), blobs(4), fedclust(num_clusters=5), tmp_path)
 
 
 def test_groups_by_distance_and_not_by_number_of_clients():
-    """A linkage is about distances; 20 equal vectors and one far away."""
+    """A linkage uses distances. There are 20 equal vectors and one that is far away."""
     points = dict.fromkeys(range(20), 0.0) | {20: 1.0}
     state = opened(OneShotHierarchical(choose="silhouette"), points)
     assert adjusted_rand_score([0] * 20 + [1], state.assignment) == 1

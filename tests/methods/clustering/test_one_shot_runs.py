@@ -1,4 +1,4 @@
-"""FedClust in whole runs: resumed before and after its clustering, on two ranks, with uploads that fail."""
+"""Tests of FedClust in whole runs: resumed before and after its clustering, on two ranks, and with failing uploads."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.server.test_dropouts import assert_not_reporting_is_like_failing, dro
 
 
 class StopAt(Callback):
-    """Asks for a stop before the warm-up round (-1) or after so many rounds."""
+    """Requests a stop before the warm-up round (-1) or after round `number`."""
 
     def __init__(self, number):
         self.number = number
@@ -44,7 +44,7 @@ def run(root, path=None, callbacks=(), devices=1, restart=True):
 
 @pytest.mark.parametrize("restart", [True, False])
 @pytest.mark.parametrize("at", [-1, 0, 2])
-def test_resumed_before_and_after_the_clustering(tmp_path, at, restart):
+def test_a_run_can_be_resumed_before_and_after_the_clustering(tmp_path, at, restart):
     whole = run(tmp_path / "whole", restart=restart)
     stopped = run(tmp_path / "parts", callbacks=[StopAt(at)], restart=restart)
     assert stopped.signal == signal.SIGTERM and stopped.state.round == at
@@ -56,7 +56,7 @@ def test_resumed_before_and_after_the_clustering(tmp_path, at, restart):
     assert vectors.shape == (12, 136) and vectors.any(dim=1).all()
 
 
-def test_two_ranks_have_the_bits_of_one(tmp_path):
+def test_two_ranks_give_the_same_bits_as_one(tmp_path):
     one, two = (run(tmp_path / str(devices), devices=devices) for devices in (1, 2))
     assert_same_state(one.state, two.state)
     assert one.metrics == two.metrics
@@ -72,7 +72,7 @@ def test_the_shipped_configuration_resumes_to_the_same_bits_on_another_number_of
     assert whole.metrics["test/own_split/cluster/acc"] > whole.metrics["test/own_split/global/acc"] + 0.2
 
 
-def test_a_warm_up_that_fails_is_a_client_that_dropped_out(tmp_path, monkeypatch):
+def test_a_failed_warm_up_counts_as_a_dropout(tmp_path, monkeypatch):
     def train():
         return fit(blobs_module(), blobs(12), fedclust(num_clusters=4), tmp_path, 3, 5)
 
@@ -92,7 +92,7 @@ def test_not_reporting_is_like_failing(tmp_path, monkeypatch):
     assert_not_reporting_is_like_failing(run, monkeypatch)
 
 
-def test_an_upload_that_fails_in_training_leaves_its_cluster_to_the_others(tmp_path, monkeypatch):
+def test_an_upload_that_fails_in_training_does_not_change_its_cluster(tmp_path, monkeypatch):
     def train(rounds):
         return fit(blobs_module(), blobs(12), fedclust(num_clusters=12), tmp_path, rounds)
 

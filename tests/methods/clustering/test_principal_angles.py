@@ -1,4 +1,4 @@
-"""PACFL: signatures and angles against plain numpy, a run in numpy, and what must be exactly true."""
+"""Tests of PACFL: signatures and angles against plain numpy, a run in numpy, and exact properties."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from tests.methods.clustering.models import LAYOUT
 from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=7)
-TRAIN = [share[: 7 - i // 2] for i, share in enumerate(TRAIN)]  # weights by samples show
+TRAIN = [share[: 7 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
 TURNED = INPUTS @ np.array([[0.0, 1.0], [-1.0, 0.0]])
 for CLIENT in (1, 3):  # clients whose points lie along other axes
     INPUTS[TRAIN[CLIENT]] = TURNED[TRAIN[CLIENT]] * [0.05, 4.0]
@@ -41,7 +41,7 @@ LR = 0.05
 
 
 def signature(client, number):
-    """Label by label the first left singular vectors of the matrix whose columns are the samples."""
+    """Returns, label by label, the first left singular vectors of the matrix whose columns are the samples."""
     parts = []
     for label in sorted(set(TARGETS[TRAIN[client]])):
         columns = INPUTS[TRAIN[client]][TARGETS[TRAIN[client]] == label].T
@@ -53,7 +53,7 @@ def smallest_angle(one, other):
     return min(np.degrees(np.arccos(min(abs(u @ v), 1.0))) for u, v in product(one.T, other.T))
 
 
-def test_signatures_clusters_and_a_round_in_numpy(tmp_path):
+def test_signatures_clusters_and_a_round_match_numpy(tmp_path):
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
     watch = fit(linear_module(LR), data, pacfl(LocalTraining(steps=2), num_vectors=1, num_clusters=2), tmp_path)
     signatures = [signature(i, 1) for i in range(4)]
@@ -90,14 +90,14 @@ def test_angles_worked_by_hand():
     diagonal, lifted = [0.6, 0.8, 0.0], [0.8, 0.0, 0.6]
     for kind in ("vector_min", "principal", "trace"):
         assert angle_between(columns(x), columns(y), kind) == pytest.approx(90)
-        assert angle_between(columns(x), columns([-1.0, 0.0, 0.0]), kind) == pytest.approx(0, abs=1e-5)  # sign
+        assert angle_between(columns(x), columns([-1.0, 0.0, 0.0]), kind) == pytest.approx(0, abs=1e-5)  # any sign
         assert angle_between(columns(x), columns(lifted), kind) == pytest.approx(np.degrees(np.arccos(0.8)), rel=1e-6)
-    # the diagonal lies in the plane of x and y: 36.9 degrees from its vectors, none from the plane
+    # The diagonal lies in the plane of x and y. It is 36.9 degrees from these vectors and 0 degrees from the plane.
     assert angle_between(columns(x, y), columns(diagonal), "vector_min") == pytest.approx(36.8699, abs=1e-3)
     assert angle_between(columns(x, y), columns(diagonal), "principal") == pytest.approx(0, abs=0.05)
-    # the planes (x, y) and (lifted, y) share y and are 36.9 degrees apart
+    # The planes (x, y) and (lifted, y) share y and are 36.9 degrees apart.
     assert angle_between(columns(x, y), columns(lifted, y), "trace") == pytest.approx(36.8699, abs=0.05)
-    # vectors that depend on each other span no plane
+    # Linearly dependent vectors span no plane.
     assert angle_between(columns(x, x), columns(y), "trace") == pytest.approx(90)
     assert angle_between(columns(x), torch.empty(3, 0), "vector_min") == 90
 
@@ -129,7 +129,7 @@ def test_ties_thresholds_and_missing_clients():
 
 
 def test_the_linkage_decides_where_the_tree_is_cut():
-    """Directions at 0, 20, 42 and 65 degrees: 22 from the first two to the third, by complete linkage 42."""
+    """The directions are at 0, 20, 42 and 65 degrees. The third is 22 from the first two, or 42 by complete linkage."""
     at = [columns([np.cos(np.radians(x)), np.sin(np.radians(x))]) for x in (0, 20, 42, 65)]
     for linkage, expected in (("single", [0, 0, 0, 1]), ("complete", [0, 0, 1, 1])):
         assert clustered(PrincipalAngles(num_clusters=2, linkage=linkage), at).assignment.tolist() == expected
@@ -152,7 +152,7 @@ def test_separable_groups_are_found_at_once(tmp_path, angle):
         assert same(watch.state.centres[cluster], watch.state.initial) is (cluster not in sampled)
 
 
-def test_pixels_are_raw_again():
+def test_pixels_undo_the_normalisation():
     images = torch.randint(0, 256, (5, 3, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for options in ({"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}, {}):
         examples = TensorSamples(images, [0, 1, 0, 1, 0], 5, 2, **options)
@@ -177,7 +177,7 @@ def test_batch_normalisation(tmp_path):
         ({"linkage": "ward"}, "linkage=ward joins Euclidean vectors only"),
     ],
 )
-def test_what_it_refuses(options, says):
+def test_invalid_options_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         PrincipalAngles(**options)
     with pytest.raises(ValueError, match="num_clusters=4 for"):

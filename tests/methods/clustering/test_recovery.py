@@ -1,4 +1,7 @@
-"""Two groups of clients with disjoint labels: every clustered method finds them, as it does four in its own tests."""
+"""Tests that every clustered method finds two groups of clients with disjoint labels.
+
+The tests of each method check that it finds four groups.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ from lcfl.methods.local import LocalTraining
 from tests.helpers.builders import blobs, blobs_module, fedac, fit, lcfed
 from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
 
-# thresholds of CFL as shares of round 0's largest update; half of the clients take part in a round
+# CFL's thresholds are shares of round 0's largest update. Half of the clients take part in a round.
 LATER = {"eps1": 0.6, "eps2": 0.2, "relative": True, "min_round": 3, "gamma_max": 0.6, "stale_max": 9}
 
 

@@ -1,4 +1,4 @@
-"""FedAC's clustering: the random start, the first fit, refreshes, and the four similarities."""
+"""Tests of FedAC's clustering: the random start, the first fit, refreshes, and the four similarities."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.methods.clustering.models import LAYOUT, SIZE
 
 
 def grouped(num_clients=12, num_groups=4, seed=0):
-    """Models near one axis per group, group i % num_groups."""
+    """Returns models near one axis per group, and the group i % num_groups of each client i."""
     draw = torch.Generator().manual_seed(seed)
     models = 0.02 * torch.randn(num_clients, SIZE, generator=draw)
     for client in range(num_clients):
@@ -21,7 +21,7 @@ def grouped(num_clients=12, num_groups=4, seed=0):
 
 
 def begun(clustering, num_clients=12):
-    """A state before round 0, as the clustering sets it up."""
+    """Returns a state before round 0, as the clustering sets it up."""
     state = state_of([], [0] * num_clients, [[0.0] * SIZE], [False] * num_clients)
     state.round = 0
     clustering.on_fit_start(server_of(LAYOUT), state)
@@ -29,7 +29,7 @@ def begun(clustering, num_clients=12):
 
 
 def take_part(clustering, state, models, clients, server=None):
-    """One round's clients: their models are stored, the clustering runs, the round is over."""
+    """Plays a round with these clients: stores their models, runs the clustering, and ends the round."""
     for client in clients:
         state.clients[client] = type(state.clients[client])(models[client])
         state.participated[client] = True
@@ -37,7 +37,7 @@ def take_part(clustering, state, models, clients, server=None):
     state.round += 1
 
 
-def test_the_start_is_random_balanced_and_equal():
+def test_the_start_is_a_random_balanced_assignment_with_equal_centres():
     state = begun(RefreshedLowRankCosine(4))
     assert state.assignment.bincount().tolist() == [3, 3, 3, 3]
     assert torch.equal(state.centres, torch.zeros(4, SIZE))
@@ -58,7 +58,7 @@ def test_the_first_fit_waits_for_half_of_the_clients_and_two_per_cluster():
     assert torch.equal(state.assignment[8:], before[8:])
 
 
-def test_a_random_start_goes_on_from_its_own_centres():
+def test_a_random_start_continues_from_its_centres():
     models, groups = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=4, init="random")
     state = begun(clustering)
@@ -85,7 +85,7 @@ def test_a_common_start_is_one_cluster_that_is_divided_once():
     clustering = RefreshedLowRankCosine(4, dimension=4, init="common")
     state = begun(clustering)
     assert state.assignment.tolist() == [0] * 12 and torch.equal(state.centres, torch.zeros(1, SIZE))
-    state.centres = torch.full((1, SIZE), 0.5)  # what the first rounds made of it
+    state.centres = torch.full((1, SIZE), 0.5)  # stands for the result of the first rounds
     take_part(clustering, state, models, range(4))
     assert state.num_clusters == 1
     take_part(clustering, state, models, range(4, 8))
@@ -97,7 +97,7 @@ def test_a_common_start_is_one_cluster_that_is_divided_once():
     assert adjusted_rand_score(groups, state.assignment.numpy()) == 1
 
 
-def test_the_e_step_compares_with_the_centres_of_before():
+def test_the_e_step_compares_with_the_centres_from_before_the_aggregation():
     models, groups = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=4)
     state = begun(clustering)
@@ -109,7 +109,7 @@ def test_the_e_step_compares_with_the_centres_of_before():
 
 
 @pytest.mark.parametrize("fit_over", ["stored", "participants"])
-def test_a_refresh_comes_every_so_many_rounds_and_renews_all_codes(fit_over):
+def test_a_refresh_comes_at_regular_intervals_and_renews_all_codes(fit_over):
     models, _ = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=3, refresh_every=2, fit_over=fit_over)
     state = begun(clustering)
@@ -134,7 +134,7 @@ def test_what_the_e_step_compares(similarity):
     state = begun(clustering, 4)
     take_part(clustering, state, models, range(4))
     far_along, close_by = torch.zeros(SIZE), torch.zeros(SIZE)
-    far_along[0], close_by[0], close_by[1] = 50.0, 1.0, 0.7  # by angle client 0 is with the first, by distance not
+    far_along[0], close_by[0], close_by[1] = 50.0, 1.0, 0.7  # client 0 is with the first by angle only
     state.centres = torch.stack([far_along, close_by])
     take_part(clustering, state, models, [0])
     assert int(state.assignment[0]) == (0 if similarity.endswith("cosine") else 1)
@@ -174,19 +174,19 @@ def test_buffers_are_not_compared():
         ({"similarity": "l1"}, "similarity='l1'; allowed are low_rank_cosine, cosine, low_rank_l2 and l2"),
     ],
 )
-def test_settings_that_cannot_be(options, text):
+def test_invalid_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         RefreshedLowRankCosine(**options)
 
 
-def test_a_client_per_cluster():
+def test_at_least_two_clients_and_one_per_cluster_are_needed():
     for num_clusters, num_clients in ((4, 3), (1, 1)):
         with pytest.raises(ValueError, match=rf"num_clusters={num_clusters} for data.num_clients={num_clients}; at le"):
             RefreshedLowRankCosine(num_clusters).check(num_clients)
     RefreshedLowRankCosine(4).check(4)
 
 
-def test_where_there_are_fewer_than_two_clients_per_cluster_all_are_waited_for():
+def test_with_fewer_than_two_clients_per_cluster_the_first_fit_waits_for_all():
     models, _ = grouped(num_clients=6)
     clustering = RefreshedLowRankCosine(4, dimension=3)
     state = begun(clustering, 6)
@@ -197,8 +197,8 @@ def test_where_there_are_fewer_than_two_clients_per_cluster_all_are_waited_for()
 
 
 @pytest.mark.parametrize("begin", [0, 2])
-def test_a_client_that_all_others_have_left_goes_on_alone(tmp_path, begin):
-    """One model has no principal component: nothing is fitted, or what was fitted stays."""
+def test_a_client_that_all_others_have_left_continues_alone(tmp_path, begin):
+    """A single model has no principal component, so nothing is fitted, or the earlier fit stays."""
     data = blobs(4, leavers=dict.fromkeys(range(3), begin))
     watch = fit(blobs_module(), data, fedac(2, refresh_every=1), tmp_path, rounds=5)
     assert watch.sampled[4] == [3] and (watch.state.projection is None) == (begin == 0)
@@ -213,7 +213,7 @@ def test_the_groups_of_a_federation_are_found(tmp_path, similarity):
     assert [row["cluster/ari"] for row in watch.rows[-3:]] == [1.0] * 3
 
 
-def test_one_cluster_is_the_mean_of_all_that_took_part(tmp_path):
+def test_one_cluster_is_the_mean_of_all_clients_that_took_part(tmp_path):
     watch = fit(blobs_module(), blobs(12), fedac(1), tmp_path, rounds=3, clients_per_round=7)
     state = watch.state
     known = torch.nonzero(state.participated).flatten().tolist()
@@ -222,7 +222,7 @@ def test_one_cluster_is_the_mean_of_all_that_took_part(tmp_path):
     torch.testing.assert_close(state.centres, mean[None])
 
 
-def test_a_cluster_per_client_may_lose_its_client_and_keeps_its_model(tmp_path):
+def test_a_cluster_that_loses_its_only_client_keeps_its_model(tmp_path):
     watch = fit(blobs_module(), blobs(12), fedac(12, dimension=8), tmp_path, rounds=4)
     first, last = watch.history[0], watch.history[-1]
     assert first.assignment.sort().values.tolist() == list(range(12))

@@ -1,4 +1,4 @@
-"""Low-rank models: against scikit-learn's PCA, and its invariants."""
+"""Tests of low-rank models: comparison with scikit-learn's PCA, and invariants."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from lcfl.methods.clustering.similarity import (
 
 
 def models(num=8, size=40, seed=0, offset=0.0):
-    """Models whose directions have clearly different spread."""
+    """Returns models whose directions have clearly different spread."""
     draw = np.random.default_rng(seed)
     spread = 2.0 ** -np.arange(num)
     return torch.tensor(draw.normal(size=(num, num)) * spread @ draw.normal(size=(num, size)) + offset).float()
@@ -30,7 +30,7 @@ def models(num=8, size=40, seed=0, offset=0.0):
 
 @pytest.mark.parametrize(("num", "dimension"), [(8, 4), (8, 7), (3, 1), (2, 5), (30, 6)])
 @pytest.mark.parametrize("offset", [0.0, 20.0])
-def test_is_scikit_learns_pca_up_to_sign(num, dimension, offset):
+def test_principal_components_equal_scikit_learns_pca_up_to_sign(num, dimension, offset):
     model_nP = models(num, offset=offset)
     basis_PD = principal_components(model_nP, dimension)
     dimension = min(dimension, num - 1)
@@ -56,7 +56,7 @@ def test_the_largest_entry_of_a_component_is_positive():
     torch.testing.assert_close(principal_components(-models(), 7), basis_PD, rtol=0, atol=1e-5)
 
 
-def test_components_come_by_falling_variance():
+def test_components_come_in_descending_order_of_variance():
     variance = (models() @ principal_components(models(), 7)).var(dim=0)
     assert bool((variance[:-1] > variance[1:]).all())
 
@@ -68,7 +68,7 @@ def test_directions_without_variance_are_left_out():
     assert principal_components(line, 3).shape == (40, 1)
 
 
-def test_at_most_one_component_fewer_than_models():
+def test_there_are_fewer_components_than_models():
     assert principal_components(models(5), 50).shape == (40, 4)
     assert principal_components(models(8, size=3), 50).shape == (3, 3)
 
@@ -94,7 +94,7 @@ def test_projection_by_hand():
     assert project(model_NP[0], basis_PD).tolist() == [4.0, 2.0]
 
 
-def test_cosines_do_not_see_a_rotation_of_the_components():
+def test_a_rotation_of_the_components_does_not_change_cosines():
     basis_PD = principal_components(models(8), 5)
     rotation_DD = torch.tensor(np.linalg.qr(np.random.default_rng(2).normal(size=(5, 5)))[0]).float()
     client_NP, centre_KP = models(6, seed=1), models(3, seed=2)
@@ -109,7 +109,7 @@ def test_cosines_by_hand():
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8, -1.0], [0.0, -1.0, 0.8]]))
 
 
-def test_a_zero_code_is_as_near_to_every_centre():
+def test_a_zero_code_is_equally_near_to_every_centre():
     assert cosine(torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
 
 
@@ -117,9 +117,9 @@ def test_a_zero_code_is_as_near_to_every_centre():
     ("similarities", "current", "expected"),
     [
         ([0.1, 0.9, 0.5], 0, 1),  # the best
-        ([0.9, 0.9, 0.5], 1, 1),  # a tie: the current cluster
+        ([0.9, 0.9, 0.5], 1, 1),  # a tie goes to the current cluster
         ([0.9, 0.9, 0.9], 2, 2),
-        ([0.5, 0.9, 0.9], 0, 1),  # a tie of others: the lowest number
+        ([0.5, 0.9, 0.9], 0, 1),  # a tie of other clusters goes to the lowest number
         ([-0.9, -0.5, -0.1], 1, 2),
     ],
 )
@@ -129,7 +129,7 @@ def test_assignment_and_its_ties(similarities, current, expected):
     assert found.dtype == torch.int64
 
 
-def test_every_row_is_assigned_by_itself():
+def test_every_row_is_assigned_separately():
     similarity_NK = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
     assert assign(similarity_NK, torch.tensor([1, 0, 1, 0])).tolist() == [0, 1, 1, 0]
 
@@ -146,7 +146,7 @@ def test_a_row_without_a_current_cluster_takes_the_lowest_of_a_tie():
     assert assign(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([-1, 1, -1])).tolist() == [0, 1, 1]
 
 
-def test_projections_of_many_models_are_those_of_each_and_take_the_memory_of_a_block():
+def test_projections_of_many_models_are_correct_and_need_the_memory_of_one_block():
     def own_mb():
         return next(int(row.split()[1]) / 1e3 for row in Path("/proc/self/status").open() if row.startswith("RssAnon"))
 
@@ -155,7 +155,8 @@ def test_projections_of_many_models_are_those_of_each_and_take_the_memory_of_a_b
     models = [model * number for number in range(1, 20)]
     codes = project_all(iter(models), basis, offset)
     exact = torch.stack([each[:20_000].double() - offset for each in models]) @ basis.double()
-    # Sums of 20,000 numbers, in whatever order a processor adds them up; they are up to 1,400, and errors about 1e-3.
+    # The codes are sums of 20,000 numbers, added up in an order that depends on the processor. They reach 1,400, with
+    # errors of about 1e-3.
     torch.testing.assert_close(codes.double(), exact, rtol=0, atol=0.05)
     assert project_all([], basis).shape == (0, 3)
     before = own_mb()
@@ -164,16 +165,16 @@ def test_projections_of_many_models_are_those_of_each_and_take_the_memory_of_a_b
 
 
 @pytest.mark.parametrize("labels", [[0, 1] * 10, [7] * 18 + [3, 3], [0] * 9 + [1] * 10 + [2], [*range(19), 0]])
-def test_cosine_silhouette_is_scikit_learns(labels):
+def test_cosine_silhouette_equals_scikit_learns(labels):
     direction_nD = normalize(torch.from_numpy(np.random.default_rng(1).normal(size=(20, 3))), dim=1)
     expected = silhouette_score(direction_nD.numpy(), labels, metric="cosine")
     assert cosine_silhouette(direction_nD, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_cosine_silhouette_of_equal_and_of_empty_vectors():
+def test_cosine_silhouette_of_equal_and_of_zero_vectors():
     same = normalize(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64), dim=1).expand(6, 3)
     assert cosine_silhouette(same, torch.tensor([0, 0, 0, 1, 1, 1])) == pytest.approx(0, abs=1e-3)
-    close = normalize(same + 1e-8 * torch.eye(6, 3, dtype=torch.float64), dim=1)  # equal to float32
+    close = normalize(same + 1e-8 * torch.eye(6, 3, dtype=torch.float64), dim=1)  # equal in float32
     assert cosine_silhouette(close, torch.tensor([0, 1, 2, 0, 0, 0])) == pytest.approx(0, abs=1e-3)
     with_empty = torch.cat([same[:4], torch.zeros(2, 3, dtype=torch.float64)])
     labels = torch.tensor([0, 0, 0, 0, 1, 1])

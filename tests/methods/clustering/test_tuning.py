@@ -1,4 +1,4 @@
-"""The number of clusters: G by hand, the paper's rule and what it does, and a criterion that finds the groups."""
+"""Tests of the number of clusters: G by hand, what the paper's rule does, and a criterion that finds the groups."""
 
 import hashlib
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def model(*entries):
 
 
 def state(models, assignment, **fields):
-    """Everybody has taken part; centres are means."""
+    """Returns a state in which all clients have taken part and the centres are means."""
     assignment = torch.as_tensor(assignment)
     centres = [
         torch.stack([m for m, k in zip(models, assignment.tolist(), strict=True) if k == cluster]).mean(dim=0)
@@ -44,7 +44,7 @@ def server():
 
 
 def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
-    """Models along one axis per group, with noise, and their groups."""
+    """Returns models along one axis per group, with noise, and their groups."""
     draw = torch.Generator().manual_seed(seed)
     groups = [client % num_groups for client in range(num_groups * size)]
     models = noise * torch.randn(len(groups), SIZE, generator=draw)
@@ -65,7 +65,7 @@ FOUR = [model(0, 0), model(2, 0), model(10, 0), model(10, 2), model(0, 30)]
 
 def test_granularity_by_hand():
     intra, inter = granularity(state(FOUR, [0, 0, 1, 1, 2]), SIZE)
-    # centres (1, 0), (10, 1), (0, 30): squared distances 82, 901, 941
+    # The centres (1, 0), (10, 1), (0, 30) have the squared distances 82, 901, 941.
     torch.testing.assert_close(intra, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     torch.testing.assert_close(inter, torch.tensor([983 / 2, 1023 / 2, 1842 / 2], dtype=torch.float64))
 
@@ -83,7 +83,7 @@ def test_one_cluster_has_no_granularity_and_stays():
     assert where.logged == {} and s.num_clusters == 1
 
 
-def test_the_rule_as_printed_merges_the_clusters_that_are_right():
+def test_the_printed_rule_merges_clusters_that_are_right():
     models, groups = groups_of()
     s = state(models, groups)
     sizes = []
@@ -128,23 +128,23 @@ def test_silhouette_leaves_one_group_alone():
     assert s.num_clusters == 1
 
 
-def test_codes_are_used_where_there_are_some():
+def test_codes_are_used_if_there_are_any():
     models, _ = groups_of(num_groups=2)
     codes = torch.zeros(12, 2)
-    codes[range(12), [client // 6 for client in range(12)]] = 1.0  # says something else than the models
+    codes[range(12), [client // 6 for client in range(12)]] = 1.0  # suggests other groups than the models
     s = state(models, [0] * 12, codes=codes)
     ClusterNumberTuning("silhouette").on_aggregated(server(), s)
     assert adjusted_rand_score([0] * 6 + [1] * 6, s.assignment.numpy()) == 1
 
 
-def test_a_cluster_that_nobody_is_in_is_dropped():
+def test_an_empty_cluster_is_dropped():
     s = state(FOUR, [0, 0, 1, 1, 2])
     s.assignment[4] = 1
     ClusterNumberTuning(start=99).on_aggregated(server(), s)
     assert s.num_clusters == 2 and s.assignment.tolist() == [0, 0, 1, 1, 1]
 
 
-def test_clients_that_never_took_part_go_with_their_cluster():
+def test_clients_that_never_took_part_follow_their_cluster():
     models, groups = groups_of(num_groups=3, size=6)
     s = state(models, [0 if group < 2 else 1 for group in groups])
     s.participated[[0, 1]] = False
@@ -162,7 +162,7 @@ def test_clients_that_never_took_part_go_with_their_cluster():
         ({"min_clusters": 4}, 5, False),
     ],
 )
-def test_when_it_may_move(options, number, moves):
+def test_when_clusters_may_change(options, number, moves):
     models, groups = groups_of()
     s = state(models, groups)
     s.round = number
@@ -170,7 +170,7 @@ def test_when_it_may_move(options, number, moves):
     assert (s.num_clusters < 4) == moves
 
 
-def test_it_waits_until_nearly_everybody_has_taken_part():
+def test_tuning_waits_until_nearly_all_clients_have_taken_part():
     models, groups = groups_of()
     s = state(models, groups)
     s.participated[:3] = False
@@ -181,7 +181,7 @@ def test_it_waits_until_nearly_everybody_has_taken_part():
     assert s.num_clusters == 3
 
 
-def test_a_cooldown_outlives_a_resume():
+def test_a_cooldown_survives_a_resume():
     models, groups = groups_of()
     s = state(models, groups)
     tuning = ClusterNumberTuning("ratio", cooldown=3)
@@ -196,7 +196,7 @@ def test_a_cooldown_outlives_a_resume():
     assert sizes == [3, 3, 3, 2]
 
 
-def test_to_the_letter_everything_is_merged_into_one():
+def test_the_literal_rule_merges_nearly_everything():
     models, groups = groups_of()
     s = state(models, groups)
     tuning = ClusterNumberTuning("ratio", literal=True)
@@ -205,7 +205,7 @@ def test_to_the_letter_everything_is_merged_into_one():
     assert_means(s)
 
 
-def test_to_the_letter_every_loose_cluster_is_split():
+def test_the_literal_rule_splits_every_loose_cluster():
     models, groups = groups_of(num_groups=4, size=6)
     s = state(models, [group // 2 for group in groups])
     ClusterNumberTuning("ratio", literal=True, lower=0.0, upper=0.2).on_aggregated(server(), s)
@@ -220,7 +220,7 @@ def test_to_the_letter_every_loose_cluster_is_split():
         ({"criterion": "silhouette"}, "010001000000010001010101", "1a05d3d511429206"),
     ],
 )
-def test_the_numbers_are_those_of_before_the_criteria_were_shared(options, assignment, digest):
+def test_results_are_unchanged_since_the_criteria_were_shared(options, assignment, digest):
     models, _ = groups_of(noise=0.6, seed=1)
     first = torch.randint(3, (24,), generator=torch.Generator().manual_seed(8))
     first[:3] = torch.arange(3)
@@ -237,27 +237,27 @@ def test_the_numbers_are_those_of_before_the_criteria_were_shared(options, assig
     ("options", "text"),
     [
         ({"criterion": "best"}, "criterion='best'; allowed are ratio and silhouette"),
-        ({"lower": 0.8, "upper": 0.2}, "lower=0.8, upper=0.2; needed is 0 <= lower < upper"),
-        ({"criterion": "silhouette", "literal": True}, "literal is about criterion=ratio"),
+        ({"lower": 0.8, "upper": 0.2}, "lower=0.8, upper=0.2; 0 <= lower < upper must hold"),
+        ({"criterion": "silhouette", "literal": True}, "literal=true works with criterion=ratio only"),
         ({"interval": 0}, "interval=0; it must be at least 1"),
         ({"cooldown": -1}, "cooldown=-1"),
         ({"min_clusters": 0}, "min_clusters=0"),
         ({"margin": -0.1}, "margin=-0.1"),
     ],
 )
-def test_settings_that_cannot_be(options, text):
+def test_invalid_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         ClusterNumberTuning(**options)
 
 
-def test_it_needs_stored_models():
+def test_tuning_needs_stored_models():
     mean = ClusterMean("participants", "participants")
-    with pytest.raises(ValueError, match="ClusterNumberTuning looks at stored models, and FullModel keeps none"):
+    with pytest.raises(ValueError, match="ClusterNumberTuning uses stored models, but FullModel keeps none"):
         Method(LocalTraining(steps=1), FullModel(), mean, [ClusterNumberTuning()])
 
 
 @pytest.mark.parametrize("num_clusters", [1, 2, pytest.param(8, marks=pytest.mark.slow), 12])
-def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clusters):
+def test_the_groups_of_a_federation_are_found_from_any_number_of_clusters(tmp_path, num_clusters):
     method = fedac(num_clusters, tuning=ClusterNumberTuning("silhouette"), dimension=8, refresh_every=5)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
     watch = fit(module, blobs(24), method, tmp_path, rounds=16, clients_per_round=12)
@@ -275,7 +275,7 @@ def test_the_groups_of_a_federation_are_found_from_any_number(tmp_path, num_clus
     ],
     ids=lambda clustering: type(clustering).__name__,
 )
-def test_it_goes_behind_any_clustering_whose_models_the_server_keeps(tmp_path, clustering):
+def test_tuning_works_after_any_clustering_whose_models_the_server_keeps(tmp_path, clustering):
     mean, tuning = ClusterMean("participants", "participants"), ClusterNumberTuning("silhouette", start=2)
     method = Method(LocalTraining(steps=3), ClusterModel(keeps_model=True), mean, [clustering, tuning])
     watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=8)

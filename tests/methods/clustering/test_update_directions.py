@@ -1,4 +1,4 @@
-"""FedGroup: its measures against plain numpy, a run with a cold start in numpy, and what must be exactly true."""
+"""Tests of FedGroup: its measures against plain numpy, a run with a cold start in numpy, and exact properties."""
 
 from itertools import combinations
 
@@ -29,7 +29,7 @@ from tests.methods.clustering.models import LAYOUT, SIZE, axis, four_ways, opene
 from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # weights by samples show
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
 LR = 0.5
 
 
@@ -54,7 +54,7 @@ def least_scatter(points):
     return min(parts, key=lambda part: scatter(part) + scatter(everybody - part))
 
 
-def test_pre_training_a_cold_start_and_a_round_in_numpy(tmp_path):
+def test_pre_training_a_cold_start_and_a_round_match_numpy(tmp_path):
     module = linear_module(LR)
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
     watch = fit(module, data, fedgroup(2, 3, 2, steps=2), tmp_path)
@@ -82,10 +82,10 @@ def test_pre_training_a_cold_start_and_a_round_in_numpy(tmp_path):
     size = len(w0)
     assert opening.row["comm/down_bytes"] == opening.row["comm/up_bytes"] == 4 * 4 * size
     assert watch.rows[0]["comm/down_bytes"] == watch.rows[0]["comm/up_bytes"] == (1 + 5) * 4 * size
-    assert watch.rows[0]["cluster/moved"] == 1  # who joins moves, also before the round's training
+    assert watch.rows[0]["cluster/moved"] == 1  # joining a group counts as a move, even before the round's training
 
 
-def test_measures_in_plain_numpy():
+def test_measures_match_plain_numpy():
     rows = np.random.default_rng(0).normal(size=(6, 20))
     u = np.linalg.svd(rows.T, full_matrices=False)[0][:, :3]
     expected = np.array([[cosine(row, v) for v in u.T] for row in rows])
@@ -99,7 +99,7 @@ def test_measures_in_plain_numpy():
 
 
 def test_mean_cosine_differences_are_joined_by_complete_linkage():
-    """Average linkage would leave the sixth alone, single linkage four of them."""
+    """Average linkage would leave the sixth client alone, and single linkage would leave four clients alone."""
     models = list(torch.randn(8, SIZE, generator=torch.Generator().manual_seed(0)))
     state = opened(UpdateDirections(3, measure="madc"), models)
     assert adjusted_rand_score([0, 1, 1, 2, 1, 2, 0, 1], state.assignment) == 1
@@ -115,14 +115,14 @@ def test_directions_count_and_lengths_do_not(measure):
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
 def test_updates_are_compared_not_models(measure):
-    """Beside the large common model those that went far look alike, and those that went a little."""
+    """The large common model makes models that moved far look alike, and also models that moved a little."""
     initial, updates = axis(3, 100.0), [axis(0), axis(0, 50.0), axis(0, 2.0), axis(1), axis(1, 50.0), axis(1, 2.0)]
     state = opened(UpdateDirections(2, measure=measure), [initial + each for each in updates], initial=initial)
     assert state.assignment.tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
 
 
 def test_a_cold_client_joins_by_direction_not_by_distance():
-    """Its short update is nearer to the mean of the other group, and its model still more so."""
+    """Its short update is nearer to the mean of the other group, and its model even more so."""
     initial, clustering = axis(0, 5.0), UpdateDirections(2)
     models = [initial + each for each in (axis(0), axis(0), axis(1, 10.0), axis(1, 10.0))]
     state = opened(clustering, models, num_clients=5, initial=initial)
@@ -132,7 +132,10 @@ def test_a_cold_client_joins_by_direction_not_by_distance():
 
 
 def test_a_groups_direction_is_the_mean_of_its_members_updates():
-    """At 0 and 40 degrees, so at 20; the other group is at 100. 55 is nearer to 20, and nearer to 100 than to 0."""
+    """The members are at 0 and 40 degrees, so the direction is at 20. The other group is at 100.
+
+    The client at 55 is nearer to 20 than to 100, and nearer to 100 than to 0.
+    """
 
     def at(degrees):
         return axis(0, np.cos(np.radians(degrees))) + axis(1, np.sin(np.radians(degrees)))
@@ -194,7 +197,7 @@ def test_a_client_without_a_group_is_evaluated_with_the_mean_of_all(tmp_path):
     assert without.any() and alike.tolist() == without.tolist()
 
 
-def test_a_newcomer_whose_pre_training_fails_has_no_group_and_the_round_goes_on(tmp_path):
+def test_a_new_client_whose_pre_training_fails_has_no_group_and_the_round_continues(tmp_path):
     inputs = INPUTS.copy()
     inputs[TRAIN[2]] *= 1e30
     with pytest.warns(UserWarning, match=r"round 0: the loss or the upload of 1 of 1 clients is not finite \(2\)"):
@@ -204,7 +207,7 @@ def test_a_newcomer_whose_pre_training_fails_has_no_group_and_the_round_goes_on(
     assert watch.state.centres.isfinite().all()
 
 
-def test_separable_groups_are_found_at_once_also_by_newcomers(tmp_path):
+def test_separable_groups_are_found_at_once_also_for_new_clients(tmp_path):
     method = fedgroup(4, 20, clients_per_group=2)
     watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=6, clients_per_round=6)
     assert (watch.history[0].assignment >= 0).sum() == 8
@@ -212,8 +215,8 @@ def test_separable_groups_are_found_at_once_also_by_newcomers(tmp_path):
     assert are_the_groups(watch.state.assignment)
 
 
-def test_whoever_comes_later_finds_its_group_where_clusters_were_merged():
-    """Groups 0 to 3 of four axes; the clusters of the first two become one, and numbers close up."""
+def test_later_clients_find_their_group_after_clusters_were_merged():
+    """Groups 0 to 3 lie on four axes. The first two clusters become one, and the others are renumbered without gaps."""
     models, _ = four_ways(8)
     clustering = UpdateDirections(4, clients_per_group=2)
     state = opened(clustering, models, num_clients=12)
@@ -230,7 +233,7 @@ def test_whoever_comes_later_finds_its_group_where_clusters_were_merged():
 
 
 def test_buffers_do_not_count():
-    """They are large and say the opposite, for the groups and for who comes later."""
+    """The buffers are large and suggest the opposite groups, for the first clients and for later ones."""
     layout = Layout.from_network(Normed())
 
     def model(place, buffer):
@@ -258,6 +261,6 @@ def test_batch_normalisation_is_averaged(tmp_path):
         ({"measure": "l2"}, "measure='l2'; allowed are edc and madc"),
     ],
 )
-def test_what_it_refuses(options, says):
+def test_invalid_options_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         UpdateDirections(**options)

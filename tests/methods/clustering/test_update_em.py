@@ -1,4 +1,4 @@
-"""EM in update space, and G, split and merge of AS-CFL, against numbers worked by hand and numpy."""
+"""Tests of EM in update space, and of G, split and merge of AS-CFL, against numbers worked by hand and numpy."""
 
 import numpy as np
 import pytest
@@ -45,14 +45,14 @@ def test_distances_to_means_follow_from_pairwise_distances():
     np.testing.assert_allclose(dispersion(square, label, 3), within, rtol=1e-10)
 
 
-def test_equal_updates_are_exactly_at_no_distance():
+def test_the_distance_of_equal_updates_is_exactly_zero():
     assert torch.equal(squared_distances(torch.randn(1, 40).repeat(5, 1)), torch.zeros(5, 5, dtype=torch.float64))
 
 
 def test_granularity_by_hand():
     square, label = squared_distances(torch.stack([flat(*point) for point in POINTS])), torch.tensor([0, 0, 1, 1, 2])
     assert dispersion(square, label, 3).tolist() == pytest.approx([1, 1, 0])
-    # centroids (1, 0), (10, 1), (0, 30): distances sqrt(82), sqrt(901), sqrt(941)
+    # The centroids (1, 0), (10, 1), (0, 30) have the distances sqrt(82), sqrt(901), sqrt(941).
     nearest = separation(square, label, 3).min(dim=1).values
     assert nearest.tolist() == pytest.approx([82**0.5, 82**0.5, 901**0.5])
     server = Proxy()
@@ -62,17 +62,17 @@ def test_granularity_by_hand():
 
 
 def test_em_by_hand():
-    # On a line: 0 1 | 2 9 10. Means 0.5 and 7: 2 goes over. Means 1 and 9.5: nothing changes.
+    # On a line, 0 1 | 2 9 10 has the means 0.5 and 7, so 2 moves. With the means 1 and 9.5 nothing changes.
     points = torch.tensor([[0.0], [1.0], [2.0], [9.0], [10.0]])
     label = torch.tensor([0, 0, 1, 1, 1])
     assert em(squared_distances(points), label, 2, 10).tolist() == [0, 0, 0, 1, 1]
-    # 0 | 1 2 9: means 0 and 4, then 0.5 and 5.5, then 1 and 9: two iterations are needed
+    # 0 | 1 2 9 has the means 0 and 4, then 0.5 and 5.5, then 1 and 9, so two iterations are needed.
     square, label = squared_distances(torch.tensor([[0.0], [1.0], [2.9], [9.0]])), torch.tensor([0, 1, 1, 1])
     assert em(square, label, 2, 1).tolist() == [0, 0, 1, 1]
     assert em(square, label, 2, 10).tolist() == [0, 0, 0, 1]
 
 
-def test_who_is_equally_near_stays():
+def test_equally_near_clients_stay():
     square = squared_distances(torch.tensor([[0.0], [4.0], [2.0]]))
     for label in ([0, 1, 0], [0, 1, 1]):
         assert em(square, torch.tensor(label), 2, 1).tolist() == label or label[2] == 1
@@ -80,7 +80,7 @@ def test_who_is_equally_near_stays():
     assert em(same, torch.tensor([2, 0, 1, 1, 0, 2]), 3, 10).tolist() == [2, 0, 1, 1, 0, 2]
 
 
-def test_em_moves_clients_with_updates_and_drops_what_is_empty():
+def test_em_moves_clients_with_updates_and_drops_empty_clusters():
     s = state(6, [0, 0, 1, 1, 1, 2])
     UpdateEM().on_round_end(Proxy(), s, sent([(0,), (1,), (2,), (9,), (10,)]))
     assert s.assignment.tolist() == [0, 0, 0, 1, 1, 2] and s.num_clusters == 3  # client 5 sent nothing
@@ -97,7 +97,7 @@ def test_em_with_one_cluster_or_one_client_each_changes_nothing():
     UpdateEM().on_round_end(Proxy(), s, [])
 
 
-def test_the_rule_as_printed_merges_the_clusters_that_are_right():
+def test_the_printed_rule_merges_clusters_that_are_right():
     uploads, groups = groups_of()
     s, sizes = state(24, groups), []
     for s.round in range(4):
@@ -128,7 +128,7 @@ def test_one_cluster_has_no_ratio_and_stays():
     assert server.logged == {} and s.num_clusters == 1
 
 
-def test_a_cluster_without_updates_is_nobodys_neighbour():
+def test_a_cluster_without_updates_is_not_a_neighbour():
     square, label = squared_distances(torch.stack([flat(*point) for point in POINTS])), torch.tensor([0, 0, 2, 2, 2])
     apart = separation(square, label, 4)
     assert apart[1].isinf().all() and apart[:, 3].isinf().all() and apart[0, 2].isfinite()
@@ -150,7 +150,7 @@ def test_silhouette_finds_the_groups_and_stays(num_clusters):
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
 
 
-def test_to_the_letter_there_is_no_bound():
+def test_the_literal_rule_has_no_bounds():
     uploads, groups = groups_of()
     s = state(24, groups)
     SplitAndMerge(literal=True).on_round_end(Proxy(), s, uploads)
@@ -160,7 +160,7 @@ def test_to_the_letter_there_is_no_bound():
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
 
 
-def test_a_cooldown_outlives_a_resume():
+def test_a_cooldown_survives_a_resume():
     uploads, groups = groups_of()
     s, tuning = state(24, groups), SplitAndMerge(cooldown=2)
     tuning.on_round_end(Proxy(), s, uploads)

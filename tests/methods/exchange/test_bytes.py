@@ -1,4 +1,4 @@
-"""What crosses the wire, in bytes: the papers' formulas, on the messages and in a run's comm/* columns."""
+"""Tests of the bytes on the wire: the papers' formulas, for the messages and in a run's comm/* columns."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_lcfed_sends_the_clusters_centre_and_the_global_embedding():
 
 
 @pytest.mark.parametrize("exchange", [FullModel(), ClusterModel(), CentreAndEmbedding()])
-def test_the_whole_model_comes_up_with_its_buffers(exchange):
+def test_the_whole_model_is_uploaded_with_its_buffers(exchange):
     trained = LocalOutput(torch.arange(30.0), consumed=0, loss=0.0)
     payload = exchange.up(trained, NOTHING, Layout.from_network(Normed()))
     assert list(payload) == ["model"]
@@ -77,9 +77,9 @@ def test_the_whole_model_comes_up_with_its_buffers(exchange):
 
 
 @pytest.mark.parametrize("exchange", [CentreAndEmbedding(), NoExchange()])
-def test_a_personal_model_is_the_own_one_or_what_the_server_would_send(exchange):
+def test_a_personal_model_is_the_clients_own_or_what_the_server_would_send(exchange):
     assert exchange.personal(state(), 0, LENET).tolist() == [5.0] * 30
-    assert exchange.personal(state(), 1, LENET).tolist() == [0.0] * 30  # it has a model, but never took part
+    assert exchange.personal(state(), 1, LENET).tolist() == [0.0] * 30  # the client has a model but never took part
     assert exchange.personal(state(participated=(True, True)), 1, LENET).tolist() == [6.0] * 30
 
 
@@ -87,7 +87,7 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
 
 
 @pytest.mark.parametrize(
-    ("method", "down", "up", "opening"),
+    ("method", "down", "up", "warmup"),
     [
         (fedavg, SIZE, SIZE, 0),
         (alone, 0, 0, 0),
@@ -100,11 +100,11 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (lcfed, SIZE + EMBEDDING, SIZE, 12 * 2 * SIZE),  # |S_d| = all 12 clients, P down and P up
     ],
 )
-def test_the_counters_of_a_run_are_the_formulas(tmp_path, method, down, up, opening):
+def test_the_byte_counters_of_a_run_follow_the_formulas(tmp_path, method, down, up, warmup):
     watch = fit(blobs_module(), blobs(12), method(), tmp_path, rounds=2, clients_per_round=5)
-    total = 4 * opening
-    if opening:
-        assert watch.history[0].row["comm/down_bytes"] == watch.history[0].row["comm/up_bytes"] == 2 * opening
+    total = 4 * warmup
+    if warmup:
+        assert watch.history[0].row["comm/down_bytes"] == watch.history[0].row["comm/up_bytes"] == 2 * warmup
     for row in watch.rows:
         total += 4 * 5 * (down + up)
         assert row["comm/down_bytes"] == 4 * 5 * down
@@ -113,14 +113,14 @@ def test_the_counters_of_a_run_are_the_formulas(tmp_path, method, down, up, open
     assert watch.state.total_bytes == total
 
 
-def test_what_the_papers_clients_would_add_is_told_apart(tmp_path):
+def test_the_bytes_of_a_projection_at_the_clients_are_counted_apart(tmp_path):
     watch = fit(blobs_module(), blobs(12), lcfed(dimension=3), tmp_path, clients_per_round=5)
-    opening, first = (each.row["comm/client_projection_bytes"] for each in watch.history)
-    assert opening == 4 * (12 * 3 * SIZE + 12 * 3)  # M to everybody, a code from each of S_d
+    warmup, first = (each.row["comm/client_projection_bytes"] for each in watch.history)
+    assert warmup == 4 * (12 * 3 * SIZE + 12 * 3)  # M to all clients, and a code from each client in S_d
     assert first == 4 * 5 * 3
 
 
-def test_what_fedacs_clients_would_add_comes_again_with_every_refresh(tmp_path):
+def test_the_bytes_of_fedacs_projection_recur_with_every_refresh(tmp_path):
     watch = fit(blobs_module(), blobs(12), fedac(2, dimension=3, refresh_every=2), tmp_path, rounds=4)
     codes = 4 * 12 * 3
     with_m = codes + 4 * 12 * 3 * SIZE

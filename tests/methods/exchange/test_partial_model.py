@@ -1,4 +1,4 @@
-"""What a client and the server make of messages that hold a part of the model."""
+"""Tests of what a client and the server make of messages that hold a part of the model."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def state():
     return state_of([OWN, None], [0, 0], [SERVER.tolist()], initial=torch.full((30,), 3.0))
 
 
-def test_down_then_received_is_the_own_model_with_the_servers_part():
+def test_a_client_receives_its_own_model_with_the_servers_part():
     exchange = SharedEmbedding()
     sent = exchange.down(state(), 0, LAYOUT)
     assert list(sent.payload) == list(exchange.sends) == ["shared"]
@@ -31,7 +31,7 @@ def test_down_then_received_is_the_own_model_with_the_servers_part():
     assert OWN.tolist() == [1.0] * 30
 
 
-def test_up_then_delivered_is_the_servers_model_with_the_clients_part():
+def test_the_server_receives_its_own_model_with_the_clients_part():
     exchange = SharedLayers(1)
     trained = torch.full((30,), 5.0)
     payload = exchange.up(LocalOutput(trained, 0, 0.0), Downlink({}), LAYOUT)
@@ -42,14 +42,14 @@ def test_up_then_delivered_is_the_servers_model_with_the_clients_part():
     assert (delivered.client, delivered.num_samples) == (0, 7)
 
 
-def test_an_opening_rounds_whole_model_is_left_alone():
+def test_the_whole_model_of_a_warmup_round_stays_unchanged():
     whole = Downlink({"model": SERVER})
     assert SharedEmbedding().at_client(whole, ClientState(OWN), LAYOUT) is whole
 
 
 @pytest.mark.parametrize("method", [fedper, lg_fedavg])
 def test_batch_normalisation_keeps_the_statistics_of_its_layer(tmp_path, method):
-    """FedPer shares them with the embedding, LG-FedAvg keeps them with the lower layers."""
+    """Checks that FedPer shares the statistics with the embedding and LG-FedAvg keeps them with the lower layers."""
     watch = fit(FederatedModule(Wide), blobs(6, batch_size=7), method(), tmp_path, rounds=2)
     layout, state = watch.server.layout, watch.state
     buffers = slice(layout.num_parameters, None)
@@ -61,7 +61,7 @@ def test_batch_normalisation_keeps_the_statistics_of_its_layer(tmp_path, method)
 
 
 class Wide(Normed):
-    """On the inputs of `blobs`."""
+    """A network with batch normalisation that takes the inputs of `blobs`."""
 
     def __init__(self):
         super().__init__()
@@ -69,13 +69,13 @@ class Wide(Normed):
         self.decision = torch.nn.Linear(3, 8)
 
 
-def test_a_part_in_clusters_is_that_of_the_own_cluster():
+def test_the_shared_part_is_that_of_the_clients_cluster():
     state = state_of([OWN, OWN], [0, 1], [SERVER.tolist(), [9.0] * 30])
     assert SharedEmbedding().down(state, 1, LAYOUT).payload["shared"].tolist() == [9.0] * 22
     assert SharedEmbedding().down(state, 0, LAYOUT).payload["shared"].tolist() == [2.0] * 22
 
 
-def test_nothing_and_everything_are_pointed_out():
+def test_sharing_no_layer_or_every_layer_warns():
     with pytest.warns(UserWarning, match="SharedLayers shares every layer, so nothing is personal"):
         SharedLayers(3).check(LAYOUT)
     with pytest.warns(UserWarning, match="SharedEmbedding shares every layer"):
@@ -92,7 +92,7 @@ def test_a_number_of_layers_is_at_least_one(layers):
         SharedLayers(layers)
 
 
-def test_a_layer_that_there_is_not_is_named_before_data_is_loaded(tmp_path):
+def test_a_missing_layer_is_reported_before_data_is_loaded(tmp_path):
     with pytest.raises(ValueError, match=r"method.exchange: SharedLayers: got 3 layers; the network has 2 with"):
         fit(linear_module(), blobs(4), lg_fedavg(3), tmp_path)
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""CGPFL in its two readings: runs in numpy, and what must be exactly true."""
+"""Tests of CGPFL in its two readings: runs in numpy, and properties that hold exactly."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from tests.methods.clustering.runs import are_the_groups
 from tests.methods.clustering.test_model_kmeans import best_halves
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # means are unweighted all the same
+TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes must not change the unweighted means
 
 
 def envelope(w, client, batches=2, inner=3, a=0.2, eta=0.1, pull=4.0):
@@ -85,21 +85,21 @@ def test_the_proximal_reading_without_a_pull_is_local(tmp_path):
     assert all(same(runs[0].clients[client], runs[1].clients[client]) for client in range(12))
 
 
-def test_blending_worked_by_hand():
+def test_blending_by_hand():
     centres = [[0.0, 4.0], [1.0, 1.0]]
     uploads = [upload(0, [2.0, 0.0]), upload(1, [4.0, 4.0])]
     layout = Layout.from_network(nn.Linear(1, 1), cut=None)
     for beta, expected in ((1.0, [3.0, 2.0]), (0.5, [1.5, 3.0]), (2.0, [6.0, 0.0])):
         state = state_of([[0.0, 0.0]] * 2, [0, 0], centres)
         BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
-        assert state.centres.tolist() == [expected, [1.0, 1.0]]  # nobody is in the second
+        assert state.centres.tolist() == [expected, [1.0, 1.0]]  # the second cluster has no members
         assert state.global_model.tolist() == [3.0, 2.0]
     layout = Layout.from_network(nn.BatchNorm1d(1), cut=None)  # weight, bias, running mean and variance, counter
     uploads = [upload(0, [2.0, 0.0, 8.0, 0.5, 7.0]), upload(1, [4.0, 4.0, 4.0, 0.1, 3.0])]
     for beta, expected in ((0.5, [1.5, 3.0, 3.0, 0.65, 7.0]), (2.0, [6.0, 0.0, 6.0, 0.3, 7.0])):
         state = state_of([[0.0] * 5] * 2, [0, 0], [[0.0, 4.0, 0.0, 1.0, 2.0]])
         BlendedClusterMean("participants", "participants", beta=beta)(state, uploads, layout)
-        assert state.centres[0].tolist() == pytest.approx(expected)  # no variance is below zero
+        assert state.centres[0].tolist() == pytest.approx(expected)  # no variance may fall below zero
     with pytest.raises(ValueError, match=r"beta=0\.0; allowed are numbers above 0"):
         BlendedClusterMean(beta=0.0)
 
@@ -114,9 +114,8 @@ def test_bytes_personal_models_and_clients_that_were_never_sampled(tmp_path, mak
     never = ~watch.state.participated.numpy()
     found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
     personal, cluster = found["test/own_split/personal/loss"], found["test/own_split/cluster/loss"]
-    alike = (
-        personal == cluster
-    )  # also of a client that is a cluster by itself, where the model sent is the personal one
+    # The two also agree for a client that is alone in its cluster, because its personal model is the one that was sent.
+    alike = personal == cluster
     assert never.any() and alike[never].all() and not alike.all()
 
 
@@ -138,11 +137,11 @@ def test_batch_normalisation(tmp_path, make):
     assert len(watch.state.centres[:, counter].unique()) == 1
 
 
-def test_stored_models_are_not_what_was_sent():
+def test_stored_personal_models_cannot_be_clustered_or_merged():
     method = cgpfl(2)
-    with pytest.raises(ValueError, match="ModelKMeans looks at stored models, and EnvelopeModel keeps none"):
+    with pytest.raises(ValueError, match="ModelKMeans uses stored models, but EnvelopeModel keeps none"):
         Method(method.local_update, method.exchange, UNIFORM, [ModelKMeans(2, "stored")])
     with pytest.raises(ValueError, match="over stored models needs an exchange"):
         Method(method.local_update, method.exchange, ClusterMean(), [])
-    with pytest.raises(ValueError, match="EnvelopeModel sends model, and LocalTraining finds nothing"):
+    with pytest.raises(ValueError, match="EnvelopeModel uploads model, but LocalTraining provides nothing"):
         Method(LocalTraining(steps=1), method.exchange, UNIFORM, [])

@@ -1,4 +1,4 @@
-"""The order of batches: whole shuffled passes, one stream each, that go on where the last participation ended."""
+"""Tests of the batch order: shuffled passes with one stream each, which continue where the last participation ended."""
 
 from itertools import chain, islice
 
@@ -14,7 +14,7 @@ def batches(number, num_samples=10, batch_size=4, consumed=0, seed=0, client=0, 
     return [batch.tolist() for batch in islice(endless, number)]
 
 
-def test_a_pass_is_its_own_stream_and_its_last_batch_is_short():
+def test_each_pass_has_its_own_stream_and_a_short_last_batch():
     found = batches(6, seed=3, client=7)
     assert [len(batch) for batch in found] == [4, 4, 2, 4, 4, 2]
     for number in (0, 1):
@@ -25,24 +25,24 @@ def test_a_pass_is_its_own_stream_and_its_last_batch_is_short():
 
 
 @pytest.mark.parametrize("done", range(1, 7))
-def test_goes_on_where_it_ended(done):
+def test_the_order_continues_where_it_ended(done):
     before = batches(done)
     consumed = sum(map(len, before))
     assert before + batches(4, consumed=consumed) == batches(done + 4)
 
 
-def test_begins_in_the_middle_of_a_pass():
+def test_the_order_can_start_in_the_middle_of_a_pass():
     order = rng.generator(0, "order", 0, 1).permutation(10).tolist()
     assert batches(2, consumed=13) == [order[3:7], order[7:]]
 
 
-def test_a_small_client_draws_all_it_has():
+def test_a_small_client_draws_all_its_samples():
     found = batches(5, num_samples=3, batch_size=32)
     assert all(sorted(batch) == [0, 1, 2] for batch in found)
     assert len({tuple(batch) for batch in found}) > 1
 
 
-def test_clients_and_seeds_have_orders_of_their_own():
+def test_the_order_depends_on_client_and_seed():
     orders = [batches(3, seed=seed, client=client) for seed in (0, 1) for client in (0, 1)]
     assert len({str(order) for order in orders}) == 4
 
@@ -66,7 +66,7 @@ def test_a_short_last_batch_is_left_out_of_the_same_order():
 
 @pytest.mark.parametrize("num_samples", [3, 8, 9, 10])
 @pytest.mark.parametrize("done", range(1, 6))
-def test_goes_on_where_it_ended_also_without_last_batches(num_samples, done):
+def test_the_order_continues_where_it_ended_with_drop_last(num_samples, done):
     before = batches(done, num_samples, drop_last=True)
     consumed = sum(map(len, before))
     assert before + batches(4, num_samples, consumed=consumed, drop_last=True) == batches(
@@ -74,7 +74,7 @@ def test_goes_on_where_it_ended_also_without_last_batches(num_samples, done):
     )
 
 
-def test_dropping_changes_nothing_where_no_batch_is_short_and_for_a_small_client():
+def test_drop_last_changes_nothing_without_short_batches_or_for_a_small_client():
     for num_samples in (3, 8):
         assert batches(6, num_samples, drop_last=True) == batches(6, num_samples)
 

@@ -1,4 +1,4 @@
-"""Training by Moreau envelopes, in numpy and by what it refuses."""
+"""Tests of training by Moreau envelopes: a run in numpy, buffers, cost and refused settings."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.helpers.clustered import normed_module
 
 def test_a_run_in_numpy():
     inputs, targets, train, test = two_sided(1, size=7)
-    module, data = linear_module(lr=9.0), dealt(inputs, targets, train, test=test)  # the optimizer takes no part
+    module, data = linear_module(lr=9.0), dealt(inputs, targets, train, test=test)  # the optimizer is not used
     update = EnvelopeTraining(steps=3, inner_steps=2, inner_lr=0.2, outer_lr=0.1, penalty=4.0)
     start = module.initial_model(0)
     local = LocalData(train[0], 100, 0, 0)
@@ -34,7 +34,7 @@ def test_a_run_in_numpy():
     assert np.abs(w - theta).max() > 0.01
 
 
-def test_personal_and_sent_model_share_the_statistics_of_the_last_batch():
+def test_the_personal_and_the_sent_model_share_the_statistics_of_the_last_batch():
     module, data = normed_module(), loaded(blobs(4))
     local = LocalData(data.population.train[0], 10, 0, 0)
     start = module.initial_model(0)
@@ -45,7 +45,7 @@ def test_personal_and_sent_model_share_the_statistics_of_the_last_batch():
     assert found.model[module.layout.integer_slices()[0]].item() == 6
 
 
-def test_work_and_what_it_refuses():
+def test_cost_and_refused_settings():
     assert EnvelopeTraining(steps=2, inner_steps=3).cost(40, 10) == 60
     assert EnvelopeTraining(epochs=2, inner_steps=3).cost(40, 10) == 240
     with pytest.raises(ValueError, match="inner_steps=0"):

@@ -1,4 +1,4 @@
-"""The gradient and the Hessian product that an engine gives, against numpy, and that nothing stays behind."""
+"""Tests of an engine's gradient and Hessian product against numpy, and that a computation leaves no traces."""
 
 from functools import partial
 
@@ -46,14 +46,14 @@ def test_a_gradient_with_both_pulls_by_hand():
     v = w.double().numpy()
     loss, slope = linear_step(v, INPUTS[[0, 1]], TARGETS[[0, 1]])
     to_centre, to_phi = v - centre.numpy(), v[:9] - phi.numpy()
-    np.testing.assert_allclose(steps.gradient(w, batch(0, 1)).vector, slope, atol=1e-6)  # the pulls are gone again
+    np.testing.assert_allclose(steps.gradient(w, batch(0, 1)).vector, slope, atol=1e-6)  # the pulls do not persist
     slope = slope + 0.6 * to_centre
     slope[:9] += 0.4 * to_phi
     np.testing.assert_allclose(found.vector, slope, atol=1e-6)
     assert float(found.loss) == pytest.approx(loss + 0.3 * (to_centre**2).sum() + 0.2 * (to_phi**2).sum(), rel=1e-5)
 
 
-def test_a_step_along_it_is_the_optimizers():
+def test_a_step_along_the_gradient_is_the_optimizers_step():
     module = FederatedModule(Normed, partial(torch.optim.SGD, lr=0.5))
     w = start(module)
     steps = engine(module, DATA)
@@ -72,12 +72,12 @@ def test_a_step_by_hand():
     assert found.step_from(torch.tensor([10.0, 10.0, 3.0]), 0.5).tolist() == [9.5, 9.0, 7.0]
 
 
-def test_the_hessian_product_is_the_slope_of_the_gradient():
-    """Central differences of the gradient in float64 numpy."""
+def test_the_hessian_product_is_the_derivative_of_the_gradient():
+    """Compares with central differences of the gradient in float64 numpy."""
     module = linear_module(cluster_weight=0.6)
     w, v = start(module), torch.linspace(-1, 2, 17)
     steps = engine(module, DATA)
-    steps.gradient(w, batch(0), 0, centre=torch.ones(17))  # a pull that must not stay
+    steps.gradient(w, batch(0), 0, centre=torch.ones(17))  # this pull must not persist
     found = steps.hessian_product(w, batch(0, 4, 8), v)
     rows, w64, v64, h = [0, 4, 8], w.double().numpy(), v.double().numpy(), 1e-5
     up, down = (linear_step(w64 + sign * h * v64, INPUTS[rows], TARGETS[rows])[1] for sign in (1, -1))
@@ -86,7 +86,7 @@ def test_the_hessian_product_is_the_slope_of_the_gradient():
     assert float(found.loss) == pytest.approx(linear_step(w, INPUTS[rows], TARGETS[rows])[0], rel=1e-5)
 
 
-def test_parameters_without_a_gradient_have_zeros():
+def test_parameters_without_a_gradient_have_zero_entries():
     class Half(SplitNetwork):
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -123,7 +123,7 @@ def test_a_parameter_that_is_not_trained_stays_as_it_is(optimizer):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_nothing_passes_from_one_client_to_the_next(precision):
+def test_no_state_passes_from_one_client_to_the_next(precision):
     module = FederatedModule(Normed, cluster_weight=0.5)
     w, v = start(module), torch.linspace(-1, 2, 23)
     fresh, busy = engine(module, DATA, precision=precision), engine(module, DATA, precision=precision)
@@ -139,7 +139,7 @@ def test_nothing_passes_from_one_client_to_the_next(precision):
         assert one.vector.dtype == one.buffers.dtype == torch.float32
 
 
-def test_the_step_runs_in_fabrics_precision_and_logs():
+def test_the_training_step_runs_in_fabrics_precision_and_logs():
     seen = []
 
     class Watched(FederatedModule):

@@ -1,4 +1,4 @@
-"""The client's choice among models, by its training loss."""
+"""Tests of the client's choice among models by its training loss."""
 
 from math import nan
 from types import SimpleNamespace
@@ -19,8 +19,8 @@ from tests.helpers.clustered import normed_module
 DATA = LocalData(np.arange(3), 2, 0, 0)
 
 
-def told(losses):
-    """An engine that says these losses of models 0, 1, ... on all training samples: here more than one batch."""
+def reporting(losses):
+    """Returns an engine that reports these losses for models 0, 1, ... on all training samples, more than a batch."""
 
     def loss(model, indices):
         assert indices.tolist() == [0, 1, 2]
@@ -33,13 +33,13 @@ def told(losses):
     ("losses", "chosen"),
     [([3.0, 1.0, 2.0], 1), ([2.0, 1.0, 1.0], 1), ([1.0, 1.0], 0), ([nan, 2.0], 1), ([nan, nan], 0)],
 )
-def test_the_least_loss_wins_and_the_lowest_number_a_tie(losses, chosen):
-    assert least_loss(torch.arange(float(len(losses))), DATA, told(losses))[0] == chosen
+def test_the_least_loss_wins_and_the_lowest_number_breaks_ties(losses, chosen):
+    assert least_loss(torch.arange(float(len(losses))), DATA, reporting(losses))[0] == chosen
 
 
-def test_a_choice_alone_trains_nothing_and_draws_no_samples():
+def test_choosing_trains_nothing_and_draws_no_samples():
     state, down = ClientState(None, 7), Downlink({"centres": torch.arange(2.0)})
-    trained = LeastLoss()(state, down, DATA, told([2.0, 1.0]))
+    trained = LeastLoss()(state, down, DATA, reporting([2.0, 1.0]))
     assert (float(trained.model), trained.loss, trained.consumed, int(trained.extras["cluster"])) == (1.0, 1.0, 7, 1)
     assert LeastLoss().cost(40, 10) == 40
     assert LeastLossTraining(steps=3).cost(40, 10) == 70

@@ -1,4 +1,4 @@
-"""Which batches Per-FedAvg's steps get, and what it refuses; its numbers are in test_by_hand_baselines.py."""
+"""Tests of the batches of Per-FedAvg's steps and of refused settings. Its numbers are in test_by_hand_baselines.py."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ DATA = dealt(INPUTS, TARGETS, TRAIN)
 
 
 class Recording:
-    """An engine that notes what it is asked for."""
+    """An engine that records its calls."""
 
     def __init__(self, module, max_steps=None):
         self.engine, self.asked = engine(module, DATA, max_steps), []
@@ -50,18 +50,18 @@ def test_a_pass_of_four_batches_is_two_pairs():
     assert (trained.consumed, trained.num_steps) == (14, 2)
 
 
-def test_with_the_hessian_it_is_one_group_of_three():
+def test_a_pass_of_four_batches_with_the_hessian_is_one_group_of_three():
     asked, trained = run(MetaTraining(epochs=2, hessian=True))
     assert asked == [("g", 4, 0), ("g", 4, 0), ("H", 4, 0), ("g", 4, 1), ("g", 4, 1), ("H", 4, 1)]
     assert (trained.consumed, trained.num_steps) == (28, 2)
 
 
-def test_two_batches_and_the_hessian_take_the_first_again():
+def test_two_batches_with_the_hessian_repeat_the_first():
     asked, _ = run(MetaTraining(epochs=1, hessian=True), num_samples=7)
     assert asked == [("g", 4, 0), ("g", 3, 0), ("H", 4, 0)]
 
 
-def test_steps_go_on_in_the_order():
+def test_steps_continue_in_the_batch_order():
     first, trained = run(MetaTraining(steps=1))
     second, again = run(MetaTraining(steps=1), consumed=trained.consumed)
     both, whole = run(MetaTraining(steps=2))
@@ -77,7 +77,7 @@ def test_a_trial_run_takes_one_step():
 
 @pytest.mark.parametrize("update", [MetaTraining(steps=2), MetaTraining(epochs=2), MetaTraining(steps=2, hessian=True)])
 @pytest.mark.parametrize("num_samples", [14, 12, 4])
-def test_work_is_about_what_is_drawn(update, num_samples):
+def test_the_cost_is_about_the_number_of_drawn_samples(update, num_samples):
     _, trained = run(update, num_samples)
     assert trained.consumed <= update.cost(num_samples, 4) <= 3 * trained.consumed
 
@@ -98,7 +98,7 @@ def test_buffers_see_every_batch_and_the_model_comes_back_to_the_cpu():
     assert not trained.model.requires_grad
 
 
-def test_the_personal_model_is_a_step_of_the_inner_rate_away():
+def test_the_personal_model_is_one_step_of_the_inner_rate():
     update, module = MetaTraining(steps=1, inner_lr=0.3, outer_lr=0.7), linear_module()
     w, local = module.initial_model(0), LocalData(TRAIN[0], 14, seed=0, client=0)
     recording = Recording(module)
@@ -107,7 +107,7 @@ def test_the_personal_model_is_a_step_of_the_inner_rate_away():
     torch.testing.assert_close(personal, w - 0.3 * slope)
 
 
-def test_what_steps_log_is_that_of_the_outer_ones():
+def test_logged_values_are_those_of_the_outer_steps():
     class Logs(FederatedModule):
         def training_step(self, batch, batch_idx=0):
             loss = super().training_step(batch, batch_idx)
@@ -131,7 +131,8 @@ def test_no_momentum_passes_from_one_participation_to_the_next():
 
 @pytest.mark.parametrize("arguments", [{"inner_lr": -1}, {"outer_lr": -0.1}, {"outer_momentum": 1.0}])
 def test_rates_and_momentum_are_checked(arguments):
-    with pytest.raises(ValueError, match=r"method.local_update: got inner_lr=.*; rates are numbers >= 0, the momentum"):
+    text = r"method.local_update: got inner_lr=.*; allowed are rates >= 0 and a momentum"
+    with pytest.raises(ValueError, match=text):
         MetaTraining(**{"steps": 1, **arguments})
 
 
@@ -144,5 +145,5 @@ def test_without_an_outer_rate_the_optimizer_must_have_one():
 
     module = FederatedModule(linear, Rateless)
     MetaTraining(steps=1, outer_lr=0.1).check(module)
-    with pytest.raises(ValueError, match="got outer_lr=None, and Rateless has no learning rate to take instead"):
+    with pytest.raises(ValueError, match="got outer_lr=None, but Rateless has no learning rate to use instead"):
         MetaTraining(steps=1).check(module)

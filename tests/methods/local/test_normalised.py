@@ -1,4 +1,4 @@
-"""FedNova's normaliser: worked numbers, the paper's closed form, and torch's own SGD."""
+"""Tests of FedNova's normaliser against worked numbers, the paper's closed form and torch's SGD."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from lcfl.models.module import FederatedModule
 from tests.helpers.builders import dealt, engine, linear, linear_module, two_sided
 
 
-def test_plain_steps_count_one_each():
+def test_each_plain_step_counts_one():
     assert [normaliser(tau) for tau in range(4)] == [0, 1, 2, 3]
 
 
@@ -42,7 +42,7 @@ def test_worked_numbers():
         {"momentum": 0.7, "nesterov": True, "pull": 0.1},
     ],
 )
-def test_it_is_how_far_torchs_sgd_goes_where_every_gradient_is_one(settings):
+def test_the_normaliser_is_how_far_torchs_sgd_goes_if_every_gradient_is_one(settings):
     pull, lr = settings.get("pull", 0.0), 0.25
     point = torch.nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
     optimizer = SGD([point], lr, **{name: value for name, value in settings.items() if name != "pull"})
@@ -75,14 +75,14 @@ def test_rho_eta_and_mu_are_those_of_the_module():
     assert extras(linear_module(0.5, cluster_weight=1.0), update, max_steps=1) == [1.0]
 
 
-def test_a_learning_rate_that_decays_pulls_less():
+def test_a_decayed_learning_rate_pulls_less():
     update = NormalisedTraining(steps=3, start="centre", lr_decay=0.5)
     module = linear_module(0.5, cluster_weight=2.0)
     assert extras(module, update, round_=1) == [1.75]  # eta mu = 0.5
     assert extras(module, update) == [1.0]  # eta mu = 1
 
 
-def test_the_authors_tau_goes_up_beside_it():
+def test_the_authors_tau_is_sent_in_addition():
     update = NormalisedTraining(epochs=1, start="centre", effective_steps="steps")
     assert extras(linear_module(0.5, cluster_weight=1.0), update) == [1.75, 3.0]
 
@@ -96,12 +96,12 @@ def test_the_authors_tau_goes_up_beside_it():
     ],
 )
 def test_another_optimizer_is_refused(optimizer):
-    with pytest.raises(ValueError, match=r"NormalisedTraining got the optimizer .*known for torch.optim.SGD with"):
+    with pytest.raises(ValueError, match=r"NormalisedTraining got the optimizer .*known only for torch.optim.SGD with"):
         NormalisedTraining(steps=1).check(FederatedModule(linear, optimizer))
 
 
 def test_a_misspelt_word_is_refused():
     with pytest.raises(ValueError, match="got effective_steps='step'; allowed are normaliser and steps"):
         NormalisedTraining(steps=1, effective_steps="step")
-    with pytest.raises(ValueError, match="exactly one of them"):
+    with pytest.raises(ValueError, match="exactly one must be"):
         NormalisedTraining()

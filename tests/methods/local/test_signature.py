@@ -1,4 +1,4 @@
-"""Signatures of a client's data."""
+"""Tests of the signatures of a client's data."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def test_left_singular_vectors_are_numpys_up_to_sign(shape):
     np.testing.assert_allclose(np.abs((found.numpy() * expected).sum(axis=0)), 1, atol=1e-9)
 
 
-def test_images_that_span_less_give_fewer_vectors():
+def test_samples_that_span_fewer_directions_give_fewer_vectors():
     one = torch.tensor([[1.0], [2.0], [2.0]])
     assert left_singular_vectors(one, 3).shape == (3, 1)
     assert left_singular_vectors(one.repeat(1, 5), 3).shape == (3, 1)
@@ -40,7 +40,7 @@ def test_a_signature_has_p_vectors_per_label_and_trains_nothing():
     assert PixelSignature(3).cost(12, 5) == 12
 
 
-def test_cifar_with_two_labels_is_18432_floats():
+def test_the_signature_of_two_cifar_labels_has_18432_floats():
     images, labels = torch.rand(40, 3072), torch.tensor([0, 1] * 20)
     engine = SimpleNamespace(pixels=lambda indices: (images, labels))
     found = PixelSignature(3)(ClientState(), Downlink({}), LocalData(np.arange(40), 5, 0, 0), engine)

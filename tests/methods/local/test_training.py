@@ -1,4 +1,4 @@
-"""What a local run starts from, which batches it gets and how far its order has come."""
+"""Tests of what a local run starts from, which batches it gets and how many samples it has consumed."""
 
 from collections import Counter
 from dataclasses import replace
@@ -23,7 +23,7 @@ NOTHING = Downlink({})
 
 
 class Recorder:
-    """An engine that keeps what it was asked for and trains nothing."""
+    """An engine that records the arguments of its calls and trains nothing."""
 
     layout, max_steps = LAYOUT, None
 
@@ -44,7 +44,7 @@ def run(update, consumed=0, downlink=NOTHING, local=None):
     return recorder, trained
 
 
-def test_the_paper_starts_from_the_own_model():
+def test_a_run_starts_from_the_clients_own_model_by_default():
     recorder, _ = run(LocalTraining(steps=1), downlink=BOTH)
     assert recorder.start is OWN
 
@@ -54,19 +54,19 @@ def test_start_centre():
     assert recorder.start is CENTRE
 
 
-def test_start_embedding_is_phi_with_the_own_decision_and_buffers():
+def test_start_embedding_is_phi_with_the_clients_own_decision_head_and_buffers():
     recorder, _ = run(LocalTraining(steps=1, start="embedding"), downlink=BOTH)
     assert recorder.start.tolist() == [4.0] * 15 + [1.0] * 15
 
 
 @pytest.mark.parametrize("start", ["own", "centre", "embedding"])
-def test_a_model_in_the_downlink_is_where_the_run_starts(start):
+def test_a_run_starts_from_a_model_in_the_downlink(start):
     recorder, _ = run(LocalTraining(steps=1, start=start), downlink=Downlink({"model": MODEL}))
     assert recorder.start is MODEL
     assert recorder.centre is recorder.embedding is None
 
 
-def test_the_pulls_are_what_came_down():
+def test_the_pulls_are_those_of_the_downlink():
     recorder, _ = run(LocalTraining(steps=1), downlink=BOTH)
     assert recorder.centre is CENTRE
     assert recorder.embedding is EMBEDDING
@@ -74,13 +74,13 @@ def test_the_pulls_are_what_came_down():
     assert recorder.centre is recorder.embedding is None
 
 
-def test_the_outcome_is_the_engines():
+def test_the_output_is_that_of_the_engine():
     _, trained = run(LocalTraining(steps=2))
     assert torch.equal(trained.model, OWN + 0.5)
     assert (trained.consumed, trained.loss) == (8, 0.25)
 
 
-def test_two_participations_of_five_steps_are_one_of_ten():
+def test_two_participations_of_five_steps_equal_one_of_ten():
     five, ten = LocalTraining(steps=5), LocalTraining(steps=10)
     first, trained = run(five)
     second, again = run(five, consumed=trained.consumed)
@@ -90,7 +90,7 @@ def test_two_participations_of_five_steps_are_one_of_ten():
     assert first.batches != second.batches
 
 
-def test_an_epoch_is_every_sample_once():
+def test_an_epoch_draws_every_sample_once():
     recorder, trained = run(LocalTraining(epochs=2))
     assert [len(batch) for batch in recorder.batches] == [4, 4, 2, 4, 4, 2]
     for part in (recorder.batches[:3], recorder.batches[3:]):
@@ -105,7 +105,7 @@ def test_epochs_begin_with_a_whole_pass():
     assert trained.consumed == 30
 
 
-def test_a_step_of_a_small_client_is_all_it_has():
+def test_a_step_of_a_small_client_draws_all_its_samples():
     recorder, trained = run(LocalTraining(steps=3), local=data(num_samples=2, batch_size=32))
     assert [sorted(batch) for batch in recorder.batches] == [[100, 101]] * 3
     assert trained.consumed == 6
@@ -123,7 +123,7 @@ def test_an_epoch_without_its_last_batch_is_floor_n_over_b_batches():
 
 
 @pytest.mark.parametrize("first", range(1, 5))
-def test_steps_without_last_batches_go_on_where_they_ended(first):
+def test_steps_with_drop_last_continue_where_they_ended(first):
     local = data(drop_last=True)
     one, trained = run(LocalTraining(steps=first), local=local)
     two, again = run(LocalTraining(steps=5), trained.consumed, local=local)
@@ -143,19 +143,19 @@ def test_a_small_client_keeps_its_one_short_batch():
 @pytest.mark.parametrize(
     "update", [LocalTraining(epochs=2), LocalTraining(epochs=1, fill_batch=True), LocalTraining(steps=2)]
 )
-def test_work_is_what_a_run_of_whole_batches_draws(num_samples, batch_size, drop_last, update):
+def test_the_cost_is_the_number_of_samples_that_a_run_draws(num_samples, batch_size, drop_last, update):
     local = data(num_samples, batch_size, drop_last)
     recorder, _ = run(update, local=local)
     assert update.cost(local.pass_length, batch_size) == sum(map(len, recorder.batches))
 
 
-def test_work_counts_samples():
+def test_the_cost_counts_samples():
     assert LocalTraining(epochs=3).cost(50, 32) == 150
     assert LocalTraining(steps=5).cost(50, 32) == 160
     assert LocalTraining(steps=5).cost(20, 32) == 100
 
 
-def test_a_straggler_does_from_one_to_all_but_one():
+def test_a_straggler_does_between_one_and_all_but_one():
     local = [replace(data(), client=client, round=round_) for client in range(20) for round_ in range(20)]
     for amount in ("steps", "epochs"):
         update = LocalTraining(**{amount: 4}, stragglers=0.3)
@@ -182,14 +182,14 @@ def test_a_trial_run_counts_the_steps_that_it_took():
 
 
 @pytest.mark.parametrize("arguments", [{"stragglers": 1.5}, {"stragglers": -0.1}, {"stragglers": 0.5, "steps": 1}])
-def test_stragglers_are_a_share_of_clients_with_something_to_leave_out(arguments):
-    with pytest.raises(ValueError, match=r"got stragglers=.*; allowed are shares from 0 to 1, and those above"):
+def test_stragglers_need_a_share_and_at_least_two_steps(arguments):
+    with pytest.raises(ValueError, match=r"got stragglers=.*; allowed are shares from 0 to 1, and a share above"):
         LocalTraining(**{"steps": 5, **arguments})
 
 
 @pytest.mark.parametrize("arguments", [{}, {"steps": 5, "epochs": 1}, {"steps": 0}, {"epochs": -1}])
 def test_exactly_one_of_steps_and_epochs(arguments):
-    with pytest.raises(ValueError, match=r"method.local_update: got steps=.*, epochs=.*; exactly one of them") as error:
+    with pytest.raises(ValueError, match=r"method.local_update: got steps=.*, epochs=.*; exactly one must") as error:
         LocalTraining(**arguments)
     assert f"steps={arguments.get('steps')}, epochs={arguments.get('epochs')}" in str(error.value)
 
@@ -221,6 +221,6 @@ def test_a_small_client_fills_a_batch(num_samples, epochs):  # max(ceil(32 / n_i
     assert sum(map(len, plain.batches)) == 10 * num_samples
 
 
-def test_steps_fill_no_batch():
+def test_fill_batch_with_steps_is_refused():
     with pytest.raises(ValueError, match="fill_batch=true raises the number of epochs, but steps is given"):
         LocalTraining(steps=5, fill_batch=True)

@@ -1,4 +1,4 @@
-"""What an upload goes through on its way to the server: compression, clipping and noise."""
+"""Transforms of uploads on their way to the server: compression, clipping and noise."""
 
 from lcfl.methods.exchange.transforms.base import Releases, UploadTransform
 from lcfl.methods.exchange.transforms.low_rank import LowRankCompression

@@ -15,20 +15,22 @@ from lcfl.models.layout import Layout
 
 __all__ = ["NAMES", "Releases", "UploadTransform"]
 
-NAMES = ("model", "update", "embedding")  # of flat vectors that begin like the model's, which is what transforms take
+# Transforms accept the flat vectors that begin like the model's; these are their names.
+NAMES = ("model", "update", "embedding")
 
 Self = TypeVar("Self", bound="UploadTransform")
 
 
 @dataclass(frozen=True)
 class Releases:
-    """How often clients upload in a run, for what depends on it.
+    """Describes how often clients upload in a run, for settings and guarantees that depend on it.
 
     Attributes:
-        rounds: training rounds.
-        clients_per_round: how many of them upload in each, drawn uniformly without replacement.
-        num_clients: of whom they are drawn: no more than belong to the federation in any of these rounds.
-        warmup_rounds: rounds before these in which any client may upload.
+        rounds: the number of training rounds.
+        clients_per_round: the number of clients that upload in each round, drawn uniformly without replacement.
+        num_clients: the number of clients from which they are drawn. It is no larger than the number of clients in the
+            federation in any of these rounds.
+        warmup_rounds: the number of earlier rounds in which any client may upload.
     """
 
     rounds: int
@@ -38,20 +40,27 @@ class Releases:
 
 
 class UploadTransform(ABC):
-    """A pure function of what a client sends, and how the server reads it.
+    """Transforms what a client sends, as a pure function, and reads it at the server.
 
-    Works on updates: on the difference of every uploaded vector to what the server sent, which both sides know. A
-    vector holds a model's parameters, then its buffers (``[P + Q]``), or the first of them (an embedding).
+    A transform works on updates, i.e. on the difference between every uploaded vector and what the server sent, which
+    both sides know. A vector holds a model's parameters followed by its buffers (``[P + Q]``), or only the first
+    entries (an embedding).
     """
 
     @abstractmethod
     def encode(self, update: Mapping[str, Tensor], layout: Layout, draw: np.random.Generator) -> Mapping[str, Tensor]:
-        """What the client sends instead of `update`, vectors by name; `draw` is a stream of this upload's own."""
+        """Returns what the client sends instead of `update`.
+
+        Args:
+            update: vectors by name.
+            layout: the layout of the model.
+            draw: a random stream for this upload alone.
+        """
 
     def decode(self, payload: Mapping[str, Tensor], layout: Layout) -> Mapping[str, Tensor]:
-        """The vectors that the server makes out of what was sent."""
+        """Returns the vectors that the server reads from what was sent."""
         return payload
 
     def calibrated(self: Self, releases: Releases) -> Self:
-        """The same transform with the settings that follow from the length of the run."""
+        """Returns the same transform with the settings that follow from the length of the run."""
         return self

@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise on uploads, and what privacy that gives.
+"""Clipping and Gaussian noise on uploads, and the privacy that they give.
 
 Legend: N clients, C clipping norm, sigma standard deviation of the noise, P + Q length of a model's flat vector.
 """
@@ -19,7 +19,7 @@ from lcfl.models.layout import Layout
 
 __all__ = ["GaussianNoise", "Guarantee", "clipped", "epsilon_of", "noise_multiplier_for"]
 
-LEAST_MULTIPLIER = 0.1  # below, epsilon is in the hundreds and its computation overflows
+LEAST_MULTIPLIER = 0.1  # with less noise, epsilon is in the hundreds and its computation overflows
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Guarantee:
     Attributes:
         epsilon: over all rounds.
         delta: over all rounds.
-        sigma: standard deviation of the noise on every number of an upload.
-        clip: norm that an upload is clipped to.
+        sigma: the standard deviation of the noise on every number of an upload.
+        clip: the norm that an upload is clipped to.
     """
 
     epsilon: float
@@ -47,25 +47,26 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class GaussianNoise(UploadTransform):
-    """``Delta_i + N(0, sigma^2 I)`` (AS-CFL Algorithm 1, line 31), after clipping Delta_i to the norm C.
+    """Clips Delta_i to the norm C and adds noise: ``Delta_i + N(0, sigma^2 I)`` (AS-CFL Algorithm 1, line 31).
 
-    The paper states epsilon = 1, delta = 1e-5 and neither a clipping norm nor sigma (reading A13). Without clipping
-    no noise gives a guarantee, since nothing bounds what one client's data can change.
+    The paper states epsilon = 1 and delta = 1e-5, but neither a clipping norm nor sigma (reading A13). Without
+    clipping, no noise gives a guarantee, because nothing bounds what one client's data can change.
 
-    With a norm C the guarantee is of all data of one client: two sets of N clients are neighbours that differ in one
-    client's data, which moves its upload by 2 C at most. It is composed over all rounds, and over |S_t| of N clients
-    drawn anew each round (so it holds against those who do not see who took part), by the Renyi accountant of
-    Google's ``dp-accounting``. Numbers of samples, and which layers a model has, count as public. The noise is added
-    where the client sends, not where the server adds up, so that the clustering sees nothing else.
+    With a norm C, the guarantee covers all data of one client. Two sets of N clients are neighbours if they differ in
+    one client's data, which moves the upload of that client by at most 2 C. The Renyi accountant of Google's
+    ``dp-accounting`` composes the guarantee over all rounds, in each of which |S_t| of N clients are drawn anew. The
+    guarantee therefore holds against observers who do not see which clients took part. The numbers of samples and the
+    layers that a model has count as public. The noise is added at the client before it sends, not at the server when
+    it sums the uploads, so the clustering sees only noisy uploads.
 
     Args:
-        clip: C, largest L2 norm of an upload; null for none.
-        sigma: standard deviation of the noise; null: the smallest with which the whole run has `epsilon`.
-        epsilon: to reach; null where `sigma` is given.
-        delta: of the guarantee.
+        clip: C, the largest L2 norm of an upload; null for no clipping.
+        sigma: the standard deviation of the noise; null for the smallest with which the whole run has `epsilon`.
+        epsilon: the epsilon to reach; null if `sigma` is given.
+        delta: the delta of the guarantee.
 
     Raises:
-        ValueError: unless exactly one of `sigma` and `epsilon` is given, or for a number out of its range.
+        ValueError: unless exactly one of `sigma` and `epsilon` is given, or for a number outside its range.
     """
 
     clip: float | None = None
@@ -76,52 +77,56 @@ class GaussianNoise(UploadTransform):
     def __post_init__(self) -> None:
         if (self.sigma is None) == (self.epsilon is None):
             raise ValueError(
-                f"GaussianNoise: got sigma={self.sigma}, epsilon={self.epsilon}; give one and null for the other."
+                f"GaussianNoise: got sigma={self.sigma}, epsilon={self.epsilon}; set exactly one and leave the other "
+                "null."
             )
         if self.epsilon is not None and self.clip is None:
-            raise ValueError(f"GaussianNoise: got epsilon={self.epsilon} without clip; only clipped uploads have one.")
+            raise ValueError(
+                f"GaussianNoise: got epsilon={self.epsilon} without clip; only clipped uploads have an epsilon. "
+                "Set clip."
+            )
         for name in ("clip", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ValueError(f"GaussianNoise: got {name}={value}; it must be a positive number.")
         if not 0 < self.delta < 1 or (self.sigma is not None and not 0 <= self.sigma < inf):
             raise ValueError(
-                f"GaussianNoise: got sigma={self.sigma}, delta={self.delta}; needed are sigma >= 0 and 0 < delta < 1."
+                f"GaussianNoise: got sigma={self.sigma}, delta={self.delta}; allowed are sigma >= 0 and 0 < delta < 1."
             )
         if self.clip is None:
             warnings.warn(
-                f"GaussianNoise: sigma={self.sigma} without clip gives no privacy guarantee: nothing bounds what one "
-                "client's data can change. Set clip.",
+                f"GaussianNoise: sigma={self.sigma} without clip gives no privacy guarantee, because nothing bounds "
+                "what one client's data can change. Set clip.",
                 stacklevel=3,
             )
 
     def encode(self, update: Mapping[str, Tensor], layout: Layout, draw: np.random.Generator) -> Mapping[str, Tensor]:
-        """Clipped together, then noise on every number but integer buffers (batch counters), which stay."""
-        assert self.sigma is not None, "calibrated before the first round"
-        free = {name: _noisy_places(vector, layout) for name, vector in update.items()}
-        vectors = clipped({name: vector * free[name] for name, vector in update.items()}, self.clip)
+        """Clips all vectors together and adds noise to every number except integer buffers (batch counters)."""
+        assert self.sigma is not None, "sigma is calibrated before the first round"
+        is_noisy = {name: _noisy_entries(vector, layout) for name, vector in update.items()}
+        vectors = clipped({name: vector * is_noisy[name] for name, vector in update.items()}, self.clip)
         payload = {}
         for name, vector in vectors.items():
             noise = torch.from_numpy(draw.standard_normal(len(vector))) * self.sigma
-            payload[name] = torch.where(free[name], (vector + noise).float(), update[name])
+            payload[name] = torch.where(is_noisy[name], (vector + noise).float(), update[name])
         return payload
 
     def calibrated(self, releases: Releases) -> "GaussianNoise":
-        """The same with the sigma that gives `epsilon` over these releases.
+        """Returns the same transform with the sigma that gives `epsilon` over these releases.
 
         Raises:
-            ImportError: where uploads are clipped and ``dp-accounting`` is not installed.
+            ImportError: if uploads are clipped and ``dp-accounting`` is not installed.
         """
         if self.clip is None:
             return self
-        _accounting()  # before the run, not at its end
+        _accounting()  # a missing package is reported before the run, not at its end
         if self.epsilon is None:
             return self
         sigma = 2 * self.clip * noise_multiplier_for(self.epsilon, self.delta, releases)
         return replace(self, sigma=sigma, epsilon=None)
 
     def guarantee(self, releases: Releases) -> Guarantee | None:
-        """What these releases give away of one client's data at most; None where nothing bounds it."""
+        """Returns a bound on what these releases reveal about one client's data, or None if nothing bounds it."""
         if self.clip is None or not self.sigma:
             return None
         epsilon = epsilon_of(self.sigma / (2 * self.clip), self.delta, releases)
@@ -129,7 +134,7 @@ class GaussianNoise(UploadTransform):
 
 
 def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
-    """The vectors, scaled together by min(1, C / |all of them|), in float64; as they are without a norm C."""
+    """Returns the vectors in float64, scaled together by min(1, C / |all vectors|), or unscaled without a norm C."""
     doubles = {name: vector.double() for name, vector in vectors.items()}
     if norm is None:
         return doubles
@@ -139,33 +144,33 @@ def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tens
 
 
 def epsilon_of(noise_multiplier: float, delta: float, releases: Releases) -> float:
-    """Epsilon of a run whose uploads have noise of so many times their sensitivity 2 C."""
+    """Returns the epsilon of a run whose noise is `noise_multiplier` times the sensitivity 2 C of the uploads."""
     accountant = _accountant()
     accountant.compose(_event(noise_multiplier, releases))
     return float(accountant.get_epsilon(delta))
 
 
-@cache  # seconds where clients are sampled
+@cache  # the computation takes seconds if clients are sampled
 def noise_multiplier_for(epsilon: float, delta: float, releases: Releases) -> float:
-    """The least noise, in units of the sensitivity 2 C, with which a run has at most `epsilon`."""
+    """Returns the least noise, in units of the sensitivity 2 C, with which a run has at most `epsilon`."""
     if releases.rounds + releases.warmup_rounds == 0:
         return 0.0
     if epsilon_of(LEAST_MULTIPLIER, delta, releases) <= epsilon:
         return LEAST_MULTIPLIER
     dp = _accounting()
     bracket = dp.LowerEndpointAndGuess(LEAST_MULTIPLIER, 1.0)
-    found = dp.calibrate_dp_mechanism(
-        _accountant, lambda multiplier: _event(multiplier, releases), epsilon, delta, bracket, tol=1e-4
+    multiplier = dp.calibrate_dp_mechanism(
+        _accountant, lambda guess: _event(guess, releases), epsilon, delta, bracket, tol=1e-4
     )
-    return float(found)
+    return float(multiplier)
 
 
 def _event(noise_multiplier: float, releases: Releases) -> Any:
     dp = _accounting()
     gaussian = dp.GaussianDpEvent(noise_multiplier)
     sampled = dp.SampledWithoutReplacementDpEvent(releases.num_clients, releases.clients_per_round, gaussian)
-    everybody = [dp.SelfComposedDpEvent(gaussian, releases.warmup_rounds)] if releases.warmup_rounds else []
-    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(sampled, releases.rounds), *everybody])
+    warmup = [dp.SelfComposedDpEvent(gaussian, releases.warmup_rounds)] if releases.warmup_rounds else []
+    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(sampled, releases.rounds), *warmup])
 
 
 def _accountant() -> Any:
@@ -184,8 +189,8 @@ def _accounting() -> Any:
     return dp_accounting
 
 
-def _noisy_places(vector: Tensor, layout: Layout) -> Tensor:
-    places = torch.ones(len(vector), dtype=torch.bool)
-    for place in layout.integer_slices():
-        places[place] = False
-    return places
+def _noisy_entries(vector: Tensor, layout: Layout) -> Tensor:
+    is_noisy = torch.ones(len(vector), dtype=torch.bool)
+    for entries in layout.integer_slices():
+        is_noisy[entries] = False
+    return is_noisy

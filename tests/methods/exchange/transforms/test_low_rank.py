@@ -1,4 +1,4 @@
-"""Low-rank compression: ranks by hand, bytes by the formula, and what the server gets back."""
+"""Tests of low-rank compression: ranks by hand, bytes by the formula, and what the server restores."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ DRAW = np.random.default_rng(0)
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.5, 1), (9 / 14, 1), (0.65, 2), (13 / 14, 2), (0.95, 3), (1.0, 3)])
 def test_the_rank_is_the_smallest_that_keeps_the_energy(energy, rank):
-    small = factors(torch.diag(torch.tensor([3.0, 2.0, 1.0])), energy - 1e-9)  # 9, 4 and 1 of 14
+    small = factors(torch.diag(torch.tensor([3.0, 2.0, 1.0])), energy - 1e-9)  # the energies are 9, 4 and 1 of 14
     assert small.shape == (rank, 7) and small[:, 0].tolist() == pytest.approx([3.0, 2.0, 1.0][:rank])
 
 
-def test_factors_give_the_matrix_back():
+def test_the_product_of_the_factors_is_the_matrix():
     draw = torch.Generator().manual_seed(0)
     low = torch.randn(6, 2, generator=draw) @ torch.randn(2, 9, generator=draw)
     small = factors(low, 1 - 1e-9)
@@ -30,7 +30,7 @@ def test_factors_give_the_matrix_back():
 
 
 def rank_one(layout):
-    """An update all of whose matrices have rank 1."""
+    """Returns an update whose matrices all have rank 1."""
     parts = []
     for _, shape in layout.parameters:
         rows = torch.linspace(1, 2, shape[0])
@@ -48,7 +48,7 @@ def test_bytes_are_rank_times_rows_plus_columns_plus_one():
     torch.testing.assert_close(back["update"], rank_one(layout))
 
 
-def test_what_would_not_get_smaller_is_sent_as_it_is():
+def test_a_matrix_that_would_not_get_smaller_is_sent_unchanged():
     layout = Layout.from_network(linear())
     update = torch.arange(1.0, 18.0)
     payload = LowRankCompression(1.0).encode({"model": update}, layout, DRAW)
@@ -60,7 +60,7 @@ def test_what_would_not_get_smaller_is_sent_as_it_is():
     assert torch.equal(LowRankCompression().decode(payload, layout)["model"], update)
 
 
-def test_buffers_and_parts_of_a_model_come_back():
+def test_buffers_and_parts_of_a_model_are_restored():
     layout = Layout.from_network(Normed())
     for length in (layout.size, layout.num_embedding):
         update = torch.arange(float(length))
@@ -68,7 +68,7 @@ def test_buffers_and_parts_of_a_model_come_back():
         torch.testing.assert_close(LowRankCompression().decode(payload, layout)["embedding"], update)
 
 
-def test_what_is_not_finite_stays_so():
+def test_an_update_that_is_not_finite_stays_so():
     layout = Layout.from_network(linear())
     update = torch.full((17,), float("nan"))
     assert not all(map(all_finite, LowRankCompression().encode({"model": update}, layout, DRAW).values()))
@@ -83,6 +83,6 @@ def test_the_error_is_what_the_energy_leaves_out():
 
 
 @pytest.mark.parametrize("energy", [0.0, 1.1])
-def test_an_energy_out_of_range(energy):
+def test_an_energy_outside_its_range_is_refused(energy):
     with pytest.raises(ValueError, match=rf"energy={energy}; it must lie in \(0, 1\]"):
         LowRankCompression(energy)

@@ -1,4 +1,4 @@
-"""Clipping and noise by hand; epsilon against formulas of one's own; what has no guarantee says so."""
+"""Tests of clipping and noise by hand, of epsilon against independent formulas, and of the warnings."""
 
 import builtins
 from math import exp, inf, sqrt
@@ -41,7 +41,7 @@ def test_noise_is_added_to_the_clipped_update():
     assert float(exact.norm()) == pytest.approx(1.0)
 
 
-def test_counters_have_no_noise():
+def test_counters_get_no_noise():
     layout, update = Layout.from_network(Normed()), torch.zeros(30)
     update[29] = 7.0
     sent = GaussianNoise(clip=1.0, sigma=0.5).encode({"model": update}, layout, draw())["model"]
@@ -49,14 +49,14 @@ def test_counters_have_no_noise():
 
 
 def exact_delta(epsilon, multiplier):
-    """Of one Gaussian release with sensitivity 1 (Balle and Wang, 2018)."""
+    """Returns delta of one Gaussian release with sensitivity 1 (Balle and Wang, 2018)."""
     return norm.cdf(0.5 / multiplier - epsilon * multiplier) - exp(epsilon) * norm.cdf(
         -0.5 / multiplier - epsilon * multiplier
     )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
-def test_one_release_has_at_least_the_noise_that_it_needs(epsilon):
+def test_one_release_has_enough_noise_and_not_much_more(epsilon):
     multiplier = noise_multiplier_for(epsilon, 1e-5, ONCE)
     assert exact_delta(epsilon, multiplier) <= 1e-5 < exact_delta(epsilon, multiplier * 0.8)
 
@@ -82,7 +82,7 @@ def test_sigma_follows_from_epsilon():
     assert "epsilon 1, delta 1e-05 for all data of one client (clipped to 0.5" in str(guarantee)
 
 
-def test_noise_without_clipping_guarantees_nothing_and_says_so():
+def test_noise_without_clipping_warns_that_it_guarantees_nothing():
     with pytest.warns(UserWarning, match=r"sigma=0.1 without clip gives no privacy guarantee.*Set clip"):
         noise = GaussianNoise(sigma=0.1)
     assert noise.guarantee(ONCE) is None and noise.calibrated(ONCE) is noise
@@ -92,21 +92,21 @@ def test_noise_without_clipping_guarantees_nothing_and_says_so():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "sigma=None, epsilon=None; give one"),
-        ({"clip": 1.0, "sigma": 1.0, "epsilon": 1.0}, "sigma=1.0, epsilon=1.0; give one"),
+        ({}, "sigma=None, epsilon=None; set exactly one"),
+        ({"clip": 1.0, "sigma": 1.0, "epsilon": 1.0}, "sigma=1.0, epsilon=1.0; set exactly one"),
         ({"epsilon": 1.0}, "epsilon=1.0 without clip"),
         ({"clip": 0.0, "sigma": 1.0}, "clip=0.0; it must be a positive number"),
         ({"clip": 1.0, "epsilon": inf}, "epsilon=inf; it must be a positive number"),
-        ({"clip": 1.0, "sigma": -1.0}, "needed are sigma >= 0"),
+        ({"clip": 1.0, "sigma": -1.0}, "allowed are sigma >= 0"),
         ({"clip": 1.0, "sigma": 1.0, "delta": 0.0}, "0 < delta < 1"),
     ],
 )
-def test_settings_that_cannot_be(options, text):
+def test_invalid_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         GaussianNoise(**options)
 
 
-def test_the_missing_package_is_named_before_the_run(monkeypatch):
+def test_a_missing_package_is_reported_before_the_run(monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):

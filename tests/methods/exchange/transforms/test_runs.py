@@ -1,4 +1,4 @@
-"""Transforms of uploads in whole runs, for every exchange: what is noisy, what is accounted for, what is refused."""
+"""Tests of upload transforms in whole runs: what is noisy, what is accounted for, and what is refused."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_a_transform_that_loses_nothing_changes_nothing(tmp_path, method, name):
     torch.testing.assert_close(one.centres, other.centres)
 
 
-def test_the_server_knows_noisy_models_and_the_clients_their_own(tmp_path):
+def test_the_server_knows_noisy_models_and_clients_keep_exact_ones(tmp_path):
     method = lcfed()
     method.exchange = CentreAndEmbedding(transforms=[GaussianNoise(clip=1.0, sigma=0.01)])
     state = fit(blobs_module(), blobs(12), method, tmp_path, rounds=2).state
@@ -66,19 +66,19 @@ def test_the_guarantee_is_in_the_summary(tmp_path):
     assert summary["identity"]["method"]["exchange"]["transforms"][0]["sigma"] == sigma
 
 
-def test_newcomers_and_leavers_do_not_thin_the_sampling_that_is_accounted_for(tmp_path):
+def test_the_accounting_uses_the_smallest_number_of_clients_of_any_round(tmp_path):
     pytest.importorskip("dp_accounting")
     noisy = ascfl(transforms=[GaussianNoise(clip=1.0, sigma=9.0)])
     data = blobs(12, newcomers=2)
     leavers = [client for client in range(12) if client not in data.newcomer_clients][:3]
     data = blobs(12, newcomers=2, leavers=dict(zip(leavers, (0, 1, 2), strict=True)))
     watch = fit(blobs_module(), data, noisy, tmp_path, rounds=2, clients_per_round=4)
-    # ten begin, and one has left by round 0, two by round 1, which is the last
+    # ten clients start; one has left by round 0 and two by round 1, the last round
     assert watch.server.guarantee() == noisy.guarantee(Releases(2, 4, 8))
     assert noisy.guarantee(Releases(2, 4, 8)).epsilon > noisy.guarantee(Releases(2, 4, 12)).epsilon
 
 
-def test_opening_rounds_are_releases_too():
+def test_warmup_rounds_are_releases_too():
     pytest.importorskip("dp_accounting")
     method = lcfed()
     method.exchange = CentreAndEmbedding(transforms=[GaussianNoise(clip=1.0, sigma=9.0)])
@@ -91,26 +91,26 @@ def test_opening_rounds_are_releases_too():
 @pytest.mark.parametrize(
     ("clustering", "reason"),
     [
-        (OneShotHierarchical(), "what clients send in the warm-up round of OneShotHierarchical goes without noise"),
-        (HierarchicalUpdates(), "nobody knows how many rounds HierarchicalUpdates will add"),
+        (OneShotHierarchical(), "uploads in the warm-up round of OneShotHierarchical have no noise"),
+        (HierarchicalUpdates(), "the number of rounds that HierarchicalUpdates adds is unknown"),
     ],
 )
-def test_where_noise_does_not_cover_all_that_is_sent_it_says_so_before_the_run(clustering, reason):
+def test_missing_privacy_guarantees_are_reported_before_the_run(clustering, reason):
     pytest.importorskip("dp_accounting")
 
     def method(**options):
         exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, **options)])
         return Method(LocalTraining(steps=1), exchange, ClusterMean("participants", "participants"), [clustering])
 
-    with pytest.warns(UserWarning, match=f"GaussianNoise gives no privacy guarantee: {reason}"):
+    with pytest.warns(UserWarning, match=f"GaussianNoise gives no privacy guarantee, because {reason}"):
         method(sigma=1.0).calibrated(Releases(2, 4, 4))
-    with pytest.raises(ValueError, match=f"GaussianNoise cannot promise an epsilon: {reason}. Give sigma"):
+    with pytest.raises(ValueError, match=f"GaussianNoise cannot guarantee an epsilon, because {reason}. Set sigma"):
         method(epsilon=1.0).calibrated(Releases(2, 4, 4))
 
 
-def test_transforms_that_cannot_be():
+def test_transforms_in_the_wrong_order_or_without_effect():
     noise = GaussianNoise(clip=1.0, sigma=1.0)
     with pytest.raises(ValueError, match="LowRankCompression must be the last of the transforms"):
         ascfl(transforms=[LowRankCompression(), noise])
-    with pytest.warns(UserWarning, match="transforms have no effect: NoExchange uploads nothing"):
+    with pytest.warns(UserWarning, match="transforms have no effect, because NoExchange uploads nothing"):
         Method(alone().local_update, NoExchange(transforms=[noise]), alone().aggregation)

@@ -1,4 +1,4 @@
-"""Runs whose clients see their images through transforms: from the command line, on ranks, resumed."""
+"""Tests of runs with client transforms: from the command line, on several ranks, and resumed."""
 
 import json
 
@@ -21,7 +21,7 @@ NOISE = ("--data.client_transforms+=GaussianNoise", "--data.client_transforms.si
 SEEN = ("--data.client_transforms+=LabelPermutation", *NOISE)
 
 
-def test_transforms_are_known_by_their_short_names(here, capsys):  # noqa: F811
+def test_transforms_can_be_given_by_their_short_names(here, capsys):  # noqa: F811
     found = printed(capsys, *DIGITS, *LCFED, *ROTATED, *NOISE)["data"]["client_transforms"]
     assert found == [
         {"class_path": "lcfl.data.transforms.Rotation", "init_args": {"angles": [0, 90, 180, 270], "by": "group"}},
@@ -42,7 +42,7 @@ def test_another_transform_is_another_run(here):  # noqa: F811
         lcfl(*words, "--data.client_transforms.sigma=0.2", "--trainer.rounds=4", "--ckpt_path=last")
 
 
-def test_what_clients_see_does_not_depend_on_ranks(tmp_path):
+def test_client_transforms_do_not_depend_on_ranks(tmp_path):
     one, two = (fit(tmp_path / str(ranks), "lcfed", ranks, 3, *SEEN).path for ranks in (1, 2))
     assert_same_run(one, two)
     other = fit(tmp_path / "other", "lcfed", 1, 3, *SEEN, "--data.client_transforms.sigma=0.2").path
