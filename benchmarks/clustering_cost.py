@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lcfl.methods.clustering.model_kmeans import CLIENTS_AT_A_TIME
-from lcfl.methods.clustering.similarity import assign, cosine, project, project_all, squared_to_centres
+from lcfl.methods.clustering.similarity import assign, cosine, project, project_all, squared_distances_to_centres
 from lcfl.models import CNN, Layout
 
 FLOAT_BYTES = 4
@@ -89,7 +89,9 @@ def main() -> None:
         codes = (code_ND, centre_KD, current_N)
         assign_s = seconds(lambda codes=codes: assign(cosine(codes[0], codes[1]), codes[2]), options.turns)
         low_rank_s = uploads_s + centres_s + assign_s
-        l2_s = num_clients * whole(lambda row, centre: -squared_to_centres(row, centre), block_nP, centre_KP, compared)
+        l2_s = num_clients * whole(
+            lambda row, centre: -squared_distances_to_centres(row, centre), block_nP, centre_KP, compared
+        )
         cosine_s = num_clients * whole(cosine, block_nP, centre_KP, compared)
         entry = {
             "num_clients": num_clients,

@@ -18,7 +18,7 @@ import numpy as np
 from lcfl.cli.commands.partition import parser as partition_options
 from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.partition import ClassDirichlet, ClientDirichlet, Pathological, Shares
+from lcfl.data.partition import ClassDirichlet, ClientDirichlet, ClientShares, Pathological
 from lcfl.data.partition.base import Indices, Partition
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -50,7 +50,7 @@ def labels_of(num_classes: int, num_samples: int) -> Indices:
     return np.repeat(np.arange(num_classes), num_samples // num_classes)
 
 
-def draws(partition: Partition, labels: Indices, num_clients: int, number: int) -> Iterator[Shares | None]:
+def draws(partition: Partition, labels: Indices, num_clients: int, number: int) -> Iterator[ClientShares | None]:
     """Yields partitions for different seeds; None for a seed that the partition refuses."""
     for seed in range(number):
         try:
@@ -59,7 +59,7 @@ def draws(partition: Partition, labels: Indices, num_clients: int, number: int) 
             yield None
 
 
-def counts_of(labels: Indices, shares: Shares) -> Indices:
+def counts_of(labels: Indices, shares: ClientShares) -> Indices:
     """Returns the number of samples of each label for each client ``[N, C]``."""
     return np.stack([np.bincount(labels[share], minlength=labels.max() + 1) for share in shares.indices])
 

@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from lcfl.data.datamodule import FederatedDataModule
     from lcfl.federation.federation import Federation
     from lcfl.methods import *  # noqa: F403
+    from lcfl.methods import Method
     from lcfl.models.module import FederatedModule
 
 __version__ = "0.2.0.dev0"
 # All names of `lcfl.methods`, the parts of a method, can be imported from here, too.
-__all__ = ["Callback", "FederatedDataModule", "FederatedModule", "Federation", "__version__", "load"]
+__all__ = ["Callback", "FederatedDataModule", "FederatedModule", "Federation", "Method", "__version__", "load"]
 
 _HOMES = {
     "Callback": "lcfl.core.callback",

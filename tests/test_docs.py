@@ -24,7 +24,7 @@ from tests.test_readme import PAGES, README, lcfl_commands
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES if page != "CHANGELOG.md"}
-PARTITIONS = sorted(set(lcfl.data.partition.__all__) - {"Partition", "Shares", "write_partition"})
+PARTITIONS = sorted(set(lcfl.data.partition.__all__) - {"Partition", "ClientShares", "write_partition"})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.similarity import cosine
-from lcfl.methods.clustering.tuning import StoredModels, granularity
+from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
 
@@ -180,7 +180,7 @@ class Monitor(Callback):
             return None
         known = known[figures.shown(len(known), max(2, MODEL_NUMBERS // server.layout.num_parameters))]
         try:
-            return known, StoredModels(server, state).directions(known.tolist())
+            return known, StoredModelGeometry(server, state).directions(known.tolist())
         except ValueError:  # the models are all equal
             return None
 

@@ -52,7 +52,7 @@ class Progress(Callback):
         self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
         console = make_console()
         say(console, describe(server))
-        if state.round > -len(server.method.warmup_rounds(server.data.num_participants)):
+        if state.round > -len(server.method.warmup_rounds(server.data.num_initial_clients)):
             say(console, resumed(server))
         if console.is_interactive:
             self._live = start_live(console)
@@ -226,7 +226,7 @@ def closing_lines(server: Server) -> list[str]:
         more = int(sum(extra))
         total = size(state.total_bytes + more)
         lines.append(f"{size(more)} more if the clients computed the projection ({total} in total)")
-    if (guarantee := server.guarantee()) is not None:
+    if (guarantee := server.privacy_guarantee()) is not None:
         lines.append(f"privacy: {guarantee}")
     lines.append(f"logs: {server.run_dir}")
     for logger in server.loggers:

@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
+from lcfl.core.renamed import current_path, with_current_names
+
 __all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
 
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
@@ -191,7 +193,11 @@ class LayeredConfig(ActionConfigFile):
         """Applies one file or one YAML text."""
         folder, layer = "", _read(values)
         if isinstance(layer, dict):
-            folder = os.path.dirname(values) if os.path.isfile(values) else ""
+            is_file = os.path.isfile(values)
+            folder = os.path.dirname(values) if is_file else ""
+            if is_file and Path(values).read_text().startswith("# lcfl 0.1."):  # config.yaml of an earlier version
+                layer = with_current_names(layer, current_path)
+                values = yaml.safe_dump(layer)
             whole = whole_lists(cfg, self.taken(layer))
             if whole == layer:
                 folder = ""  # the parser itself resolves paths relative to the file that names them

@@ -26,6 +26,7 @@ import lcfl.methods.exchange.transforms
 import lcfl.methods.local
 import lcfl.models
 from lcfl.cli.layered_config import as_layers
+from lcfl.core import renamed
 from lcfl.core.renamed import current_path
 
 __all__ = ["Parser", "Seed", "check_given"]
@@ -122,6 +123,8 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         if (now := current_path(path)) != path:
             return f"{option}: {path} is an import path of lcfl 0.1; its name is now {now}."
     if match := re.search(r"Expected a dot import path string: (\w+)", message):
+        if match[1] in renamed.RENAMED:
+            return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
         known = _classes(option)
         return (
             f"{option}: there is no class {match[1]!r}.{_closest(match[1], known)} Classes of lcfl: "

@@ -280,7 +280,7 @@ class Sweep:
         differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
             f"sweep: {self.root / trial.name} was run by another command; {differs} differs. Give another folder with "
-            "--out, or remove this one."
+            "--out, or remove this one. A sweep that another version of lcfl began must be finished with that version."
         )
 
 

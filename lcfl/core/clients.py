@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lcfl.core.files import unnamed_memory
+from lcfl.core.checkpoint_shards import CheckpointShardIndex
+from lcfl.core.files import unlinked_memory
 from lcfl.core.model_sums import ModelSums
-from lcfl.core.shard_index import ShardIndex
 
 __all__ = ["VECTORS", "ClientState", "ClientStore"]
 
@@ -35,7 +35,7 @@ class ClientState:
     received: Tensor | None = None
 
     @property
-    def sent(self) -> Tensor:
+    def stored_model(self) -> Tensor:
         """w_i as the server last received it. It exists only if clients keep models that they upload whole."""
         model = self.model if self.received is None else self.received
         assert model is not None, "stored models need an exchange whose clients keep them"
@@ -68,7 +68,7 @@ class ClientStore:
     def __init__(self, blank: ClientState, folder: Path | None = None) -> None:
         self.blank = blank
         self.sums: ModelSums | None = None
-        self.shards = ShardIndex()
+        self.checkpoint_shards = CheckpointShardIndex()
         self._states: dict[int, ClientState] = {}
         self._mapped = {} if folder is None else {name: _MappedVectors(folder) for name in VECTORS}
 
@@ -85,7 +85,7 @@ class ClientStore:
         }
         own = replace(own, **mapped)
         self._states[client] = replace(own, buffers=self.blank.buffers) if own.buffers is None else own
-        self.shards.changed(client)
+        self.checkpoint_shards.changed(client)
 
     def __contains__(self, client: int) -> bool:
         return client in self._states
@@ -100,7 +100,7 @@ class ClientStore:
         for vectors in self._mapped.values():
             vectors.keep(client, None)
         self._states.pop(client, None)
-        self.shards.gone(client)
+        self.checkpoint_shards.gone(client)
 
     def update(self, states: Mapping[int, ClientState]) -> None:
         """Stores several states at once."""
@@ -109,7 +109,7 @@ class ClientStore:
 
     def _take_out(self, client: int) -> None:
         if self.sums is not None and client in self._states:
-            self.sums.take_out(client, self._states[client].sent)
+            self.sums.take_out(client, self._states[client].stored_model)
 
 
 class _MappedVectors:
@@ -135,7 +135,7 @@ class _MappedVectors:
     def _grow(self, length: int, dtype: torch.dtype) -> None:
         num_vectors = max(1, min(BLOCK_VECTORS, BLOCK_BYTES // (length * dtype.itemsize)))
         num_bytes = num_vectors * length * dtype.itemsize
-        file, memory = unnamed_memory([self._folder], num_bytes, "clients' models (trainer.client_store: mapped)")
+        file, memory = unlinked_memory([self._folder], num_bytes, "clients' models (trainer.client_store: mapped)")
         file.close()  # the mapped memory stays valid
         block = torch.frombuffer(memory, dtype=dtype).view(num_vectors, length)
         self._free += reversed(block.unbind())

@@ -12,10 +12,10 @@ from typing import IO, Any
 
 __all__ = [
     "check_new",
-    "new_file",
+    "atomic_file",
     "sync_directory",
-    "temporary_directory",
-    "unnamed_memory",
+    "atomic_directory",
+    "unlinked_memory",
     "write_bytes",
     "write_json",
 ]
@@ -48,7 +48,7 @@ def check_new(path: Path) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yields the temporary name of a file to write.
 
     If the block succeeds, one rename turns the file into `path`. Otherwise the file is removed.
@@ -67,7 +67,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def temporary_directory(final: Path) -> Iterator[Path]:
+def atomic_directory(final: Path) -> Iterator[Path]:
     """Yields a temporary directory to fill.
 
     If the block succeeds, one rename turns the directory into `final`. Otherwise the directory is removed. An existing
@@ -98,7 +98,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def unnamed_memory(folders: Sequence[str | Path], num_bytes: int, what: str) -> tuple[IO[bytes], mmap.mmap]:
+def unlinked_memory(folders: Sequence[str | Path], num_bytes: int, what: str) -> tuple[IO[bytes], mmap.mmap]:
     """Creates a file without a name and maps it into memory. Nothing remains of the file, however the process ends.
 
     Args:

@@ -18,12 +18,20 @@ MOVED = {  # package of lcfl 0.1.0: package from which its classes are imported 
     "lcfl.upload": "lcfl",
     "lcfl.networks": "lcfl.models",
 }
+CLASSES = {  # classes of lcfl 0.1.0 that were named with their module
+    "lcfl.federation.Federation": "lcfl.Federation",
+    "lcfl.hooks.Callback": "lcfl.Callback",
+    "lcfl.method.Method": "lcfl.Method",
+    "lcfl.module.FederatedModule": "lcfl.FederatedModule",
+}
 RENAMED = {"Choice": "ClusterChoice", "Reference": "GlobalReference"}
 OWN = re.compile(r"lcfl(?:\.\w+)*\.(\w+)")
 
 
 def current_path(path: str) -> str:
     """Returns the current class path for one of an earlier version, and any other text unchanged."""
+    if path in CLASSES:
+        return CLASSES[path]
     for package, now in MOVED.items():
         if path.startswith(f"{package}."):
             name = path.rpartition(".")[2]

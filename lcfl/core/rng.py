@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["generator", "preserved", "scope", "stream_seed"]
+__all__ = ["generator", "isolated", "seeded", "stream_seed"]
 
 
 def stream_seed(seed: int, purpose: str, *address: int) -> int:
@@ -38,8 +38,8 @@ def generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
-    """Restores the states of the global generators on exit, whatever is drawn inside; see `scope`."""
+def isolated() -> Iterator[None]:
+    """Restores the states of the global generators on exit, whatever is drawn inside; see `seeded`."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     # CUDA is not initialised here, because a process that has not used it must still be able to fork.
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -54,14 +54,14 @@ def preserved() -> Iterator[None]:
 
 
 @contextmanager
-def scope(seed: int, purpose: str, *address: int) -> Iterator[None]:
+def seeded(seed: int, purpose: str, *address: int) -> Iterator[None]:
     """Runs code that can only draw from global generators inside one addressed stream.
 
     Seeds Python's ``random``, numpy, torch and every CUDA device on entry, and restores their states on exit, even
     after an exception. Initialisation, dropout and torchvision transforms need it.
     """
     number = stream_seed(seed, purpose, *address)
-    with preserved():
+    with isolated():
         random.seed(number)
         np.random.seed(number % 2**32)
         torch.default_generator.manual_seed(number % 2**63)

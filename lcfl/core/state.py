@@ -103,9 +103,9 @@ class FederationState:
         cluster = int(self.assignment[client])
         return self.centres[cluster] if cluster >= 0 else self.global_model
 
-    def model_of(self, client: int) -> Tensor:
+    def stored_model(self, client: int) -> Tensor:
         """Returns w_i as the server last received it. It exists only if clients keep models that they upload whole."""
-        return self.clients[client].sent
+        return self.clients[client].stored_model
 
     def leave(self, clients: Iterable[int]) -> None:
         """Removes clients for good and forgets their models, so that no mean or clustering counts them any more."""

@@ -20,7 +20,7 @@ class Augmentation(ABC):
     """Changes the images of training batches. Images that a model is evaluated on stay unchanged.
 
     It draws from torch's global generator of the images' device. In a federation this generator is the stream of the
-    client's local run (`rng.scope`), so the draws depend only on seed, round, client and step.
+    client's local run (`rng.seeded`), so the draws depend only on seed, round, client and step.
     """
 
     @abstractmethod

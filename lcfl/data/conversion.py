@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-__all__ = ["as_input", "as_integers", "check_map_style", "network_dtype", "read_item", "sampled"]
+__all__ = ["as_input", "as_integers", "check_map_style", "network_dtype", "read_item", "evenly_spaced"]
 
 # Number of items of a map-style data set that are inspected before training, evenly spread from the first to the last.
 SAMPLED_ITEMS = 32
@@ -86,7 +86,7 @@ def network_dtype(inputs: Tensor) -> torch.dtype:
     return torch.float32 if inputs.dtype == torch.uint8 else inputs.dtype
 
 
-def sampled(number: int) -> list[int]:
+def evenly_spaced(number: int) -> list[int]:
     """Returns at most ``SAMPLED_ITEMS`` of 0, ..., number - 1, evenly spread, both ends included."""
     return sorted({round(float(position)) for position in np.linspace(0, number - 1, min(number, SAMPLED_ITEMS))})
 

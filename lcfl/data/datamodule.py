@@ -18,12 +18,12 @@ from lcfl.core import rng
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated, check_choice, check_instance
 from lcfl.data.datasets import FederatedDataset, RandomLike
-from lcfl.data.partition.base import Indices, Partition, Shares
+from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.uniform import IID
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
 from lcfl.data.samples import Samples
-from lcfl.data.train_test_split import split_apart, split_together
+from lcfl.data.train_test_split import split_disjoint, split_overlapping
 from lcfl.data.transforms import ClientTransform, true_groups
 from lcfl.data.views import View, ViewedSamples, seen_labels
 
@@ -125,13 +125,13 @@ class FederatedDataModule(LightningDataModule):
         return tuple(sorted(drawn.tolist()))
 
     @property
-    def num_participants(self) -> int:
+    def num_initial_clients(self) -> int:
         """The number of clients at the start of the federation: N without the newcomers."""
         return self.num_clients - len(self.newcomer_clients)
 
-    def num_staying(self, rounds: int) -> int:
+    def num_remaining_clients(self, rounds: int) -> int:
         """Returns how many clients stay for this number of rounds: N without newcomers and leavers."""
-        return self.num_participants - sum(first < rounds for first in self.leavers.values())
+        return self.num_initial_clients - sum(first < rounds for first in self.leavers.values())
 
     def seen_by(self, client: int) -> Samples:
         """Returns all samples as a client sees them. Clients that see them alike get the same object."""
@@ -186,7 +186,7 @@ class FederatedDataModule(LightningDataModule):
             self.newcomer_clients,
             proxy,
         )
-        self._loaded = samples.only(population.samples_in_use), population
+        self._loaded = samples.subset(population.samples_in_use), population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
         """Returns a data module with the same clients and a few random inputs for each, for a trial run.
@@ -275,9 +275,9 @@ class FederatedDataModule(LightningDataModule):
         if len(self.leavers) == len(known):
             raise ValueError(f"data.leavers: all {len(known)} clients leave; at least one must stay.")
 
-    def _split(self, shares: Shares, samples: Samples) -> Split:
+    def _split(self, shares: ClientShares, samples: Samples) -> Split:
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
-        split = split_together if shares.overlapping else split_apart
+        split = split_overlapping if shares.overlapping else split_disjoint
         roles = split(shares.indices, samples.targets, test_fraction, self.val_fraction, self.seed)
         for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
             if lengths[0] == 0:
@@ -367,9 +367,9 @@ def errors_of(option: str) -> Iterator[None]:
 class _OneGroup(Partition):
     """IID with one known group, for client transforms that need groups."""
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts one permutation of the pool into N pieces."""
-        return Shares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
+        return ClientShares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
 
 
 class _Pooled(Dataset[Any]):

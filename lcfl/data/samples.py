@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from lcfl.core import rng
 from lcfl.data.augmentation import Augmentation
-from lcfl.data.conversion import as_input, as_integers, check_map_style, read_item, sampled
+from lcfl.data.conversion import as_input, as_integers, check_map_style, evenly_spaced, read_item
 
 __all__ = ["DatasetSamples", "Samples", "TensorSamples"]
 
@@ -68,7 +68,7 @@ class Samples(ABC):
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns network inputs [B, ...] and labels [B] on ``device`` of the samples at ``indices`` [B], in order.
 
-        It may draw from global generators, so the caller wraps it in ``rng.scope``.
+        It may draw from global generators, so the caller wraps it in ``rng.seeded``.
         """
 
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class Samples(ABC):
         """Returns network inputs [B, ...] as they were before normalisation, up to rounding."""
         return inputs
 
-    def only(self, indices: NDArray[np.int64]) -> "Samples":
+    def subset(self, indices: NDArray[np.int64]) -> "Samples":
         """Returns the same data set without the memory of all other samples, or itself if a copy is not worth it.
 
         Indices, labels and fingerprint do not change.
@@ -134,7 +134,7 @@ class TensorSamples(Samples):
         # [S] row of each sample in `inputs`, -1 if it is no longer there; None if every sample is at its index.
         self._row: Tensor | None = None
 
-    def only(self, indices: NDArray[np.int64]) -> Samples:
+    def subset(self, indices: NDArray[np.int64]) -> Samples:
         """Returns a copy that holds only the samples at ``indices`` [n], or itself if these are over 3/4 of all."""
         if self._row is not None or len(indices) > WORTH_KEEPING * len(self):
             return self
@@ -234,7 +234,7 @@ class DatasetSamples(Samples):
         for part in self._parts.values():
             check_map_style(part)
         # Random transforms run here too, and their draws must not advance the caller's generators.
-        with rng.scope(0, "read items"):
+        with rng.seeded(0, "read items"):
             self._first, _ = read_item(train, "train", 0)
             targets = np.concatenate([self._labels(name) for name in self._parts])
         super().__init__(targets, len(self._parts["train"]), num_classes)
@@ -273,8 +273,8 @@ class DatasetSamples(Samples):
         """Returns the SHA-256 of a selection of a part's items, or nothing if a second reading gives other items."""
         once, again = hashlib.sha256(), hashlib.sha256()
         for digest in (once, again):
-            for index in sampled(len(self._parts[name])):
-                with rng.scope(0, "fingerprint", index):
+            for index in evenly_spaced(len(self._parts[name])):
+                with rng.seeded(0, "fingerprint", index):
                     _update(digest, self._read(name, index)[0])
         if once.digest() == again.digest():
             return once.digest()
@@ -289,7 +289,7 @@ class DatasetSamples(Samples):
 
     def _labels(self, name: str) -> NDArray[Any]:
         """Returns the labels of a part. It always reads at least a selection of the part's items."""
-        part, selection = self._parts[name], sampled(len(self._parts[name]))
+        part, selection = self._parts[name], evenly_spaced(len(self._parts[name]))
         items = [self._read(name, index) for index in selection]
         if items:
             _warn_of_gaps(torch.stack([inputs for inputs, _ in items]), selection, f"inspected items of {name}")

@@ -5,13 +5,15 @@ import numpy as np
 from lcfl.core import rng
 from lcfl.data.partition.base import Indices
 
-__all__ = ["split_apart", "split_share", "split_together"]
+__all__ = ["split_disjoint", "split_share", "split_overlapping"]
 
 # For each client, the indices it trains on, validates on and is tested on.
 Roles = tuple[list[Indices], list[Indices], list[Indices]]
 
 
-def split_apart(shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int) -> Roles:
+def split_disjoint(
+    shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int
+) -> Roles:
     """Splits shares that do not overlap, each by a separate stream (seed, "split", client).
 
     Args:
@@ -39,14 +41,14 @@ def split_apart(shares: list[Indices], targets: Indices, test_fraction: float, v
     return train, val, held_out
 
 
-def split_together(
+def split_overlapping(
     shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int
 ) -> Roles:
     """Splits shares that overlap, giving each sample the same role for all clients.
 
     No client is therefore tested on a sample that another client trains on. All samples that clients hold are split as
     one share, by the stream (seed, "split"), so a client with few samples may have none for some role. Arguments and
-    result are those of `split_apart`.
+    result are those of `split_disjoint`.
     """
     generator = rng.generator(seed, "split")
     rest = np.unique(np.concatenate(shares))

@@ -12,8 +12,14 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from lightning.fabric import Fabric
 
+from lcfl.distributed.connections import (
+    Connection,
+    NetworkConnection,
+    SharedMemoryConnection,
+    balance,
+    can_share_memory,
+)
 from lcfl.distributed.launch import StopFlag
-from lcfl.distributed.transport import Link, MemoryLink, NetworkLink, balance, can_share_memory
 
 __all__ = ["Ranks", "Transport"]
 
@@ -61,15 +67,17 @@ class Ranks:
         self._run = run
         self._flag = flag
         self._signal = 0
-        self._links: list[Link] = []
-        self._owed: list[Link] = []  # links of ranks that have not returned their share of a `map` yet
+        self._links: list[Connection] = []
+        self._owed: list[Connection] = []  # links of ranks that have not returned their share of a `map` yet
         if fabric.world_size > 1:
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
             machines = _machines(fabric.world_size, group)
             near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
             peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
-            self._links = [MemoryLink(peer, group) if near[peer] else NetworkLink(peer, group) for peer in peers]
+            self._links = [
+                SharedMemoryConnection(peer, group) if near[peer] else NetworkConnection(peer, group) for peer in peers
+            ]
         flag.install()  # all ranks have met, so from now on a signal means a stop after the round
 
     def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:

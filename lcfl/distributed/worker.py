@@ -181,7 +181,7 @@ class Worker:
         engine.samples, engine.buffers = self.data.seen_by(task.client), task.state.buffers
         exchange = task.exchange or self.method.exchange
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
-        with rng.scope(self.seed, "local", task.round, task.client):
+        with rng.seeded(self.seed, "local", task.round, task.client):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
         draw = rng.generator(self.seed, "upload", task.round, task.client)
         payload = exchange.encode(output, task.downlink, engine.layout, draw)
@@ -209,7 +209,7 @@ class Worker:
         results: dict[tuple[Samples, int], dict[str, float]] = {}
         for seen, distinct in sets.items():
             union = np.unique(np.concatenate(list(distinct.values())))
-            with rng.scope(self.seed, "evaluate"):
+            with rng.seeded(self.seed, "evaluate"):
                 scores, targets = engine.scores(task.model, seen, union)
             for key, indices in distinct.items():
                 rows = torch.from_numpy(np.searchsorted(union, indices))

@@ -16,7 +16,7 @@ from lcfl.data.samples import Samples
 from lcfl.engines import kernels
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.tracing import Program, Unsupported, trace
-from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.module import FederatedModule
 
@@ -124,7 +124,7 @@ class CompiledEngine(SequentialEngine):
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> OptimizerRun:
+    ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         model, buffers = self._opened(start)
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
@@ -141,7 +141,7 @@ class CompiledEngine(SequentialEngine):
             sgd.first = number == 0
             losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *pointers))
         self._close(buffers)
-        return OptimizerRun(model, sum(losses) / len(losses), {})
+        return OptimizerResult(model, sum(losses) / len(losses), {})
 
     def gradient(
         self,

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lcfl.engines import kernels
 from lcfl.engines.stacked import Pulls, StackedEngine, check_stacked
-from lcfl.engines.stacks import Rows, at
+from lcfl.engines.stacked_rows import Rows, at
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, StepOutput
 from lcfl.models.module import FederatedModule
@@ -42,7 +42,7 @@ def check_fused(
     Raises:
         Unsupported: if one of the two is not the case, with the reason.
     """
-    if not check_stacked(module, shape, dtype, precision).fills_up:
+    if not check_stacked(module, shape, dtype, precision).ignores_padding:
         raise Unsupported(
             "its step cannot be compiled for one size of batch: shorter batches can be padded with samples that the "
             "loss ignores only for images or features, cross-entropy, lcfl's training_step and no batch normalisation"

@@ -35,7 +35,7 @@ def run_in_lockstep(
         BaseException: what one of the functions, or `answer`, raised. No function continues after that.
     """
     runners = [_Runner(task) for task in tasks]
-    with rng.preserved():
+    with rng.isolated():
         try:
             waiting = [runner for runner in runners if runner.resume()]
             while waiting:
@@ -94,7 +94,7 @@ class _Runner(Generic[Result]):
 
     def _submit(self, request: Any) -> Any:
         self.request, self._waits = request, True
-        with rng.preserved():
+        with rng.isolated():
             self._pause.release()
             self._turn.acquire()
         if isinstance(self._answer, BaseException):

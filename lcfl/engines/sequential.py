@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from lcfl.core import rng
 from lcfl.data.samples import Samples
-from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.module import FederatedModule, loss_of_step
 
@@ -81,7 +81,7 @@ class SequentialEngine:
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> OptimizerRun:
+    ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         module = self.load(start).train()
         self._pull_towards(centre, embedding)
@@ -96,7 +96,7 @@ class SequentialEngine:
                 losses.append(loss.detach())
         self._keep_buffers()
         means = {name: _mean(values) for name, values in logged.items()}
-        return OptimizerRun(self.layout.pack(module.network), _mean(losses), means)
+        return OptimizerResult(self.layout.pack(module.network), _mean(losses), means)
 
     def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
         """Returns a function that makes a step of a new run from a loss.
@@ -155,7 +155,7 @@ class SequentialEngine:
             return False
         network = copy.deepcopy(self.module.network).to(memory_format=torch.channels_last).eval()
         try:
-            with rng.preserved():
+            with rng.isolated():
                 network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
@@ -173,8 +173,8 @@ class SequentialEngine:
         self._pull_towards(centre, embedding)
         return self._differentiate(model, batch, number, None)
 
-    def hessian_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
-        """See `lcfl.methods.local.engine.Engine.hessian_product`."""
+    def hessian_vector_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
+        """See `lcfl.methods.local.engine.Engine.hessian_vector_product`."""
         self._pull_towards(None, None)
         return self._differentiate(model, batch, number, direction)
 

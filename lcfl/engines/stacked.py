@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
-from lcfl.engines.lockstep import Submit, run_in_lockstep
-from lcfl.engines.requests import (
+from lcfl.engines.engine_requests import (
     Batch,
     ClientEngine,
     GradientRequest,
@@ -24,11 +23,12 @@ from lcfl.engines.requests import (
     ScoresRequest,
     length_of,
 )
+from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
-from lcfl.engines.stacks import RowMeans, Rows, at, filled_up, give_gradient, joined, optimizer_of
+from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of, pad_rows
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, StepOutput, VmappedModule
-from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.module import FederatedModule
 
 __all__ = ["Pulls", "StackedEngine", "check_stacked"]
@@ -113,7 +113,7 @@ class StackedEngine(SequentialEngine):
         self._mapped, self._batch_size = VmappedModule(self.module), batch_size
         with fabric.autocast():
             trial = self._mapped.trial(shape, dtype, self.device)
-        self._fills_up, self._sample_bytes = trial.fills_up, ACTIVATIONS * trial.sample_bytes
+        self._ignores_padding, self._sample_bytes = trial.ignores_padding, ACTIVATIONS * trial.sample_bytes
         self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
@@ -135,7 +135,7 @@ class StackedEngine(SequentialEngine):
         """Returns the answers in the order of the requests. Requests of one kind are computed at once."""
         kinds: dict[Hashable, list[int]] = {}
         for position, request in enumerate(requests):
-            kinds.setdefault(request.kind(by_size=not self._fills_up), []).append(position)
+            kinds.setdefault(request.kind(by_size=not self._ignores_padding), []).append(position)
         answers: list[Any] = [None] * len(requests)
         for positions in kinds.values():
             alike = self._answer_alike([requests[each] for each in positions])
@@ -159,7 +159,7 @@ class StackedEngine(SequentialEngine):
         half = len(requests) // 2
         return [*self._answer_alike(requests[:half]), *self._answer_alike(requests[half:])]
 
-    def _descend(self, requests: Sequence[OptimizerRequest]) -> list[OptimizerRun]:
+    def _descend(self, requests: Sequence[OptimizerRequest]) -> list[OptimizerResult]:
         """Runs the optimizer of all clients, step by step; each step computes the clients that have one left.
 
         A client that has finished is copied out. The optimizer treats every parameter by itself, so it may continue
@@ -201,7 +201,9 @@ class StackedEngine(SequentialEngine):
             ends = torch.cat([ends, final], dim=1)
         models = ends[:, : self.layout.size].cpu()
         return [
-            OptimizerRun(model.clone(), loss["loss"], values)  # a view would keep the models of all clients in memory
+            OptimizerResult(
+                model.clone(), loss["loss"], values
+            )  # a view would keep the models of all clients in memory
             for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
         ]
 
@@ -283,7 +285,7 @@ class StackedEngine(SequentialEngine):
         groups: dict[int, list[int]] = {}
         for row, request in enumerate(requests):
             if number < len(request.batches):
-                size = 0 if self._fills_up else length_of(request.batches[number])
+                size = 0 if self._ignores_padding else length_of(request.batches[number])
                 groups.setdefault(size, []).append(row)
         return list(groups.values())
 
@@ -318,8 +320,8 @@ class StackedEngine(SequentialEngine):
         longest = max(sizes)
         drawn = [batch for batch in batches if isinstance(batch, tuple)]
         if drawn:
-            inputs = torch.stack([filled_up(samples, longest) for samples, _ in drawn])
-            targets = torch.stack([filled_up(labels, longest) for _, labels in drawn])
+            inputs = torch.stack([pad_rows(samples, longest) for samples, _ in drawn])
+            targets = torch.stack([pad_rows(labels, longest) for _, labels in drawn])
         else:
             positions = [batch for batch in batches if not isinstance(batch, tuple)]
             inputs, targets = self._look_up([client.samples for client in clients], positions, training=True)

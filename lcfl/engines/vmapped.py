@@ -34,12 +34,12 @@ class Probe(NamedTuple):
     """The findings of a trial.
 
     Attributes:
-        fills_up: whether batches may be padded with samples that have the loss's ``ignore_index`` as their label, which
+        ignores_padding: whether batches may be padded with samples whose label is the loss's ``ignore_index``, which
             change nothing for the other samples.
         sample_bytes: the bytes that autograd keeps for one sample, including the sample.
     """
 
-    fills_up: bool
+    ignores_padding: bool
     sample_bytes: int
 
 
@@ -154,7 +154,7 @@ class VmappedModule:
             Unsupported: if they fail or draw random numbers, or if a sample's scores depend on the other samples, with
                 the reason.
         """
-        with rng.scope(0, "stacked trial"):
+        with rng.seeded(0, "stacked trial"):
             inputs = torch.randn(2, SAMPLES, *shape) if dtype.is_floating_point else torch.zeros(2, SAMPLES, *shape)
         inputs, targets = inputs.to(device, dtype), torch.zeros(2, SAMPLES, dtype=torch.int64, device=device)
         network = self.module.network
@@ -187,10 +187,12 @@ class VmappedModule:
         if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
             raise Unsupported("in evaluation the scores of one sample depend on the other samples")
         sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
-        fills_up = dtype.is_floating_point and self._fills_up(parameters, kept.to(device), inputs, targets)
-        return Probe(fills_up, sample_bytes)
+        ignores_padding = dtype.is_floating_point and self._ignores_padding(
+            parameters, kept.to(device), inputs, targets
+        )
+        return Probe(ignores_padding, sample_bytes)
 
-    def _fills_up(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    def _ignores_padding(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
         """Returns whether a step stays the same if its batch gets an ignored sample that is far from the others.
 
         The loss and the updated buffers are compared. A step that logs values does not pass, because these may depend

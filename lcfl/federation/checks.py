@@ -15,7 +15,7 @@ from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.methods.exchange import Exchange
-from lcfl.methods.local.batch_order import pass_length
+from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.training import LocalTraining
@@ -230,7 +230,7 @@ def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
         ValueError: if some client's pass ends with one sample and the module cannot take it; names the first client.
     """
     sizes, batch_size = data.population.sizes.tolist(), data.batch_size
-    lengths = [pass_length(size, batch_size, data.drop_last) for size in sizes]
+    lengths = [samples_per_epoch(size, batch_size, data.drop_last) for size in sizes]
     single = [client for client, length in enumerate(lengths) if (length - 1) % batch_size == 0]
     error = _step_error(module, data, 1) if single else None
     if error is None or _step_error(module, data, 2) is not None:  # a step that always fails reports the reason itself
@@ -254,7 +254,7 @@ def _step_error(module: FederatedModule, data: FederatedDataModule, number: int)
     """Returns the exception of a training step on `number` blank inputs, or None; the module does not change."""
     trial = copy.deepcopy(module).train()
     try:
-        with rng.scope(0, "check batches"), trial.collecting():
+        with rng.seeded(0, "check batches"), trial.collecting():
             trial.training_step((_blank(data, number), torch.zeros(number, dtype=torch.int64)), 0)
     except Exception as error:
         return error

@@ -1,14 +1,14 @@
 """The federation as users see it: the code behind `lcfl fit`, `validate` and `test`."""
 
+import copy
 import tempfile
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning.fabric import Fabric
 
-from lcfl.callbacks import Progress
+from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.launch import launch, one_thread, resolve_placement
 from lcfl.engines import EngineName, choose_engine
@@ -81,19 +81,12 @@ class Federation(Settings):
             warnings.filterwarnings("ignore", message="ClientChoice: after")  # two clients choose at most two models
             warnings.filterwarnings("ignore", message="data.proxy: the")  # a few inputs may lack some labels
             warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # a later round may have it
-            trial = replace(
-                self,
-                rounds=1,
-                evaluate_every=1,
-                client_dropout=0.0,
-                logger=False,
-                clients_per_round=min(2, datamodule.num_participants),
-                evaluate_clients=1.0,
-                callbacks=[callback for callback in self.all_callbacks if not isinstance(callback, Progress)],
-                enable_checkpointing=True,
-                enable_progress_bar=False,
-                default_root_dir=folder,
-            )
+            trial = copy.copy(self)
+            trial.rounds, trial.evaluate_every, trial.client_dropout, trial.logger = 1, 1, 0.0, False
+            trial.clients_per_round, trial.evaluate_clients = min(2, datamodule.num_initial_clients), 1.0
+            trial.callbacks = [callback for callback in self.all_callbacks if not isinstance(callback, Progress)]
+            trial._add_default(Checkpoint, True)
+            trial.default_root_dir = folder
             done = trial._launch("fit", model, datamodule.random_like(), method, None)
             run = Run(Path(done["run"]), model, method, done["signal"])
             run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
@@ -111,7 +104,7 @@ class Federation(Settings):
         """Checks what can be checked before launch, then starts the ranks; returns the result of rank 0."""
         check_parts(model, datamodule, method)
         schedule = self._schedule(datamodule)
-        check_method(method, model, datamodule.num_participants)
+        check_method(method, model, datamodule.num_initial_clients)
         check_network(model, datamodule)
         resumed = None if ckpt_path is None else checkpoint_lookup.find(str(ckpt_path), self.root, self.name)
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
@@ -130,7 +123,7 @@ class Federation(Settings):
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule)  # ranks that are not forked check after their setup
-        method = method.calibrated(schedule.releases(datamodule.num_staying(self.rounds)))
+        method = method.calibrated(schedule.releases(datamodule.num_remaining_clients(self.rounds)))
         session = Session(self, schedule, engine, stage, model, datamodule, method, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun

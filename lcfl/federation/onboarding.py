@@ -128,7 +128,7 @@ class Newcomer:
         self._own = state.clients[client]  # a blank state, because the client never took part
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
-        """See `lcfl.methods.clustering.base.NewcomerView.run`.
+        """See `lcfl.methods.clustering.base.NewcomerInterface.run`.
 
         Raises:
             ValueError: if the local run diverges.
@@ -139,7 +139,7 @@ class Newcomer:
         return uplink
 
     def losses(self, model_KP: Tensor) -> list[float]:
-        """See `lcfl.methods.clustering.base.NewcomerView.losses`."""
+        """See `lcfl.methods.clustering.base.NewcomerInterface.losses`."""
         self.down_bytes += Downlink({"models": model_KP}).num_bytes
         samples = self._worker.data.population.train[self.client]
         return [self.measure(model, [samples], [self.client])[0]["loss"] for model in model_KP]

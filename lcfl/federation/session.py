@@ -121,7 +121,7 @@ class Session:
             state = self._state()
             server = self._server(fabric, ranks, state, Path(folder), [])
             kinds = final_kinds(self.method.exchange, self.schedule.final_models)
-            evaluation = server.evaluate(state, kinds, stages=[self.stage])
+            evaluation = server.evaluator(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test instead.")
         metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
@@ -135,7 +135,7 @@ class Session:
             folder.mkdir(parents=True, exist_ok=True)
         if self.resumed is None:
             initial = self.module.initial_model(self.settings.seed)
-            num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_participants))
+            num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_initial_clients))
             return FederationState.create(
                 initial,
                 self.data.num_clients,
@@ -238,9 +238,9 @@ class Session:
         return {
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "rounds": server.state.round,
-            "evaluate_clients": None if measured == self.data.num_participants else measured,  # None means all
+            "evaluate_clients": None if measured == self.data.num_initial_clients else measured,  # None means all
             "total_bytes": server.state.total_bytes,
-            "privacy": describe(server.guarantee()),
+            "privacy": describe(server.privacy_guarantee()),
             "identity": server.identity,
             "ranks": server.fabric.world_size,
             "versions": {

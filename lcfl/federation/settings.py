@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.fabric.loggers.logger import Logger
@@ -30,7 +30,7 @@ NO_SPLITTING = (
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
 
-@dataclass
+@dataclass(eq=False)
 class Settings:
     """How a federation runs: rounds, clients, evaluation, processes, files.
 
@@ -69,10 +69,7 @@ class Settings:
             shape, with 2 clients, 1 round, 1 step, one evaluation, and one checkpoint that is saved and read back.
 
     Attributes:
-        all_callbacks: the callbacks and the default ones, with `Checkpoint` last.
-        loggers: the loggers as a list; True for the run's own TensorBoard, False for none.
-        save_config: the callbacks of LightningCLI that write ``config.yaml``.
-        root: `default_root_dir` as a path.
+        save_config: callbacks of LightningCLI that write ``config.yaml``.
 
     Raises:
         TypeError: for a callback or logger of another class.
@@ -104,24 +101,37 @@ class Settings:
     def __post_init__(self) -> None:
         self._check()
         if isinstance(self.devices, Integral):
-            self.devices = int(self.devices)  # because Fabric refuses numpy's integers
-        self.root = Path(self.default_root_dir)
-        self.loggers = _as_loggers(self.logger)
-        callbacks = _as_list(self.callbacks)
-        # LightningCLI's own callback has the hooks of a Trainer, of which only `setup` is used.
-        self.save_config = [each for each in callbacks if isinstance(each, SaveConfigCallback)]
-        self.all_callbacks: list[Callback] = [each for each in callbacks if not isinstance(each, SaveConfigCallback)]
+            self.devices = int(self.devices)  # Fabric refuses numpy's integers
+        self.logger = _as_loggers(self.logger)
+        given = _as_list(self.callbacks)
+        # LightningCLI's own callback has the hooks of a Trainer; only its `setup` is of use here.
+        self.save_config = [each for each in given if isinstance(each, SaveConfigCallback)]
+        self.callbacks = [each for each in given if not isinstance(each, SaveConfigCallback)]
         check_callbacks(self.all_callbacks)
-        defaults = {
-            Checkpoint: self.enable_checkpointing,
-            Monitor: bool(self.loggers),
-            Progress: self.enable_progress_bar,
-        }
-        for kind, is_wanted in defaults.items():
-            if is_wanted and not any(isinstance(callback, kind) for callback in self.all_callbacks):
-                self.all_callbacks.append(kind())
-        # Checkpoints come last because they save the states of the other callbacks.
-        self.all_callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))
+        self._add_default(Checkpoint, self.enable_checkpointing)
+        self._add_default(Monitor, bool(self.logger))
+        self._add_default(Progress, self.enable_progress_bar)
+        # Checkpoints come last: they save what the other callbacks remember.
+        self.callbacks.sort(key=lambda callback: isinstance(callback, Checkpoint))
+
+    def _add_default(self, kind: type[Callback], is_wanted: bool) -> None:
+        if is_wanted and not any(isinstance(callback, kind) for callback in self.all_callbacks):
+            self.all_callbacks.append(kind())
+
+    @property
+    def all_callbacks(self) -> list[Callback]:
+        """The callbacks with the defaults, `Checkpoint` last."""
+        return cast(list[Callback], self.callbacks)
+
+    @property
+    def loggers(self) -> list[Logger] | bool:
+        """The loggers as a list; True for the run's own TensorBoard, False for none."""
+        return cast(list[Logger] | bool, self.logger)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the run directories."""
+        return Path(self.default_root_dir)
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:

@@ -10,7 +10,7 @@ from lcfl.methods import exchange as exchanges
 from lcfl.methods.aggregation import Aggregation
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange import Exchange
-from lcfl.methods.exchange.transforms import GaussianNoise, Guarantee, LowRankCompression, Releases
+from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression, PrivacyGuarantee, ReleaseCounts
 from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalUpdate
 
@@ -70,14 +70,14 @@ class Method:
         for model_kind in exchange.models:
             exchange.evaluation_update(model_kind, self.local_update)
         stores = exchange.keeps_model and exchange.uploads_whole
-        if aggregation.over_stored and not stores:
+        if aggregation.uses_stored_models and not stores:
             raise ValueError(
                 f"method: {_name(aggregation)} over stored models needs an exchange whose clients keep the model that "
                 f"they upload, but {_name(exchange)} keeps none. Set over and embedding_over to participants, or use "
                 "CentreAndEmbedding."
             )
         for clustering in self.clustering:
-            if clustering.uses_stored and not stores:
+            if clustering.uses_stored_models and not stores:
                 raise ValueError(
                     f"method: {_name(clustering)} uses stored models, but {_name(exchange)} keeps none. Use "
                     "ClusterModel with keeps_model: true, or CentreAndEmbedding."
@@ -111,7 +111,7 @@ class Method:
                 stacklevel=4,
             )
 
-    def calibrated(self, releases: Releases) -> "Method":
+    def calibrated(self, releases: ReleaseCounts) -> "Method":
         """Returns the method with upload transforms whose settings follow from the length of the run.
 
         Raises:
@@ -122,11 +122,11 @@ class Method:
         self._check_noise(releases.num_clients)
         return replace(self, exchange=self.exchange.calibrated(self._with_warmup_rounds(releases)))
 
-    def guarantee(self, releases: Releases) -> Guarantee | None:
+    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
         """Returns what noise on uploads guarantees after these training rounds and the warm-up rounds, or None."""
         if self._reason_for_no_guarantee(releases.num_clients):
             return None
-        return self.exchange.guarantee(self._with_warmup_rounds(releases))
+        return self.exchange.privacy_guarantee(self._with_warmup_rounds(releases))
 
     def _check_noise(self, num_clients: int) -> None:
         noises = [noise for noise in self.exchange.transforms if isinstance(noise, GaussianNoise) and noise.clip]
@@ -148,7 +148,7 @@ class Method:
                 return f"the number of rounds that {_name(clustering)} adds is unknown"
         return ""
 
-    def _with_warmup_rounds(self, releases: Releases) -> Releases:
+    def _with_warmup_rounds(self, releases: ReleaseCounts) -> ReleaseCounts:
         return replace(releases, warmup_rounds=len(self.warmup_rounds(releases.num_clients)))
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:

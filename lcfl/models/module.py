@@ -241,7 +241,7 @@ class FederatedModule(pl.LightningModule):
     def _first(self, seed: int, number: int) -> Tensor:
         if self._initial is not None:
             return self._initial.clone()
-        with rng.scope(seed, "init", number):
+        with rng.seeded(seed, "init", number):
             return self._whole.pack(self.make_network())
 
     def _trainer_step(self, stage: str, batch: Batch) -> None:

@@ -3,7 +3,7 @@
 The directory ``round-000010.ckpt/`` holds the state after 10 rounds. It contains ``state.pt``, the clients' states in
 shards whose names include their hash, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share the
 shards of clients that have not changed. A checkpoint is written under a temporary name, synced and then renamed, so it
-is complete or absent (`lcfl.core.files.temporary_directory`).
+is complete or absent (`lcfl.core.files.atomic_directory`).
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import lcfl
+from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import temporary_directory, write_bytes, write_json
+from lcfl.core.files import atomic_directory, write_bytes, write_json
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.renamed import with_current_names
-from lcfl.core.shard_index import CheckpointShard
 from lcfl.core.state import FederationState
 from lcfl.runs.client_shards import current_clients, shard_states, stamp_of, write_shards
 from lcfl.runs.serialization import deserialized, plain_copy, serialized
@@ -78,7 +78,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
     earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
-    with temporary_directory(final) as temporary:
+    with atomic_directory(final) as temporary:
         shards = write_shards(temporary, state.clients, earlier)
         content = serialized(server | {"current": current_clients(shards)})
         write_bytes(temporary / "state.pt", content)
@@ -153,7 +153,7 @@ def read(path: Path, store_folder: Path | None = None) -> LoadedCheckpoint:
         for client, state in shard_states(shard):
             if client in saved.current:
                 clients[client] = state
-        clients.shards.saved(saved)
+        clients.checkpoint_shards.saved(saved)
     clients.sums = None if sums is None else ModelSums(**sums)
     return LoadedCheckpoint(path, FederationState(clients=clients, **server), with_current_names(manifest["identity"]))
 

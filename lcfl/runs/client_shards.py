@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import VECTORS, ClientState, ClientStore
 from lcfl.core.files import write_bytes
-from lcfl.core.shard_index import CheckpointShard
 from lcfl.runs.serialization import serialized
 
 __all__ = ["current_clients", "shard_states", "stamp_of", "write_shards"]
@@ -28,11 +28,11 @@ SHARD_BYTES = 8 * 2**20
 
 def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> list[CheckpointShard]:
     """Links the shards of `earlier` checkpoints that are still useful and writes all other states into new shards."""
-    for shard in store.shards:
+    for shard in store.checkpoint_shards:
         # The shard is not read again to compare it. If its file has been touched, its states are written again.
         untouched = functools.partial(_is_untouched, stamp=shard.stamp)
         if not (shard.is_half_current and _linked(folder / shard.name, earlier, untouched)):
-            store.shards.release(shard)
+            store.checkpoint_shards.release(shard)
     for clients in _portions(store):
         content = serialized(_shard(clients, store))
         digest = hashlib.sha256(content).hexdigest()
@@ -40,15 +40,15 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
         equal = functools.partial(_has_content, content=content)  # another process may have saved the same states
         if not _linked(file, earlier, equal):
             write_bytes(file, content)
-        store.shards.saved(CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients)))
-    return list(store.shards)
+        store.checkpoint_shards.saved(CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients)))
+    return list(store.checkpoint_shards)
 
 
 def _portions(store: ClientStore) -> Iterator[list[int]]:
     """Yields the clients of each new shard, in ascending order. The bytes of their vectors limit its size."""
     clients: list[int] = []
     num_bytes = 0
-    for client in sorted(store.shards.unsaved):
+    for client in sorted(store.checkpoint_shards.unsaved):
         vectors = [getattr(store[client], name) for name in VECTORS]
         size = 16 + sum(vector.nbytes for vector in vectors if vector is not None)
         if clients and num_bytes + size > SHARD_BYTES:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.methods.exchange import ModelKind
-from lcfl.methods.exchange.transforms import Releases
+from lcfl.methods.exchange.transforms import ReleaseCounts
 
 __all__ = ["Schedule"]
 
@@ -64,7 +64,7 @@ class Schedule:
             sampled += others[is_other[others]][: len(chosen) - len(sampled)].tolist()
         return sorted(sampled)
 
-    def evaluated(self, seed: int, active_N: Tensor) -> list[int]:
+    def sample_evaluated(self, seed: int, active_N: Tensor) -> list[int]:
         """Returns the clients that an evaluation measures, ascending.
 
         They are the same in every round, except that a client that leaves is replaced.
@@ -79,7 +79,7 @@ class Schedule:
             active = sorted(order[active_N[order]][: self.num_evaluated].tolist())
         return active[: self.most_clients]
 
-    def dropped(self, seed: int, number: int, sampled: Sequence[int]) -> set[int]:
+    def sample_dropouts(self, seed: int, number: int, sampled: Sequence[int]) -> set[int]:
         """Draws the clients of S_t that receive the server's message and never answer.
 
         Each client has a separate random stream.
@@ -89,7 +89,7 @@ class Schedule:
         chances = {i: rng.generator(seed, "client dropout", number, i).random() for i in sampled}
         return {i for i, chance in chances.items() if chance < self.client_dropout}
 
-    def releases(self, num_clients: int, rounds: int | None = None) -> Releases:
+    def releases(self, num_clients: int, rounds: int | None = None) -> ReleaseCounts:
         """Returns how often clients upload in `rounds` training rounds, or in all training rounds if None.
 
         Args:
@@ -98,4 +98,4 @@ class Schedule:
             rounds: number of training rounds.
         """
         sampled = min(self.clients_per_round, num_clients)
-        return Releases(self.rounds if rounds is None else rounds, sampled, num_clients)
+        return ReleaseCounts(self.rounds if rounds is None else rounds, sampled, num_clients)

@@ -25,8 +25,8 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
 from lcfl.methods.clustering.base import ExtraRound
-from lcfl.methods.exchange.transforms import Guarantee
-from lcfl.methods.local.batch_order import pass_length
+from lcfl.methods.exchange.transforms import PrivacyGuarantee
+from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalOutput
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
@@ -75,8 +75,8 @@ class Server:
         self.fabric, self.transport, self.module, self.data, self.method = fabric, transport, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
-        chosen = functools.partial(schedule.evaluated, seed)
-        self.evaluate = Evaluator(transport, method, data.population, data.protocols, module.layout, chosen)
+        chosen = functools.partial(schedule.sample_evaluated, seed)
+        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module.layout, chosen)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
@@ -128,7 +128,7 @@ class Server:
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
         self.call("on_fit_start")
-        warmup_rounds = self.method.warmup_rounds(self.data.num_participants)
+        warmup_rounds = self.method.warmup_rounds(self.data.num_initial_clients)
         while self.state.round < 0 and not self.stop_signal:
             self.warmup_round(warmup_rounds[self.state.round])
         while not self.is_done and not self.stop_signal:
@@ -184,7 +184,7 @@ class Server:
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
         tasks = [TrainingTask(i, state.round, state.clients[i], down[i]) for i in sampled]
-        lost = self.schedule.dropped(self.seed, state.round, sampled)
+        lost = self.schedule.sample_dropouts(self.seed, state.round, sampled)
         results = self.train(tasks, lost)
         state.clients.update({i: result.state for i, result in results.items()})
         state.participated[list(results)] = True
@@ -273,7 +273,7 @@ class Server:
         """Returns how many samples a task processes."""
         local_update = task.local_update or self.method.local_update
         num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
-        return local_update.cost(pass_length(num_samples, batch_size, self.data.drop_last), batch_size)
+        return local_update.cost(samples_per_epoch(num_samples, batch_size, self.data.drop_last), batch_size)
 
     def log_clusters(self, before: torch.Tensor, trained: Sequence[int]) -> None:
         """Logs how many clusters have members and how many clients moved.
@@ -300,7 +300,7 @@ class Server:
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the method's paper reports and logs every summary."""
         with self.timed("eval"):
-            evaluation = self.evaluate(self.state, self.method.exchange.reported)
+            evaluation = self.evaluator(self.state, self.method.exchange.reported)
         self._evaluated = (self.state.round, evaluation)
         self.call("on_evaluated", evaluation=evaluation)
         self._row |= evaluation.summary()
@@ -311,7 +311,7 @@ class Server:
         if self._evaluated is not None and self._evaluated[0] == self.state.round:
             known = self._evaluated[1]
             missing = [kind for kind in missing if kind not in self.method.exchange.reported]
-        evaluation = known | self.evaluate(self.state, missing)
+        evaluation = known | self.evaluator(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
@@ -348,19 +348,19 @@ class Server:
 
         This is the accuracy of clients that always predict their most frequent training label.
         """
-        clients, baseline = self.schedule.evaluated(self.seed, self.state.active), {}
+        clients, baseline = self.schedule.sample_evaluated(self.seed, self.state.active), {}
         for protocol in self.data.protocols:
             accuracy = self.data.population.majority_accuracy(protocol, self.data.samples.targets, clients)
             baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
         return baseline
 
-    def guarantee(self) -> Guarantee | None:
+    def privacy_guarantee(self) -> PrivacyGuarantee | None:
         """Returns how much the rounds so far reveal about one client's data at most.
 
         Returns None if nothing bounds it.
         """
         number = self.state.round
-        return self.method.guarantee(self.schedule.releases(self.data.num_staying(number), number))
+        return self.method.privacy_guarantee(self.schedule.releases(self.data.num_remaining_clients(number), number))
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
         """Returns whether a round's row is as complete as any row.

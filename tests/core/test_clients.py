@@ -67,8 +67,8 @@ def test_everything_that_a_client_keeps_is_stored_and_returned(folder):
 
 
 def test_the_received_model_takes_precedence_over_the_personal_model():
-    assert same(ClientState(vector(1)).sent, vector(1))
-    assert same(ClientState(vector(1), received=vector(2)).sent, vector(2))
+    assert same(ClientState(vector(1)).stored_model, vector(1))
+    assert same(ClientState(vector(1), received=vector(2)).stored_model, vector(2))
 
 
 def test_a_forgotten_client_is_blank_and_its_place_is_used_again(tmp_path):

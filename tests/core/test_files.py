@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lcfl.core.files import temporary_directory, write_bytes, write_json
+from lcfl.core.files import atomic_directory, write_bytes, write_json
 
 
 def names(folder):
@@ -47,7 +47,7 @@ def test_bytes_are_on_the_disk_when_write_bytes_returns(tmp_path, monkeypatch):
 
 def test_a_directory_appears_when_its_block_ends(tmp_path):
     final = tmp_path / "a" / "final"
-    with temporary_directory(final) as temporary:
+    with atomic_directory(final) as temporary:
         (temporary / "part").write_text("x")
         assert temporary.parent == final.parent  # a rename across file systems would be a copy
         assert not final.exists()
@@ -57,7 +57,7 @@ def test_a_directory_appears_when_its_block_ends(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_directory_is_absent_after_an_error(tmp_path, error):
-    with pytest.raises(error), temporary_directory(tmp_path / "final") as temporary:
+    with pytest.raises(error), atomic_directory(tmp_path / "final") as temporary:
         (temporary / "part").write_text("x")
         raise error
     assert names(tmp_path) == []
@@ -65,13 +65,13 @@ def test_a_directory_is_absent_after_an_error(tmp_path, error):
 
 def test_a_directory_is_replaced_as_a_whole(tmp_path):
     final = tmp_path / "final"
-    with temporary_directory(final) as temporary:
+    with atomic_directory(final) as temporary:
         (temporary / "old").write_text("x")
-    with pytest.raises(ValueError), temporary_directory(final) as temporary:
+    with pytest.raises(ValueError), atomic_directory(final) as temporary:
         (temporary / "new").write_text("x")
         raise ValueError
     assert names(final) == ["old"]
-    with temporary_directory(final) as temporary:
+    with atomic_directory(final) as temporary:
         (temporary / "new").write_text("x")
         assert names(final) == ["old"]
     assert names(final) == ["new"]
@@ -83,7 +83,7 @@ def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "torn").write_text("x")
     (tmp_path / "final").mkdir()
-    with temporary_directory(tmp_path / "final") as temporary:
+    with atomic_directory(tmp_path / "final") as temporary:
         (temporary / "part").write_text("x")
     assert names(tmp_path / "final") == ["part"]
     assert names(tmp_path) == ["final"]

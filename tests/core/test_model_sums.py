@@ -186,10 +186,10 @@ def test_every_change_of_the_store_reaches_the_sums():
     state.clients.update({0: ClientState(torch.ones(LAYOUT.size), received=torch.full((LAYOUT.size,), 9.0))})
     state.leave([1])
     followed = stored_sums(state, groups(state), 3, LAYOUT)
-    anew = ModelSums.from_models(groups(state), 3, LAYOUT.size, state.model_of)
+    anew = ModelSums.from_models(groups(state), 3, LAYOUT.size, state.stored_model)
     assert (followed.total - anew.total).abs().max() <= followed.error
     assert torch.equal(followed.group, anew.group) and followed.group[1] == -1
-    assert followed.total[0, 0] == pytest.approx(9 + 1 + float(state.model_of(5)[0]))
+    assert followed.total[0, 0] == pytest.approx(9 + 1 + float(state.stored_model(5)[0]))
 
 
 @pytest.mark.parametrize("over", ["stored", "participants"])
@@ -200,12 +200,12 @@ def test_means_over_stored_models_equal_means_over_all_models_up_to_rounding(ove
         state.round = number
         state.clients[2] = ClientState(torch.full((layout.size,), float(number)))
         state.assignment = torch.tensor([0, number % 2, 1, 0, -1, 0])
-        ClusterMean(over=over)(state, [upload(2, state.model_of(2))], layout)
+        ClusterMean(over=over)(state, [upload(2, state.stored_model(2))], layout)
         known = [0, 1, 2, 4, 5]
-        every = mean_model([state.model_of(client) for client in known], [1] * 5, layout)
+        every = mean_model([state.stored_model(client) for client in known], [1] * 5, layout)
         torch.testing.assert_close(state.global_model, every, rtol=1e-6, atol=1e-7)
         if over == "stored":
             for cluster in range(2):
                 members = state.members(cluster)
-                mean = mean_model([state.model_of(client) for client in members], [1] * len(members), layout)
+                mean = mean_model([state.stored_model(client) for client in members], [1] * len(members), layout)
                 torch.testing.assert_close(state.centres[cluster], mean, rtol=1e-6, atol=1e-7)

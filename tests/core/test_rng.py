@@ -54,12 +54,12 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before():
 
 
 def test_a_scope_seeds_all_global_generators_from_its_address():
-    with rng.scope(3, "init", 0):
+    with rng.seeded(3, "init", 0):
         first = draws()
     draws()
-    with rng.scope(3, "init", 0):
+    with rng.seeded(3, "init", 0):
         again = draws()
-    with rng.scope(3, "init", 1):
+    with rng.seeded(3, "init", 1):
         other = draws()
     assert first == again
     assert all(one != two for one, two in zip(first, other, strict=True))
@@ -71,7 +71,7 @@ def test_a_scope_restores_the_global_generators(fails):
     expected = draws()
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     try:
-        with rng.scope(0, "local", 1, 2):
+        with rng.seeded(0, "local", 1, 2):
             draws()
             if fails:
                 raise KeyError
@@ -81,15 +81,15 @@ def test_a_scope_restores_the_global_generators(fails):
 
 
 def test_a_scope_inside_a_scope_does_not_disturb_it():
-    with rng.scope(0, "outer"):
+    with rng.seeded(0, "outer"):
         expected = [draws(), draws()]
-    with rng.scope(0, "outer"):
+    with rng.seeded(0, "outer"):
         first = draws()
-        with rng.scope(0, "inner"):
+        with rng.seeded(0, "inner"):
             draws()
         assert [first, draws()] == expected
 
 
 def test_a_scope_takes_any_seed():
-    with rng.scope(2**63 + 1, "local", -5):
+    with rng.seeded(2**63 + 1, "local", -5):
         assert draws()

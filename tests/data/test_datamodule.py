@@ -14,7 +14,7 @@ from torch import nn
 
 from lcfl.data.datamodule import Protocol
 from lcfl.data.datasets import Synthetic, Tensors
-from lcfl.data.partition import IID, CopyPerGroup, FromFile, Pathological, Shares, write_partition
+from lcfl.data.partition import IID, ClientShares, CopyPerGroup, FromFile, Pathological, write_partition
 from lcfl.data.protocols import PROTOCOLS
 from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
 from tests.helpers.builders import blobs, loaded
@@ -129,7 +129,7 @@ def test_tiny_clients_have_test_but_no_validation_samples(tmp_path):
     assert [len(each) for part in _roles(people) for each in part] == [1] * 8 + [0] * 8 + [1] * 8
     # A single sample is for training, although the client then has no test samples.
     mixed = FromFile(str(tmp_path / "p.json"))
-    write_partition(mixed.path, Shares([np.array([0]), np.array([1, 2])]))
+    write_partition(mixed.path, ClientShares([np.array([0]), np.array([1, 2])]))
     people = ready(mixed, num_clients=2).population
     assert [len(each) for part in _roles(people) for each in part] == [1, 1, 0, 0, 0, 1]
     with pytest.raises(ValueError, match=r"own_split leaves every client without test samples .* at least two samples"):
@@ -209,7 +209,7 @@ def test_a_clients_split_does_not_depend_on_others(tmp_path):
 
 def test_every_client_has_a_separate_stream(tmp_path):
     # The two shares are alike in size and labels, so a common stream would split them alike.
-    write_partition(tmp_path / "p.json", Shares([np.arange(20), np.arange(20, 40)]))
+    write_partition(tmp_path / "p.json", ClientShares([np.arange(20), np.arange(20, 40)]))
     first, second = ready(FromFile(str(tmp_path / "p.json")), num_clients=2).population.test["own_split"]
     assert not np.array_equal(first, second - 20)
 

@@ -15,6 +15,7 @@ from lcfl.data.partition import (
     IID,
     ClassDirichlet,
     ClientDirichlet,
+    ClientShares,
     CopyPerGroup,
     FromFile,
     LabelRing,
@@ -25,7 +26,6 @@ from lcfl.data.partition import (
     Pathological,
     Quantity,
     Shards,
-    Shares,
     Subsampled,
     write_partition,
 )
@@ -180,7 +180,7 @@ class Broken(Partition):
     """Returns the shares that the test gives it."""
 
     def __init__(self, *indices, groups=None, overlapping=False):
-        self.shares = Shares([np.array(each, dtype=np.int64) for each in indices], groups, overlapping)
+        self.shares = ClientShares([np.array(each, dtype=np.int64) for each in indices], groups, overlapping)
 
     def split(self, labels, num_clients, generator):
         return self.shares
@@ -219,7 +219,7 @@ def test_user_defined_partition_need_not_sort():
 def test_from_file_restores_a_written_partition(tmp_path: Path, groups, partition):
     labels = np.arange(30) % 3
     drawn = partition(labels, 3, np.random.default_rng(0))
-    written = Shares(drawn.indices, groups, drawn.overlapping)
+    written = ClientShares(drawn.indices, groups, drawn.overlapping)
     write_partition(tmp_path / "folder" / "p.json", written)
     read = FromFile(str(tmp_path / "folder" / "p.json"))(labels, 3, np.random.default_rng(1))
     assert all(map(np.array_equal, written.indices, read.indices))

@@ -35,7 +35,7 @@ def test_uint8_inputs_are_scaled_to_0_to_1_without_normalisation():
 @pytest.mark.parametrize("indices", [np.array([1, 4, 9, 11]), torch.tensor([1, 4, 9, 11])])
 def test_unused_samples_are_freed_and_nothing_else_changes(indices):
     whole = TensorSamples(PIXELS, LABELS, 8, 4, (0.1, 0.2, 0.3), (0.5, 0.25, 2.0))
-    kept = whole.only(np.array([1, 4, 9, 11]))
+    kept = whole.subset(np.array([1, 4, 9, 11]))
     assert len(kept.inputs) == 4 and len(kept) == 12 and kept.fingerprint() == whole.fingerprint()
     for found, expected in zip(kept.batch(indices, CPU), whole.batch(indices, CPU), strict=True):
         assert torch.equal(found, expected)
@@ -46,7 +46,7 @@ def test_unused_samples_are_freed_and_nothing_else_changes(indices):
 def test_all_samples_stay_if_most_are_in_use():
     examples = TensorSamples(PIXELS, LABELS, 8, 4)
     examples.batch(np.arange(3), CPU)
-    assert examples.only(np.arange(10)) is examples and len(examples.inputs) == 12
+    assert examples.subset(np.arange(10)) is examples and len(examples.inputs) == 12
     torch.testing.assert_close(examples.batch(np.array([11]), CPU)[0], PIXELS[11:] / 255)
 
 

@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
+from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
-from lcfl.distributed.transport import MemoryLink, NetworkLink
 from lcfl.distributed.worker import Failure
 
 WORLDS = [1, 2, 3]
@@ -143,7 +143,7 @@ def test_the_servers_own_signal_counts(on_ranks):
 )
 def test_only_ranks_that_see_each_other_share_memory(on_ranks, monkeypatch, apart):
     """They do not share it on two machines, with different names or the same, or in containers on one machine."""
-    kind = NetworkLink if apart else MemoryLink
+    kind = NetworkConnection if apart else SharedMemoryConnection
     if apart:
         monkeypatch.setattr(apart, lambda: f"{os.getpid()}")
 
@@ -163,7 +163,7 @@ def test_the_network_is_used_if_memory_cannot_be_shared(on_ranks, monkeypatch):
 
     def work(fabric, flag):
         ranks = Ranks(fabric, lambda tasks: tasks, flag)
-        assert [type(link) for link in ranks._links] == [NetworkLink]
+        assert [type(link) for link in ranks._links] == [NetworkConnection]
         if fabric.is_global_zero:
             with ranks:
                 return ranks.map([1, 2, 3], [1] * 3)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from lcfl.distributed.connections import Connection, NetworkConnection
 from lcfl.distributed.ranks import Ranks
-from lcfl.distributed.transport import Link, NetworkLink
 from lcfl.distributed.worker import Worker
 from lcfl.federation.session import Session, Settings
 from lcfl.server.schedule import Schedule
@@ -75,7 +75,7 @@ def test_ranks_that_have_chosen_another_engine_use_the_servers(tmp_path, on_rank
 @pytest.mark.parametrize("method", ["lcfed", "fednova"])
 def test_ranks_without_shared_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
     """Every message goes over gloo, as between several machines."""
-    links, send = tmp_path / "links", NetworkLink.send
+    links, send = tmp_path / "links", NetworkConnection.send
 
     def noted(link, message):
         with links.open("a") as file:
@@ -83,14 +83,14 @@ def test_ranks_without_shared_memory_give_the_same_bits(tmp_path, reference, mon
         send(link, message)
 
     monkeypatch.setattr("lcfl.distributed.ranks.can_share_memory", lambda: False)
-    monkeypatch.setattr(NetworkLink, "send", noted)
+    monkeypatch.setattr(NetworkConnection, "send", noted)
     one, _ = reference(method)
     assert_same_run(one, fit(tmp_path, method, 2).path)
     assert len(links.read_text()) > ROUNDS
 
 
 def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
-    sent, send = tmp_path / "sent", Link.send
+    sent, send = tmp_path / "sent", Connection.send
 
     def counted(link, message):
         if link.peer > 0:  # from the server
@@ -103,7 +103,7 @@ def test_a_round_is_one_exchange_with_each_rank(tmp_path, monkeypatch):
         builders.fit(blobs_module(), blobs(), lcfed(), tmp_path / str(rounds), rounds, 0.5, devices=3)
         return len(sent.read_text())
 
-    monkeypatch.setattr(Link, "send", counted)
+    monkeypatch.setattr(Connection, "send", counted)
     assert number(4) - number(2) == 2 * 2
 
 

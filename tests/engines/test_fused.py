@@ -92,7 +92,9 @@ def test_hessian_products():
     pair = pair_of(Inner, (7,))
 
     def task(client, engine):
-        return engine.hessian_product(model_of(engine, client), batches_of(client, [9])[0], near(torch.zeros(232), 1))
+        return engine.hessian_vector_product(
+            model_of(engine, client), batches_of(client, [9])[0], near(torch.zeros(232), 1)
+        )
 
     assert_same_gradients(*both(pair, task))
 

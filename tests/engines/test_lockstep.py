@@ -51,7 +51,7 @@ def test_only_one_runs_at_a_time():
 
 def test_random_draws_after_a_request_do_not_depend_on_other_tasks():
     def task(number, submit):
-        with rng.scope(0, "work", number):
+        with rng.seeded(0, "work", number):
             first = torch.rand(2)
             submit(1)
             return torch.cat([first, torch.rand(2)])

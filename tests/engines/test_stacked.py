@@ -49,7 +49,7 @@ def both(pair, task, clients=range(4)):
 
     def one(client, engine):
         engine.buffers = None if first is None else first + client
-        with rng.scope(0, "local", client):
+        with rng.seeded(0, "local", client):
             return task(client, engine), engine.buffers
 
     first = pair[0].module.initial_buffers(3)
@@ -76,7 +76,7 @@ def test_runs_of_unequal_clients_with_every_network(name):
     pair = engines(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
-    assert pair[1]._fills_up == (name not in ("normal", "CNN"))
+    assert pair[1]._ignores_padding == (name not in ("normal", "CNN"))
 
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -157,7 +157,9 @@ def test_hessian_products():
 
     def task(client, engine):
         model = model_of(engine, client)
-        return engine.hessian_product(model, batches_of(client, [9])[0], near(torch.zeros(len(model)), client), 2)
+        return engine.hessian_vector_product(
+            model, batches_of(client, [9])[0], near(torch.zeros(len(model)), client), 2
+        )
 
     for (one, _), (other, _) in zip(*both(pair, task), strict=True):
         torch.testing.assert_close(other.vector, one.vector, **TOLERANCE)
@@ -235,7 +237,7 @@ def test_a_custom_training_step_is_used_and_its_values_are_logged():
     check_stacked(made[0], (7,), torch.float32)
     args = sequential.samples, (7,), torch.float32, 32
     pair = SequentialEngine(sequential.fabric, made[0], args[0]), StackedEngine(sequential.fabric, made[1], *args)
-    assert not pair[1]._fills_up, "the share of hits would count the padding"
+    assert not pair[1]._ignores_padding, "the share of hits would count the padding"
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]

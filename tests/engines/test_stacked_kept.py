@@ -22,7 +22,7 @@ class LoggingScores(FederatedModule):
 
 
 @pytest.mark.parametrize(
-    ("module", "fills_up"),
+    ("module", "ignores_padding"),
     [
         (partial(FederatedModule, Frozen), True),
         (partial(FederatedModule, Counting), True),
@@ -30,12 +30,12 @@ class LoggingScores(FederatedModule):
         (partial(LoggingScores, Inner), False),
     ],
 )
-def test_results_of_a_step_other_than_weights(module, fills_up):
+def test_results_of_a_step_other_than_weights(module, ignores_padding):
     """Batches are padded only if the padding does not change a buffer or a logged value."""
     sequential, _ = engines(Inner, (7,))
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
     stacked = StackedEngine(sequential.fabric, module(optimizer), sequential.samples, (7,), torch.float32, 32)
     pair = SequentialEngine(sequential.fabric, module(optimizer), sequential.samples), stacked
-    assert stacked._fills_up == fills_up
+    assert stacked._ignores_padding == ignores_padding
     runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
     assert_same_runs(*runs)

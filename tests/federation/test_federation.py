@@ -1,5 +1,7 @@
 """Settings and objects that a federation refuses, and its messages."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from lightning.fabric.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
 from lcfl import Federation, Method
-from lcfl.callbacks import EarlyStopping
+from lcfl.callbacks import EarlyStopping, LabelSimilarity
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import LowRankCosine
 from tests.helpers.builders import blobs, blobs_module, fedavg
@@ -108,3 +110,14 @@ def test_objects_of_another_class_are_named(tmp_path):
 def test_missing_gpu_is_refused(accelerator):
     with pytest.raises(ValueError, match=rf"trainer.accelerator: got {accelerator}, but torch finds no GPU"):
         Federation(accelerator=accelerator)
+
+
+def test_settings_can_be_changed_before_a_run(tmp_path):
+    federation = Federation(callbacks=iter([EarlyStopping("val/own_split/personal/acc")]), logger=False)
+    assert pickle.loads(pickle.dumps(federation)).rounds == 100, "a spawned rank gets it pickled"
+    federation.default_root_dir, federation.logger = tmp_path, None
+    assert federation.root == tmp_path and not federation.loggers
+    federation.callbacks.append(LabelSimilarity())
+    names = [type(callback).__name__ for callback in federation.all_callbacks]
+    assert names == ["EarlyStopping", "Progress", "Checkpoint", "LabelSimilarity"]
+    assert federation != Federation() and hash(federation)

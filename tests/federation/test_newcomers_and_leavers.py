@@ -71,7 +71,7 @@ METHODS = {
 @pytest.mark.parametrize(("number", "expected"), [(0, 0), (3, 3), (0.25, 3), (0.99, 11), (0.0, 0)])
 def test_a_count_or_a_fraction_of_newcomers(number, expected):
     data = blobs(12, newcomers=number)
-    assert len(set(data.newcomer_clients)) == expected and data.num_participants == 12 - expected
+    assert len(set(data.newcomer_clients)) == expected and data.num_initial_clients == 12 - expected
     assert list(data.newcomer_clients) == sorted(data.newcomer_clients)
     assert set(data.newcomer_clients) <= set(range(12))
 

@@ -288,7 +288,7 @@ def test_clients_that_share_model_and_buffers_are_evaluated_once(tmp_path, monke
     measured, ranks = [], watch.server.transport
     original = ranks.map
     monkeypatch.setattr(ranks, "map", lambda tasks, work: measured.extend(tasks) or original(tasks, work))
-    watch.server.evaluate(watch.state, ["global"], ["test"])
+    watch.server.evaluator(watch.state, ["global"], ["test"])
     assert len(measured) == number
 
 

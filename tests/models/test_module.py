@@ -22,7 +22,7 @@ def flat(tensors):
 
 def pulled(mu=0.7, lam=0.3):
     """Returns a module in float64 that is pulled towards random Omega and Phi, these targets, and a batch."""
-    with rng.scope(0, "network"):
+    with rng.seeded(0, "network"):
         module = FederatedModule(partial(MLP, 4, [5], 3), cluster_weight=mu, global_weight=lam).double()
     draw = torch.Generator().manual_seed(0)
     centre = torch.randn(module.layout.num_parameters, generator=draw, dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_seed_and_number_determine_an_initial_model():
     for address, model in models.items():
         assert torch.equal(other.initial_model(*address), model)
         assert sum(torch.equal(model, each) for each in models.values()) == 1
-    with rng.scope(0, "init", 1):
+    with rng.seeded(0, "init", 1):
         assert torch.equal(models[0, 1], module.layout.pack(module.make_network()))
 
 

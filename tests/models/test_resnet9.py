@@ -21,7 +21,7 @@ def block(x, layers):
 
 
 def test_the_output_equals_that_of_the_blocks_one_by_one():
-    with rng.scope(0, "network"):
+    with rng.seeded(0, "network"):
         network, inputs = ResNet9(num_classes=4), torch.randn(2, 3, 32, 32)
     layers = network.embedding
     x = block(inputs, layers.conv1)

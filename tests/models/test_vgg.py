@@ -33,7 +33,7 @@ def test_convolutions_are_the_same_as_torchvisions():
 
 
 def test_signals_reach_the_decision():
-    with rng.scope(0, "network"):
+    with rng.seeded(0, "network"):
         network, inputs = VGG16().eval(), torch.randn(8, 3, 32, 32)
     with torch.no_grad():
         scores = network(inputs)

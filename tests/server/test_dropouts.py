@@ -191,7 +191,7 @@ def test_round_in_which_all_clients_fail_changes_nothing(tmp_path, monkeypatch, 
 
 
 def dropped(watch, number, sampled):
-    return watch.server.schedule.dropped(watch.server.seed, number, sampled)
+    return watch.server.schedule.sample_dropouts(watch.server.seed, number, sampled)
 
 
 def test_dropouts_are_drawn_by_round_and_client(tmp_path):

@@ -34,7 +34,7 @@ class Recomputed(Callback):
 
     def on_aggregated(self, server, state):
         sums = state.clients.sums
-        anew = ModelSums.from_models(sums.group, len(sums.total), server.layout.size, state.model_of)
+        anew = ModelSums.from_models(sums.group, len(sums.total), server.layout.size, state.stored_model)
         assert (sums.total - anew.total).abs().max() <= sums.error
         self.rounds.append(state.round)
         if torch.equal(sums.total, anew.total) and sums.error == anew.error:
@@ -159,15 +159,15 @@ def schedule(number, **options):
 
 def test_evaluated_clients_stay_the_same_until_they_leave():
     active = torch.ones(50, dtype=torch.bool)
-    chosen = schedule(10).evaluated(3, active)
+    chosen = schedule(10).sample_evaluated(3, active)
     assert len(chosen) == 10 and chosen == sorted(set(chosen)) and chosen != list(range(10))
-    assert schedule(10).evaluated(3, active) == chosen != schedule(10).evaluated(4, active)
-    assert set(schedule(20).evaluated(3, active)) > set(chosen)
+    assert schedule(10).sample_evaluated(3, active) == chosen != schedule(10).sample_evaluated(4, active)
+    assert set(schedule(20).sample_evaluated(3, active)) > set(chosen)
     active[chosen[4]] = False
-    others = schedule(10).evaluated(3, active)
+    others = schedule(10).sample_evaluated(3, active)
     assert len(others) == 10 and set(chosen) - set(others) == {chosen[4]}
-    assert schedule(None).evaluated(3, active) == [client for client in range(50) if client != chosen[4]]
-    assert schedule(10, most_clients=2).evaluated(3, active) == others[:2]
+    assert schedule(None).sample_evaluated(3, active) == [client for client in range(50) if client != chosen[4]]
+    assert schedule(10, most_clients=2).sample_evaluated(3, active) == others[:2]
 
 
 def test_clients_that_left_are_replaced_from_the_rest_of_the_stream():

@@ -8,7 +8,7 @@ import torch
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
-from lcfl.core.files import check_new, new_file
+from lcfl.core.files import atomic_file, check_new
 
 __all__ = ["main", "parser"]
 
@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> None:
     check_new(options.out)
     run = load(options.run, ckpt_path=options.ckpt_path)
     network = run.model(options.model, client=options.client, cluster=options.cluster)
-    with new_file(options.out) as path:
+    with atomic_file(options.out) as path:
         if options.format == "state_dict":
             torch.save(network.state_dict(), path)
         else:

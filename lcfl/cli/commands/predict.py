@@ -12,7 +12,7 @@ import torch
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
-from lcfl.core.files import check_new, new_file
+from lcfl.core.files import atomic_file, check_new
 from lcfl.runs.result import Run
 
 __all__ = ["main", "parser"]
@@ -56,7 +56,7 @@ def main(args: Sequence[str]) -> None:
     if options.out is None:
         _write(sys.stdout, rows)
         return
-    with new_file(options.out) as path, path.open("w", newline="") as file:
+    with atomic_file(options.out) as path, path.open("w", newline="") as file:
         _write(file, rows)
     print(f"written to {options.out}")
 

@@ -83,7 +83,7 @@ class Datasets(FederatedDataset):
         for part in (train,) if test is None else (train, test):
             check_map_style(part)
         self.train, self.test, self.num_classes = train, test, num_classes
-        with rng.scope(0, "read items"):
+        with rng.seeded(0, "read items"):
             first, _ = read_item(train, "train", 0)
         self.shape, self.dtype = tuple(first.shape), network_dtype(first)
 

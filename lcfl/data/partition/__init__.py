@@ -8,7 +8,7 @@ An index belongs to at most one client unless the name of the partition says oth
       init_args: {alpha: 0.1, sizes: [50, 350]}
 """
 
-from lcfl.data.partition.base import Partition, Shares
+from lcfl.data.partition.base import ClientShares, Partition
 from lcfl.data.partition.dirichlet import ClassDirichlet, ClientDirichlet
 from lcfl.data.partition.from_file import FromFile, write_partition
 from lcfl.data.partition.label_skew import LabelRing, LabelSkew
@@ -31,7 +31,7 @@ __all__ = [
     "Pathological",
     "Quantity",
     "Shards",
-    "Shares",
+    "ClientShares",
     "Subsampled",
     "write_partition",
 ]

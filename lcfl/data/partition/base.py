@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Indices",
     "Partition",
-    "Shares",
+    "ClientShares",
     "check_fractions",
     "check_sizes",
     "draw_fractions",
@@ -24,7 +24,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class ClientShares:
     """Which samples of the pool each client holds.
 
     Args:
@@ -41,7 +41,7 @@ class Shares:
 class Partition(ABC):
     """Deals the samples of a pool out to clients, as a pure function of labels, number of clients and generator."""
 
-    def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Deals the samples out and checks the result.
 
         Args:
@@ -61,10 +61,10 @@ class Partition(ABC):
         _check_shares(name, shares, len(labels), num_clients)
         groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
         indices = [np.sort(share).astype(np.int64, copy=False) for share in shares.indices]
-        return Shares(indices, groups, shares.overlapping)
+        return ClientShares(indices, groups, shares.overlapping)
 
     @abstractmethod
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Applies the rule itself to checked arguments. Shares need not be sorted, and the caller checks them."""
 
 
@@ -119,7 +119,7 @@ def _checked_labels(name: str, labels: Indices, num_clients: int) -> Indices:
     return labels.astype(np.int64, copy=False)
 
 
-def _check_shares(name: str, shares: Shares, num_samples: int, num_clients: int) -> None:
+def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients: int) -> None:
     if len(shares.indices) != num_clients:
         raise ValueError(
             f"{name}: holds {len(shares.indices)} clients, but num_clients is {num_clients}; make them equal"

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.data.partition.base import (
+    ClientShares,
     Indices,
     Partition,
-    Shares,
     check_fractions,
     check_sizes,
     draw_fractions,
@@ -59,7 +59,7 @@ class ClassDirichlet(Partition):
         if self.fractions is not None and self.balance:
             raise ValueError("ClassDirichlet: fractions need balance: false, which allows clients of different sizes")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws until every client has ``min_samples``, at most ``max_tries`` times."""
         if num_clients * self.min_samples > len(labels):
             raise ValueError(
@@ -73,7 +73,7 @@ class ClassDirichlet(Partition):
         for _ in range(self.max_tries):
             indices = self._draw(labels, concentration, generator)
             if min(map(len, indices)) >= self.min_samples:
-                return Shares(indices)
+                return ClientShares(indices)
         raise self._no_success(num_clients)
 
     def _draw(
@@ -132,7 +132,7 @@ class ClientDirichlet(Partition):
         check_alpha("ClientDirichlet", self.alpha)
         check_sizes("ClientDirichlet", self.sizes)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Lets one client after another take samples that the previous clients left."""
         if self.sizes is None:
             sizes = np.full(num_clients, len(labels) // num_clients, dtype=np.int64)
@@ -154,7 +154,7 @@ class ClientDirichlet(Partition):
             pieces = zip(members, taken, taken + counts, strict=True)
             indices.append(np.concatenate([samples[start:stop] for samples, start, stop in pieces]))
             taken = taken + counts
-        return Shares(indices)
+        return ClientShares(indices)
 
 
 def fill(wanted: Indices, available: Indices, proportions: NDArray[np.float64]) -> Indices:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lcfl.core.files import write_json
-from lcfl.data.partition.base import Indices, Partition, Shares
+from lcfl.data.partition.base import ClientShares, Indices, Partition
 
 __all__ = ["FromFile", "write_partition"]
 
@@ -25,7 +25,7 @@ class FromFile(Partition):
 
     path: str
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Reads the shares from the file and draws nothing."""
         try:
             content = json.loads(Path(self.path).read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ class FromFile(Partition):
         groups, overlapping = content.get("groups"), content.get("overlapping", False)
         if not isinstance(overlapping, bool):
             raise ValueError(f"FromFile: overlapping in {self.path!r} must be true or false, got {overlapping!r}")
-        return Shares(indices, None if groups is None else self._integers("groups", groups), overlapping)
+        return ClientShares(indices, None if groups is None else self._integers("groups", groups), overlapping)
 
     def _integers(self, key: str, values: Any) -> Indices:
         # In Python a bool is an int, but true is not an index.
@@ -51,7 +51,7 @@ class FromFile(Partition):
             raise ValueError(f"FromFile: {key} in {self.path!r} holds a number beyond 64 bits") from error
 
 
-def write_partition(path: str | Path, shares: Shares) -> None:
+def write_partition(path: str | Path, shares: ClientShares) -> None:
     """Writes ``shares`` to a file that `FromFile` can read. An existing file is replaced as a whole."""
     groups = None if shares.groups is None else shares.groups.tolist()
     indices = [share.tolist() for share in shares.indices]

@@ -11,7 +11,7 @@ import numpy as np
 
 from lcfl.core.validation import check_choices
 from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
 
 __all__ = ["LabelRing", "LabelSkew"]
 
@@ -42,7 +42,7 @@ class LabelSkew(Partition):
         check_choices("LabelSkew", self)
         check_sizes("LabelSkew", self.sizes, minimum=self.num_labels)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws label sets, then a count for each owned label, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("LabelSkew", "num_labels", self.num_labels, len(members))
@@ -53,7 +53,7 @@ class LabelSkew(Partition):
                 own = client % len(members)
                 order = np.concatenate([[own], order[order != own]])
             owns[client, order[: self.num_labels]] = 1
-        return Shares(share_out("LabelSkew", owns, members, self.sizes, generator))
+        return ClientShares(share_out("LabelSkew", owns, members, self.sizes, generator))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LabelRing(Partition):
             raise ValueError(f"LabelRing: log_std must be a finite number >= 0, got {self.log_std}")
         check_sizes("LabelRing", self.sizes, minimum=self.num_labels)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws label sets, then a count for each owned label, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("LabelRing", "num_labels", self.num_labels, len(members))
@@ -96,8 +96,8 @@ class LabelRing(Partition):
         for client in range(num_clients):
             owns[client, (client + np.arange(self.num_labels)) % len(members)] = 1
         if self.sizes is not None:
-            return Shares(share_out("LabelRing", owns, members, self.sizes, generator))
-        return Shares(take(members, self._power_law(owns, members, generator)))
+            return ClientShares(share_out("LabelRing", owns, members, self.sizes, generator))
+        return ClientShares(take(members, self._power_law(owns, members, generator)))
 
     def _power_law(self, owns: Indices, members: list[Indices], generator: np.random.Generator) -> Indices:
         """Draws counts [N, C] that use up every owned class.

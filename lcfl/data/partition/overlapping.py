@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.base import (
+    ClientShares,
     Indices,
     Partition,
-    Shares,
     check_fractions,
     draw_fractions,
     shuffled_classes,
@@ -46,7 +46,7 @@ class CopyPerGroup(Partition):
                 f"CopyPerGroup: samples_per_client must be at least 1 or null, got {self.samples_per_client}"
             )
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws one permutation of the pool per group and cuts it into shares."""
         if self.num_groups > num_clients:
             raise ValueError(
@@ -63,7 +63,7 @@ class CopyPerGroup(Partition):
                     f"{len(labels) // members}"
                 )
             indices += np.array_split(generator.permutation(len(labels))[:needed], members)
-        return Shares(indices, groups, overlapping=True)
+        return ClientShares(indices, groups, overlapping=True)
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class OverlappingFractions(Partition):
         if self.alpha is not None:
             check_alpha("OverlappingFractions", self.alpha)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws sizes, then the samples of each client independently. No sample occurs twice in a client."""
         fractions = draw_fractions(self.fractions, num_clients, generator)
         sizes = np.maximum(np.rint(fractions * len(labels)).astype(np.int64), 1)
-        return Shares([self._drawn(labels, int(size), generator) for size in sizes], overlapping=True)
+        return ClientShares([self._drawn(labels, int(size), generator) for size in sizes], overlapping=True)
 
     def _drawn(self, labels: Indices, size: int, generator: np.random.Generator) -> Indices:
         if self.alpha is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
 
 __all__ = ["Pathological", "class_blocks"]
 
@@ -38,7 +38,7 @@ class Pathological(Partition):
         if self.sizes is not None and not self.balanced:
             raise ValueError("Pathological: balanced: false applies only without sizes; remove sizes or balanced")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Forms blocks of classes, then draws a count for each owned class, then the samples."""
         members = shuffled_classes(labels, generator)
         check_num_classes("Pathological", "classes_per_client", self.classes_per_client, len(members))
@@ -47,7 +47,7 @@ class Pathological(Partition):
             indices = share_out("Pathological", owns, members, self.sizes, generator)
         else:
             indices = take(members, _uneven(owns, members, generator))
-        return Shares(indices, _groups(owns))
+        return ClientShares(indices, _groups(owns))
 
 
 def class_blocks(num_clients: int, num_classes: int, classes_per_client: int) -> Indices:

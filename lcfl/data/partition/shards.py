@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.allocation import share_out
-from lcfl.data.partition.base import Indices, Partition, Shares, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
 
 __all__ = ["Shards"]
 
@@ -38,13 +38,13 @@ class Shards(Partition):
         if self.sizes is not None and not self.by_class:
             raise ValueError("Shards: sizes apply only with by_class: true; set it, or cut the shares with Subsampled")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts the pool into shards, then deals them out in random order."""
         members = shuffled_classes(labels, generator)
         number = num_clients * self.shards_per_client
         if self.by_class:
             owns = self._owned_classes(number, len(members), generator)
-            return Shares(share_out("Shards", owns, members, self.sizes, generator))
+            return ClientShares(share_out("Shards", owns, members, self.sizes, generator))
         if number > len(labels):
             raise ValueError(
                 f"Shards: {num_clients} clients x shards_per_client {self.shards_per_client} need at least {number} "
@@ -52,7 +52,7 @@ class Shards(Partition):
             )
         shards = np.array_split(np.concatenate(members), number)
         dealt = generator.permutation(number).reshape(num_clients, self.shards_per_client)
-        return Shares([np.concatenate([shards[shard] for shard in row]) for row in dealt])
+        return ClientShares([np.concatenate([shards[shard] for shard in row]) for row in dealt])
 
     def _owned_classes(self, number: int, num_classes: int, generator: np.random.Generator) -> Indices:
         """Draws the number of shards [N, C] of each class for each client."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.base import (
+    ClientShares,
     Indices,
     Partition,
-    Shares,
     check_fractions,
     check_sizes,
     draw_fractions,
@@ -33,7 +33,7 @@ class IID(Partition):
         if self.samples_per_client is not None and self.samples_per_client < 1:
             raise ValueError(f"IID: samples_per_client must be at least 1 or null, got {self.samples_per_client}")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts one permutation of the pool into N pieces."""
         order = generator.permutation(len(labels))
         if self.samples_per_client is not None:
@@ -44,7 +44,7 @@ class IID(Partition):
                     f"but the pool has {len(labels)}; samples_per_client can be at most {len(labels) // num_clients}"
                 )
             order = order[:needed]
-        return Shares(np.array_split(order, num_clients))
+        return ClientShares(np.array_split(order, num_clients))
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Quantity(Partition):
                 f"got min_samples {self.min_samples} and max_tries {self.max_tries}"
             )
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws sizes until every client has ``min_samples``, at most ``max_tries`` times."""
         order = generator.permutation(len(labels))
         for _ in range(self.max_tries):
             proportions = generator.dirichlet(np.full(num_clients, self.alpha))
             indices = np.split(order, np.floor(np.cumsum(proportions)[:-1] * len(labels)).astype(np.int64))
             if min(map(len, indices)) >= self.min_samples:
-                return Shares(indices)
+                return ClientShares(indices)
         raise ValueError(
             f"Quantity: none of {self.max_tries} draws with alpha {self.alpha} gave each of num_clients {num_clients} "
             f"at least min_samples {self.min_samples} of {len(labels)} samples; lower min_samples or num_clients, or "
@@ -114,12 +114,12 @@ class Subsampled(Partition):
         check_sizes("Subsampled", self.sizes)
         check_fractions("Subsampled", self.fractions)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Runs ``base``, then draws the sizes and the samples that are kept."""
         whole = self.base(labels, num_clients, generator)
         sizes = self._sizes(np.array([len(share) for share in whole.indices]), generator)
         indices = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
-        return Shares(indices, whole.groups, whole.overlapping)
+        return ClientShares(indices, whole.groups, whole.overlapping)
 
     def _sizes(self, whole: Indices, generator: np.random.Generator) -> Indices:
         if self.sizes is not None:
@@ -145,7 +145,7 @@ class PartOfPool(Partition):
         if self.num_samples < 1:
             raise ValueError(f"PartOfPool: num_samples must be at least 1, got {self.num_samples}")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> Shares:
+    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws the part, then runs ``base`` on it."""
         if self.num_samples > len(labels):
             raise ValueError(
@@ -153,4 +153,4 @@ class PartOfPool(Partition):
             )
         part = np.sort(generator.permutation(len(labels))[: self.num_samples])
         shares = self.base(labels[part], num_clients, generator)
-        return Shares([part[share] for share in shares.indices], shares.groups, shares.overlapping)
+        return ClientShares([part[share] for share in shares.indices], shares.groups, shares.overlapping)

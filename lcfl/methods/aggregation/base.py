@@ -52,7 +52,7 @@ class Aggregation(ABC):
     keeps_centres: ClassVar[bool] = True
 
     @property
-    def over_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Whether it also merges stored models of clients that did not take part in this round."""
         return False
 

@@ -37,10 +37,10 @@ def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout
     """
     sums = state.clients.sums
     if sums is not None and len(sums.total) == num_groups and state.round % REFRESH_EVERY > 0:
-        sums.regroup(group_N, state.model_of)
+        sums.regroup(group_N, state.stored_model)
         if sums.is_exact_enough:
             return sums
-    sums = state.clients.sums = ModelSums.from_models(group_N, num_groups, layout.size, state.model_of)
+    sums = state.clients.sums = ModelSums.from_models(group_N, num_groups, layout.size, state.stored_model)
     return sums
 
 
@@ -59,7 +59,7 @@ def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: 
         is_counted[groups] = True
         clients = torch.nonzero(is_counted[sums.group] & (sums.group >= 0)).flatten().tolist()
         for entries in layout.integer_slices():
-            mean[entries] = torch.stack([state.model_of(client)[entries] for client in clients]).amax(dim=0)
+            mean[entries] = torch.stack([state.stored_model(client)[entries] for client in clients]).amax(dim=0)
     return mean
 
 
@@ -93,7 +93,7 @@ class ClusterMean(Aggregation):
 
     def __post_init__(self) -> None:
         check_choices("method.aggregation", self)
-        if self.weights == "samples" and self.over_stored:
+        if self.weights == "samples" and self.uses_stored_models:
             raise ValueError(
                 f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
                 f"{self.embedding_over!r}; only the uploads of a round can be weighed by samples. Set both to "
@@ -101,7 +101,7 @@ class ClusterMean(Aggregation):
             )
 
     @property
-    def over_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Whether at least one of the two means is over stored models."""
         return "stored" in (self.over, self.embedding_over)
 

@@ -21,10 +21,10 @@ __all__ = [
     "check_options",
     "cut_tree",
     "pairwise_distances",
-    "largest_gap",
+    "num_clusters_by_gap",
     "tree_labels",
     "linkage_tree",
-    "silhouette",
+    "num_clusters_by_silhouette",
 ]
 
 Linkage = Literal["average", "complete", "single", "weighted", "ward"]
@@ -88,7 +88,7 @@ def tree_labels(tree: Merges, num_clusters: int) -> NDArray[np.int64]:
     return label_N
 
 
-def largest_gap(tree: Merges) -> int:
+def num_clusters_by_gap(tree: Merges) -> int:
     """Returns K at the largest gap between the heights of consecutive merges; the smallest such K in a tie.
 
     The result is at least 2 and at most N - 1, or N for N below 3. A single gap cannot be compared with anything.
@@ -100,7 +100,7 @@ def largest_gap(tree: Merges) -> int:
     return len(heights) - int(np.flatnonzero(gaps == gaps.max())[-1])
 
 
-def silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
+def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
     """Returns K with the largest mean silhouette of its clusters; the smallest such K in a tie.
 
     Tries 2 to N - 1 clusters. Returns N for N below 3, where no silhouette is defined.
@@ -155,7 +155,7 @@ def cut_tree(
     if threshold is not None:
         num_clusters = len(distance_NN) - int((heights <= threshold).sum())
     elif choose is not None:
-        num_clusters = largest_gap(tree) if choose == "gap" else silhouette(tree, distance_NN)
+        num_clusters = num_clusters_by_gap(tree) if choose == "gap" else num_clusters_by_silhouette(tree, distance_NN)
     assert num_clusters is not None
     if threshold is None:
         padded = np.concatenate([[0.0], heights, heights[-1:]])

@@ -17,10 +17,10 @@ from lcfl.models.layout import Layout
 if TYPE_CHECKING:  # importing it takes half a second, and only runs that draw figures need it
     from matplotlib.figure import Figure
 
-__all__ = ["Clustering", "NewcomerView", "ExtraRound", "ServerView", "check_num_clusters"]
+__all__ = ["Clustering", "NewcomerInterface", "ExtraRound", "ServerInterface", "check_num_clusters"]
 
 
-class ServerView(Protocol):
+class ServerInterface(Protocol):
     """The part of the federation that a clustering may use."""
 
     @property
@@ -48,7 +48,7 @@ class ServerView(Protocol):
         """Adds a metric to this round's row."""
 
 
-class NewcomerView(Protocol):
+class NewcomerInterface(Protocol):
     """The part of a newcomer that a clustering may use. A newcomer joins after training has ended."""
 
     @property
@@ -107,7 +107,7 @@ class Clustering(Callback):
     has_extra_rounds: ClassVar[bool] = False
 
     @property
-    def uses_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Whether it uses stored models of clients that did not take part in the round."""
         return False
 
@@ -137,7 +137,7 @@ class Clustering(Callback):
         """Returns figures by name. `Monitor` writes them once the warm-up rounds are over."""
         return {}
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster of a client that joins after the last round. Changes nothing.
 
         This default returns the cluster whose model has the smallest loss on the newcomer's training samples, and the

@@ -17,12 +17,12 @@ from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import cut_tree, pairwise_distances
-from lcfl.methods.clustering.base import Clustering, ServerView
+from lcfl.methods.clustering.base import Clustering, ServerInterface
 
-__all__ = ["RecursiveBipartition", "halves"]
+__all__ = ["RecursiveBipartition", "bipartition_of"]
 
 
-def halves(update_nP: Tensor, bipartition: Literal["complete", "optimal"]) -> tuple[NDArray[np.int64], float]:
+def bipartition_of(update_nP: Tensor, bipartition: Literal["complete", "optimal"]) -> tuple[NDArray[np.int64], float]:
     """Splits clients into two groups by the cosines of their updates.
 
     ``optimal`` makes the largest cosine across the groups (alpha_cross) as small as possible. It is the paper's
@@ -89,7 +89,7 @@ class RecursiveBipartition(Clustering):
         if not state.callbacks:
             self._forget()
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Stores the new updates, then tests every cluster."""
         self._remember(server, state, uploads)
         for cluster in range(state.num_clusters):
@@ -114,7 +114,7 @@ class RecursiveBipartition(Clustering):
         """Restores the latest updates, their rounds and the largest length."""
         self._updates, self._rounds, self._scale = dict(state["updates"]), dict(state["rounds"]), state["scale"]
 
-    def _remember(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def _remember(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         num_parameters = server.layout.num_parameters
         for upload in uploads:
             update = upload.payload["model"] - state.centre_of(upload.client)
@@ -134,7 +134,7 @@ class RecursiveBipartition(Clustering):
 
         `member_n` holds client numbers, not positions in the cluster.
         """
-        label_n, across = halves(update_nP, self.bipartition)
+        label_n, across = bipartition_of(update_nP, self.bipartition)
         if self.gamma_max is not None and not sqrt(max(1.0 - across, 0.0) / 2) > self.gamma_max:
             return
         assignment = state.assignment.clone()

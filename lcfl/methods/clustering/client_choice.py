@@ -12,7 +12,7 @@ import torch
 
 from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
-from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerView
+from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface
 from lcfl.methods.exchange import ClusterChoice
 from lcfl.methods.local.least_loss import LeastLoss
 
@@ -58,7 +58,7 @@ class ClientChoice(Clustering):
         self._least: list[int] = []  # for each tried draw, how often its least chosen model was chosen
         self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
 
-    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
@@ -77,7 +77,7 @@ class ClientChoice(Clustering):
             return None
         return ExtraRound(torch.nonzero(state.active).flatten().tolist(), LeastLoss(), ClusterChoice())
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Keeps the current draw, takes the next one, or returns to the best of all."""
         if self._is_settled or state.round < 0:
             return
@@ -99,7 +99,7 @@ class ClientChoice(Clustering):
             )
         server.log("cluster/redraws", len(self._least) - 1)
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R_i of this round's clients to their choices."""
         state.assignment = state.assignment.clone()
         for upload in uploads:
@@ -113,7 +113,7 @@ class ClientChoice(Clustering):
         """Restores which initial models are in use, the results of the draws, and whether the models stay."""
         self._draw, self._least, self._is_settled = state["draw"], list(state["least"]), state["is_settled"]
 
-    def _use(self, draw: int, server: ServerView, state: FederationState) -> None:
+    def _use(self, draw: int, server: ServerInterface, state: FederationState) -> None:
         self._draw = draw
         numbers = range(draw * self.num_clusters, (draw + 1) * self.num_clusters)
         state.centres = torch.stack([server.initial_model(number) for number in numbers])

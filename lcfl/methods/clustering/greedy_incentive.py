@@ -17,9 +17,9 @@ from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.update_mean import updated_model
-from lcfl.methods.clustering.base import Clustering, ServerView
+from lcfl.methods.clustering.base import Clustering, ServerInterface
+from lcfl.methods.clustering.cluster_moves import drop_empty
 from lcfl.methods.clustering.similarity import cosine, leading_coordinates
-from lcfl.methods.clustering.split_and_merge import drop_empty
 from lcfl.models.layout import Layout
 
 __all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "similarities"]
@@ -87,7 +87,7 @@ class GreedyIncentive(Clustering):
             raise ValueError(f"GreedyIncentive: got margin={self.margin}; it must lie in [0, 1).")
         self._done = False
 
-    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Forgets what an earlier run left in this object, and warns if no candidate can be tested."""
         if not state.callbacks:
             self._done = False
@@ -106,7 +106,7 @@ class GreedyIncentive(Clustering):
                 "layers=all."
             )
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms new clusters of the clients whose updates have arrived."""
         if not uploads or (self.once and self._done):
             return
@@ -125,7 +125,7 @@ class GreedyIncentive(Clustering):
         """Restores whether clusters have been formed."""
         self._done = state["done"]
 
-    def _grow(self, server: ServerView, uploads: Sequence[Uplink], similarity_nn: Tensor) -> list[list[int]]:
+    def _grow(self, server: ServerInterface, uploads: Sequence[Uplink], similarity_nn: Tensor) -> list[list[int]]:
         """Returns the clusters as positions in `uploads`, in the order in which they were begun."""
         left = list(range(len(uploads)))
         weight_n = torch.tensor([upload.num_samples for upload in uploads], dtype=torch.float64)
@@ -153,7 +153,9 @@ class GreedyIncentive(Clustering):
 class _Trial:
     """Tests candidates on the proxy set and keeps the best accuracy of the round so far."""
 
-    def __init__(self, server: ServerView, uploads: Sequence[Uplink], theta: float, margin: float, rule: str) -> None:
+    def __init__(
+        self, server: ServerInterface, uploads: Sequence[Uplink], theta: float, margin: float, rule: str
+    ) -> None:
         self.server, self.uploads = server, uploads
         self.theta, self.margin, self.rule = theta, margin, rule
         self.best = self.current = 0.0

@@ -13,7 +13,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Linkage, Metric, check_options, cut_tree, pairwise_distances
-from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerView, check_num_clusters
+from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
 
 __all__ = ["HierarchicalUpdates"]
 
@@ -71,7 +71,7 @@ class HierarchicalUpdates(Clustering):
             return None
         return ExtraRound(torch.nonzero(state.active).flatten().tolist(), sends_own=True)
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R, and K centres at the common model."""
         if self._is_done or state.round < self.after:
             return

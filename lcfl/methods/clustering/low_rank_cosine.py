@@ -17,13 +17,13 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView, check_num_clusters
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
 from lcfl.methods.clustering.initialisation import balanced_labels, spherical_kmeans
 from lcfl.methods.clustering.similarity import assign, cosine, principal_components, project, project_all
 from lcfl.methods.exchange import FullModel
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
 
-__all__ = ["LowRankCosine", "directions", "fitted", "recoded"]
+__all__ = ["LowRankCosine", "directions", "fit_projection", "update_codes"]
 
 FLOAT_BYTES = 4
 RULE = "the cluster whose direction from the global model is closest to the newcomer's after a short training run"
@@ -91,7 +91,7 @@ class LowRankCosine(Clustering):
         chosen = np.linspace(0, num_clients - 1, min(num_clients, self.offline_clients)).round().astype(int)
         return [ExtraRound(chosen.tolist(), self._offline_work())]
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Fits M to the offline models and sets the first codes, R and Omega."""
         if len(uploads) < 2:
             raise ValueError(
@@ -101,7 +101,7 @@ class LowRankCosine(Clustering):
         clients = [upload.client for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]
         model_nP = torch.stack(models)[:, : server.layout.num_parameters]
-        state.projection = fitted(model_nP, self.dimension, "LowRankCosine")
+        state.projection = fit_projection(model_nP, self.dimension, "LowRankCosine")
         self._offset = model_nP.mean(dim=0) if self.center else None
         code_nD = project(model_nP, state.projection, self._offset)
         state.codes = torch.zeros(state.num_clients, code_nD.shape[1])
@@ -125,10 +125,10 @@ class LowRankCosine(Clustering):
             state.clients.update({client: ClientState(model) for client, model in zip(clients, models, strict=True)})
             state.participated[clients] = True
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Computes new codes of this round's clients, then runs the E-step over all clients that ever took part."""
         assert state.projection is not None and state.codes is not None
-        codes = recoded(state, uploads, self._offset)
+        codes = update_codes(state, uploads, self._offset)
         server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
         centre_KD = project(state.centres[:, : server.layout.num_parameters], state.projection, self._offset)
         known = state.participated
@@ -136,7 +136,7 @@ class LowRankCosine(Clustering):
         assignment[known] = assign(cosine(codes[known], centre_KD), assignment[known])
         state.assignment = assignment
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns ``arg max_k cos(M^T (w - G), M^T (Omega_k - G))``, w trained briefly from the global model G.
 
         Eq. 4 compares a member's model, trained for many rounds, with the centres as they are. A newcomer's model has
@@ -160,7 +160,7 @@ class LowRankCosine(Clustering):
 
 
 def directions(
-    newcomer: NewcomerView, state: FederationState, local_update: LocalUpdate | None = None
+    newcomer: NewcomerInterface, state: FederationState, local_update: LocalUpdate | None = None
 ) -> tuple[Tensor, Tensor]:
     """Returns the directions of a newcomer's short run ``[1, P]`` and of the centres ``[K, P]`` from the global model.
 
@@ -172,7 +172,7 @@ def directions(
     return models[:1], models[1:]
 
 
-def recoded(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor | None) -> Tensor:
+def update_codes(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor | None) -> Tensor:
     """Replaces the codes of the clients that just uploaded, and returns the state's codes ``[N, D]``.
 
     The codes of all other clients stay.
@@ -184,7 +184,7 @@ def recoded(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor 
     return state.codes
 
 
-def fitted(model_nP: Tensor, dimension: int, owner: str) -> Tensor:
+def fit_projection(model_nP: Tensor, dimension: int, owner: str) -> Tensor:
     """Returns M ``[P, D]`` of `principal_components`; warns in the name of `owner` if the models span fewer than D."""
     basis_PD = principal_components(model_nP, dimension)
     if basis_PD.shape[1] < dimension:

@@ -14,9 +14,9 @@ from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
-from lcfl.methods.clustering.base import Clustering, ServerView, check_num_clusters
+from lcfl.methods.clustering.base import Clustering, ServerInterface, check_num_clusters
 from lcfl.methods.clustering.initialisation import kmeans
-from lcfl.methods.clustering.similarity import assign, leading_coordinates, squared_to_centres
+from lcfl.methods.clustering.similarity import assign, leading_coordinates, squared_distances_to_centres
 
 __all__ = ["ModelKMeans"]
 
@@ -56,7 +56,7 @@ class ModelKMeans(Clustering):
         self._waiting: dict[int, Tensor] = {}  # over participants: uploads from before the first clusters
 
     @property
-    def uses_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Whether `over` is ``stored``."""
         return self.over == "stored"
 
@@ -69,23 +69,25 @@ class ModelKMeans(Clustering):
         if not state.callbacks:
             self._forget()
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms the first clusters once there are K models, and runs the E-step afterwards."""
         if self.over == "participants":
             models = {upload.client: upload.payload["model"] for upload in uploads}
         else:
             known = torch.nonzero(state.participated).flatten().tolist()
-            models = {client: state.model_of(client) for client in known}
+            models = {client: state.stored_model(client) for client in known}
         if not self._is_begun:
             models = {i: model for i, model in self._waiting.items() if state.active[i]} | models
             self._begin(models, server, state)
-            self._waiting = {} if self._is_begun or self.uses_stored else models
+            self._waiting = {} if self._is_begun or self.uses_stored_models else models
         elif models:
             clients, num_parameters = list(models), server.layout.num_parameters
             centre_KP = state.centres[:, :num_parameters]
             far_nK = torch.cat(
                 [
-                    squared_to_centres(torch.stack([models[client][:num_parameters] for client in part]), centre_KP)
+                    squared_distances_to_centres(
+                        torch.stack([models[client][:num_parameters] for client in part]), centre_KP
+                    )
                     for part in _parts(clients)
                 ]
             )
@@ -101,7 +103,7 @@ class ModelKMeans(Clustering):
         """Restores whether there are clusters yet, and the models collected so far for the first clusters."""
         self._is_begun, self._waiting = state["is_begun"], dict(state.get("waiting", {}))
 
-    def _begin(self, models: dict[int, Tensor], server: ServerView, state: FederationState) -> None:
+    def _begin(self, models: dict[int, Tensor], server: ServerInterface, state: FederationState) -> None:
         """Sets the first R and Omega, unless there are fewer than K different models."""
         if len(models) < self.num_clusters:
             return

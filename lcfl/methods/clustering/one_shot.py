@@ -14,7 +14,7 @@ from lcfl import figures
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, check_options, cut_tree, pairwise_distances
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView, check_num_clusters
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
 from lcfl.methods.exchange import NamedLayers
 from lcfl.methods.local.training import LocalTraining
 from lcfl.models.layout import Layout
@@ -103,12 +103,12 @@ class OneShotHierarchical(Clustering):
         """Returns the warm-up round of all clients."""
         return [ExtraRound(range(num_clients), self._warm_up(), NamedLayers(self.layers))]
 
-    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._forget()
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R and the first cluster models."""
         if not uploads:
             raise ValueError(
@@ -133,7 +133,7 @@ class OneShotHierarchical(Clustering):
         server.log("cluster/count", cut.num_clusters)
         server.log("cluster/threshold", cut.threshold)
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster nearest to the layers of the newcomer's warm-up (Algorithm 2, Eq. 4).
 
         This sends P floats down and P_L up.

@@ -18,7 +18,7 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Linkage, check_options, cut_tree
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView, check_num_clusters
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
 from lcfl.methods.exchange import Signature
 from lcfl.methods.local.signature import FLOOR, PixelSignature
 
@@ -113,7 +113,7 @@ class PrincipalAngles(Clustering):
         """Returns the warm-up round in which every client sends its signature."""
         return [ExtraRound(range(num_clients), PixelSignature(self.num_vectors), Signature())]
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R, and K centres at the initial model."""
         matrix = angles([upload.payload["signature"] for upload in uploads], self.angle)
         number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
@@ -125,7 +125,7 @@ class PrincipalAngles(Clustering):
             self._signatures = {upload.client: upload.payload["signature"] for upload in uploads}
         server.log("cluster/threshold", cut.threshold)
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster at the smallest angle by the rule of `linkage`, where all members weigh the same.
 
         The newcomer uploads its signature.

@@ -13,9 +13,9 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
-from lcfl.methods.clustering.base import Clustering, NewcomerView, ServerView
+from lcfl.methods.clustering.base import Clustering, NewcomerInterface, ServerInterface
 from lcfl.methods.clustering.initialisation import balanced_labels, spherical_kmeans
-from lcfl.methods.clustering.low_rank_cosine import FLOAT_BYTES, RULE, directions, fitted, recoded
+from lcfl.methods.clustering.low_rank_cosine import FLOAT_BYTES, RULE, directions, fit_projection, update_codes
 from lcfl.methods.clustering.similarity import assign, cosine, project, project_all
 
 __all__ = ["RefreshedLowRankCosine"]
@@ -74,7 +74,7 @@ class RefreshedLowRankCosine(Clustering):
         self._fitted: int | None = None
 
     @property
-    def uses_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Always true, because it needs the models of all clients that ever took part."""
         return True
 
@@ -87,7 +87,7 @@ class RefreshedLowRankCosine(Clustering):
                 "data.num_clients."
             )
 
-    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Sets a random balanced R and equal centres, or one cluster of all clients, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
@@ -97,7 +97,7 @@ class RefreshedLowRankCosine(Clustering):
         state.assignment[state.active] = balanced_labels(int(state.active.sum()), number, server.seed)
         state.centres = state.initial.repeat(number, 1)
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Fits M if it is due, updates the codes, then runs the E-step."""
         known = torch.nonzero(state.participated).flatten()
         if self._fitted is None:
@@ -120,13 +120,13 @@ class RefreshedLowRankCosine(Clustering):
                 over = torch.tensor([upload.client for upload in uploads])
             self._refresh(server, state, over)
         else:
-            codes = recoded(state, uploads, self._offset)
+            codes = update_codes(state, uploads, self._offset)
             server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
         assignment = state.assignment.clone()
         assignment[known] = assign(self._similarities(server, state, known), assignment[known])
         state.assignment = assignment
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster as `LowRankCosine.place_newcomer` does, by this clustering's similarity.
 
         A low-rank similarity needs M. Until M has been fitted, the smallest training loss decides.
@@ -147,21 +147,21 @@ class RefreshedLowRankCosine(Clustering):
         """Restores the mean that `center` subtracts, and the round in which M was fitted."""
         self._offset, self._fitted = state["offset"], state["fitted"]
 
-    def _refresh(self, server: ServerView, state: FederationState, over: Tensor) -> None:
+    def _refresh(self, server: ServerInterface, state: FederationState, over: Tensor) -> None:
         """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""
         num_parameters, over = server.layout.num_parameters, _spread(over)
-        model_nP = torch.stack([state.model_of(client)[:num_parameters] for client in over.tolist()])
-        state.projection = fitted(model_nP, self.dimension, type(self).__name__)
+        model_nP = torch.stack([state.stored_model(client)[:num_parameters] for client in over.tolist()])
+        state.projection = fit_projection(model_nP, self.dimension, type(self).__name__)
         self._offset = model_nP.mean(dim=0) if self.center else None
         self._fitted = state.round
         codes, known = torch.zeros(state.num_clients, state.projection.shape[1]), state.participated
-        models = (state.model_of(client) for client in torch.nonzero(known).flatten().tolist())
+        models = (state.stored_model(client) for client in torch.nonzero(known).flatten().tolist())
         codes[known] = project_all(models, state.projection, self._offset)
         state.codes = codes
         projection_floats = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes.numel()))
 
-    def _similarities(self, server: ServerView, state: FederationState, known: Tensor) -> Tensor:
+    def _similarities(self, server: ServerInterface, state: FederationState, known: Tensor) -> Tensor:
         """Returns the similarity ``[n, K]`` of the clients `known` to the centres; larger is more alike."""
         centre_KP = state.centres[:, : server.layout.num_parameters]
         if self.similarity.startswith("low_rank"):
@@ -170,7 +170,7 @@ class RefreshedLowRankCosine(Clustering):
             return _alike(self.similarity, state.codes[known], centre_KD)
         rows = []
         for part in known.split(CLIENTS_AT_A_TIME):
-            model_nP = torch.stack([state.model_of(client)[: centre_KP.shape[1]] for client in part.tolist()])
+            model_nP = torch.stack([state.stored_model(client)[: centre_KP.shape[1]] for client in part.tolist()])
             rows.append(_alike(self.similarity, model_nP, centre_KP))
         return torch.cat(rows)
 

@@ -14,14 +14,14 @@ __all__ = [
     "assign",
     "cosine",
     "cosine_silhouette",
-    "distances_to_means",
+    "squared_distances_to_means",
     "kl_divergence",
     "leading_coordinates",
     "principal_components",
     "project",
     "project_all",
     "squared_distances",
-    "squared_to_centres",
+    "squared_distances_to_centres",
 ]
 
 MODELS_AT_A_TIME = 16  # whole models in memory, for one pass over a basis that may be as large as the models
@@ -98,7 +98,7 @@ def cosine_silhouette(direction_nD: Tensor, label_n: Tensor) -> float:
     return float(torch.where(others_n > 0, score_n, 0).mean())
 
 
-def squared_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:
+def squared_distances_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:
     """Returns |w - Omega|^2 of every row and centre ``[n, K]``. It sums over differences, so that equal centres tie."""
     return torch.stack([(row_nP - centre_P).square().sum(dim=1) for centre_P in centre_KP], dim=1)
 
@@ -161,7 +161,7 @@ def squared_distances(row_nP: Tensor, power: float = 2.0) -> Tensor:
     return total_nn
 
 
-def distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
+def squared_distances_to_means(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
     """Returns |x_i - c_k|^2 ``[n, K]`` to the means c_k of the rows with label k.
 
     It needs only the rows' `squared_distances`: |x_i - c_k|^2 = mean_j |x_i - x_j|^2 - 1/2 mean_jl |x_j - x_l|^2 over

@@ -17,19 +17,19 @@ from lcfl.core import rng
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
-from lcfl.methods.clustering.base import Clustering, ServerView
+from lcfl.methods.clustering.base import Clustering, ServerInterface
+from lcfl.methods.clustering.cluster_moves import (
+    ClusterGeometry,
+    Move,
+    apply_one_by_one,
+    drop_empty,
+    ratio_moves,
+    silhouette_moves,
+)
 from lcfl.methods.clustering.initialisation import spherical_kmeans
 from lcfl.methods.clustering.similarity import cosine_silhouette, principal_components, project
-from lcfl.methods.clustering.split_and_merge import (
-    Groups,
-    Move,
-    best_by_silhouette,
-    by_ratio,
-    drop_empty,
-    one_after_another,
-)
 
-__all__ = ["ClusterNumberTuning", "StoredModels", "Tuning", "granularity"]
+__all__ = ["ClusterNumberTuning", "StoredModelGeometry", "ClusterTuning", "granularity"]
 
 COMPONENTS = 50  # dimension of the codes if no clustering keeps codes
 SEEN = 0.9  # share of the clients that must have taken part before anything is tuned
@@ -48,14 +48,16 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
     intra = []
     for cluster, centre_P in enumerate(centre_KP):
         members = state.members(cluster)
-        total = sum(float((state.model_of(i)[:num_parameters].double() - centre_P).square().sum()) for i in members)
+        total = sum(float((state.stored_model(i)[:num_parameters].double() - centre_P).square().sum()) for i in members)
         intra.append(total / len(members) if members else nan)
     return torch.tensor(intra, dtype=torch.float64), inter_K
 
 
 @dataclass
-class Tuning(Clustering):
-    """Base class that decides when a criterion is applied, and with which settings. `Groups` holds the clusters.
+class ClusterTuning(Clustering):
+    """Base class that decides when a criterion is applied, and with which settings.
+
+    `ClusterGeometry` holds the clusters.
 
     Args:
         criterion: ``ratio`` or ``silhouette``.
@@ -97,12 +99,12 @@ class Tuning(Clustering):
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
         self._moved = -inf
 
-    def on_fit_start(self, server: ServerView, state: FederationState) -> None:
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Forgets what an earlier run left in this object."""
         if not state.callbacks:
             self._moved = -inf
 
-    def tune(self, server: ServerView, state: FederationState, look: Callable[[], Groups]) -> None:
+    def tune(self, server: ServerInterface, state: FederationState, look: Callable[[], ClusterGeometry]) -> None:
         """Drops empty clusters, logs G, and makes the moves that are due."""
         drop_empty(state)
         groups = look()
@@ -111,12 +113,12 @@ class Tuning(Clustering):
         if not self._is_due(state):
             return
         if self.literal:
-            moved = one_after_another(look, self.lower, self.upper)
+            moved = apply_one_by_one(look, self.lower, self.upper)
         else:
             if self.criterion == "ratio":
-                moves = by_ratio(groups, ratio_K, self.lower, self.upper, self.min_clusters)
+                moves = ratio_moves(groups, ratio_K, self.lower, self.upper, self.min_clusters)
             else:
-                moves = best_by_silhouette(groups, self.margin, self.single_threshold, self.min_clusters)
+                moves = silhouette_moves(groups, self.margin, self.single_threshold, self.min_clusters)
             for move in moves:
                 groups.apply(move)
             moved = bool(moves)
@@ -138,13 +140,13 @@ class Tuning(Clustering):
 
 
 @dataclass
-class ClusterNumberTuning(Tuning):
+class ClusterNumberTuning(ClusterTuning):
     """Merges and splits clusters after the round's aggregation (FedAC section 4.5, Algorithm 3).
 
     ``ratio`` is the paper's criterion, G_k = Dist_intra / Dist_inter. A cluster with G_k < a (`lower`) is merged into
     the closest one. A cluster with G_k > b (`upper`) is split by two new centres and one re-clustering pass. The rule
     as printed does not stop at the right number. Tight, well separated clusters have a G near 0, and a singleton has 0,
-    so it merges exactly the clusters that are right. This is why `Tuning` has safeguards.
+    so it merges exactly the clusters that are right. This is why `ClusterTuning` has safeguards.
 
     ``silhouette`` proposes the same moves: it joins the closest pair, or cuts a cluster by two centres. It makes the
     move, if any, that raises the mean silhouette (cosine distance) of the low-rank models most and by more than a
@@ -154,23 +156,23 @@ class ClusterNumberTuning(Tuning):
     part follow their cluster. In a split they stay in the first half. Clusters that no client is assigned to are
     dropped.
 
-    The arguments are those of `Tuning`.
+    The arguments are those of `ClusterTuning`.
     """
 
     @property
-    def uses_stored(self) -> bool:
+    def uses_stored_models(self) -> bool:
         """Always true, because it needs the models of all clients that ever took part."""
         return True
 
-    def on_aggregated(self, server: ServerView, state: FederationState) -> None:
+    def on_aggregated(self, server: ServerInterface, state: FederationState) -> None:
         """Tunes the clusters by the stored models, once the round has been aggregated."""
-        self.tune(server, state, lambda: StoredModels(server, state))
+        self.tune(server, state, lambda: StoredModelGeometry(server, state))
 
 
-class StoredModels(Groups):
+class StoredModelGeometry(ClusterGeometry):
     """The clusters of the clients that ever took part, by their stored models and the codes of these models."""
 
-    def __init__(self, server: ServerView, state: FederationState) -> None:
+    def __init__(self, server: ServerInterface, state: FederationState) -> None:
         super().__init__(state, torch.nonzero(state.participated).flatten().tolist())
         self.server = server
 
@@ -243,7 +245,7 @@ class StoredModels(Groups):
             assignment[assignment == move.cluster] = move.other
         state.assignment, state.centres = assignment, centres
         for cluster in changed:
-            models = [state.model_of(client) for client in state.members(cluster)]
+            models = [state.stored_model(client) for client in state.members(cluster)]
             if models:
                 state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
         drop_empty(state)
@@ -256,11 +258,11 @@ class StoredModels(Groups):
         if self.state.codes is not None:
             return normalize(self.state.codes[clients].double(), dim=1)
         num_parameters = self.server.layout.num_parameters
-        model_nP = torch.stack([self.state.model_of(client)[:num_parameters] for client in clients])
+        model_nP = torch.stack([self.state.stored_model(client)[:num_parameters] for client in clients])
         return normalize(project(model_nP, principal_components(model_nP, COMPONENTS)).double(), dim=1)
 
 
-def _log_ratio(server: ServerView, ratio_K: Tensor) -> None:
+def _log_ratio(server: ServerInterface, ratio_K: Tensor) -> None:
     known = ratio_K[~ratio_K.isnan()]
     for cluster, ratio in enumerate(ratio_K.tolist()):
         if not isnan(ratio):

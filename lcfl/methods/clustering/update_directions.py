@@ -18,7 +18,7 @@ from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.agglomerative import cut_tree
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerView, ServerView
+from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface
 from lcfl.methods.clustering.initialisation import kmeans
 from lcfl.methods.clustering.similarity import EPSILON, assign, cosine, leading_coordinates
 from lcfl.methods.exchange import FullModel
@@ -107,7 +107,7 @@ class UpdateDirections(Clustering):
         self._asked = state.round
         return ExtraRound(cold, self._pretraining())
 
-    def on_extra_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms the groups, or assigns clients without a group to them."""
         clients = [upload.client for upload in uploads]
         deltas = [(upload.payload["model"] - state.initial)[: server.layout.num_parameters] for upload in uploads]
@@ -134,7 +134,7 @@ class UpdateDirections(Clustering):
             state.assignment[clients] = torch.tensor([self._cluster_of(group, state) for group in label_n.tolist()])
             self._group_N[clients] = label_n
 
-    def place_newcomer(self, newcomer: NewcomerView, state: FederationState) -> int:
+    def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns ``arg min_g (1 - cos(Delta, direction_g)) / 2``, as for a sampled client without a group.
 
         This sends P floats down and P up. If the newcomer's update is zero, the smallest loss decides.

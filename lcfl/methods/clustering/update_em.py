@@ -18,10 +18,10 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
-from lcfl.methods.clustering.base import Clustering, ServerView
-from lcfl.methods.clustering.similarity import assign, distances_to_means, squared_distances
-from lcfl.methods.clustering.split_and_merge import Groups, Move, drop_empty
-from lcfl.methods.clustering.tuning import Tuning
+from lcfl.methods.clustering.base import Clustering, ServerInterface
+from lcfl.methods.clustering.cluster_moves import ClusterGeometry, Move, drop_empty
+from lcfl.methods.clustering.similarity import assign, squared_distances, squared_distances_to_means
+from lcfl.methods.clustering.tuning import ClusterTuning
 
 __all__ = ["SplitAndMerge", "UpdateEM", "dispersion", "em", "separation"]
 
@@ -49,7 +49,7 @@ class UpdateEM(Clustering):
         if self.max_iterations < 1:
             raise ValueError(f"UpdateEM: got max_iterations={self.max_iterations}; it must be at least 1.")
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Runs EM over this round's updates, starting from the current clusters."""
         if not uploads:
             return
@@ -62,7 +62,7 @@ class UpdateEM(Clustering):
 
 
 @dataclass
-class SplitAndMerge(Tuning):
+class SplitAndMerge(ClusterTuning):
     """Splits scattered clusters and merges tight ones by the updates in them (AS-CFL section 3.3, lines 17 to 24).
 
     ``ratio`` is the paper's criterion, G_k = d_in / d_out: the members' mean distance to their centroid over the
@@ -75,23 +75,23 @@ class SplitAndMerge(Tuning):
     is the criterion defined there, with Euclidean distances of updates.
 
     Clients without an update in this round follow their cluster in a merge and stay in the first half of a split. A
-    single cluster has no d_out, so ``ratio`` leaves it alone. The arguments are those of `Tuning`.
+    single cluster has no d_out, so ``ratio`` leaves it alone. The arguments are those of `ClusterTuning`.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("update",)
 
-    def on_round_end(self, server: ServerView, state: FederationState, uploads: Sequence[Uplink]) -> None:
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Tunes the clusters by this round's updates, before they are aggregated."""
         if uploads:
             square_nn = squared_distances(updates_of(uploads, server))
             clients = [upload.client for upload in uploads]
-            self.tune(server, state, lambda: UpdateGroups(server, state, clients, square_nn))
+            self.tune(server, state, lambda: UpdateGeometry(server, state, clients, square_nn))
 
 
-class UpdateGroups(Groups):
+class UpdateGeometry(ClusterGeometry):
     """The clusters of the clients that sent an update."""
 
-    def __init__(self, server: ServerView, state: FederationState, clients: list[int], square_nn: Tensor) -> None:
+    def __init__(self, server: ServerInterface, state: FederationState, clients: list[int], square_nn: Tensor) -> None:
         super().__init__(state, clients)
         self.server, self.square_nn = server, square_nn
 
@@ -147,7 +147,7 @@ class UpdateGroups(Groups):
         best_n, least = torch.zeros(len(members), dtype=torch.int64), inf
         for _ in range(TRIES):
             half_n = em(inside_nn, _halves(inside_nn, draw), 2, ITERATIONS)
-            own_n = distances_to_means(inside_nn, half_n, 2).gather(1, half_n.unsqueeze(1))
+            own_n = squared_distances_to_means(inside_nn, half_n, 2).gather(1, half_n.unsqueeze(1))
             if float(own_n.sum()) < least:
                 best_n, least = half_n, float(own_n.sum())
         return best_n
@@ -165,7 +165,7 @@ class UpdateGroups(Groups):
         drop_empty(state)
 
 
-def updates_of(uploads: Sequence[Uplink], server: ServerView) -> Tensor:
+def updates_of(uploads: Sequence[Uplink], server: ServerInterface) -> Tensor:
     """Returns Delta_i ``[n, P]`` without buffers."""
     return torch.stack([upload.payload["update"][: server.layout.num_parameters] for upload in uploads])
 
@@ -173,7 +173,7 @@ def updates_of(uploads: Sequence[Uplink], server: ServerView) -> Tensor:
 def em(square_nn: Tensor, label_n: Tensor, num_clusters: int, max_iterations: int) -> Tensor:
     """Returns labels ``[n]`` after alternating E-steps and M-steps from the given labels (AS-CFL Eq. 6 and 7)."""
     for _ in range(max_iterations):
-        moved_n = assign(-distances_to_means(square_nn, label_n, num_clusters), label_n)
+        moved_n = assign(-squared_distances_to_means(square_nn, label_n, num_clusters), label_n)
         if torch.equal(moved_n, label_n):
             break
         label_n = moved_n
@@ -182,7 +182,9 @@ def em(square_nn: Tensor, label_n: Tensor, num_clusters: int, max_iterations: in
 
 def dispersion(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
     """Returns d_in(k) ``[K]``: the mean distance of the members to their centroid, not squared; nan without members."""
-    own_n = distances_to_means(square_nn, label_n, num_clusters).gather(1, label_n.unsqueeze(1)).squeeze(1).sqrt()
+    own_n = (
+        squared_distances_to_means(square_nn, label_n, num_clusters).gather(1, label_n.unsqueeze(1)).squeeze(1).sqrt()
+    )
     total_K = torch.zeros(num_clusters, dtype=torch.float64).index_add(0, label_n, own_n)
     return total_K / torch.bincount(label_n, minlength=num_clusters)
 
@@ -194,7 +196,7 @@ def separation(square_nn: Tensor, label_n: Tensor, num_clusters: int) -> Tensor:
     """
     member_nK = torch.nn.functional.one_hot(label_n, num_clusters).double()
     share_nK = member_nK / member_nK.sum(dim=0)
-    to_mean_nK = distances_to_means(square_nn, label_n, num_clusters)
+    to_mean_nK = squared_distances_to_means(square_nn, label_n, num_clusters)
     spread_K = (share_nK * to_mean_nK).sum(dim=0)
     # The mean over a in k of |x_a - c_j|^2 is |c_k - c_j|^2 plus the spread of k around c_k.
     square_KK = (share_nK.T @ to_mean_nK - spread_K.unsqueeze(1)).clamp(min=0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
-from lcfl.methods.exchange.transforms import GaussianNoise, Guarantee, Releases, UploadTransform
+from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, ReleaseCounts, UploadTransform
 from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
@@ -123,18 +123,20 @@ class Exchange(ABC):
             payload = transform.decode(payload, layout)
         return {name: vector + _known(name, downlink, len(vector)) for name, vector in payload.items()}
 
-    def calibrated(self: Self, releases: Releases) -> Self:
+    def calibrated(self: Self, releases: ReleaseCounts) -> Self:
         """Returns the exchange with transforms whose settings follow from the length of the run."""
         if not self.transforms:
             return self
         return replace(self, transforms=[transform.calibrated(releases) for transform in self.transforms])
 
-    def guarantee(self, releases: Releases) -> Guarantee | None:
+    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
         """Returns what the noise on uploads guarantees after these releases.
 
         Returns None if there is no noise, or if nothing bounds what the uploads reveal.
         """
-        guarantees = [noise.guarantee(releases) for noise in self.transforms if isinstance(noise, GaussianNoise)]
+        guarantees = [
+            noise.privacy_guarantee(releases) for noise in self.transforms if isinstance(noise, GaussianNoise)
+        ]
         known = [guarantee for guarantee in guarantees if guarantee is not None]
         return min(known, key=lambda guarantee: guarantee.epsilon) if known else None
 

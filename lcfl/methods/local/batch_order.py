@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from lcfl.core import rng
 
-__all__ = ["batch_positions", "pass_length"]
+__all__ = ["batch_positions", "samples_per_epoch"]
 
 
-def pass_length(num_samples: int, batch_size: int, drop_last: bool) -> int:
+def samples_per_epoch(num_samples: int, batch_size: int, drop_last: bool) -> int:
     """Returns how many of a client's n_i samples one pass draws: all, or floor(n_i / B) B with `drop_last`.
 
     A client with fewer samples than B keeps its one short batch, because it would never train without it.
@@ -33,9 +33,9 @@ def batch_positions(
         consumed: the number of samples drawn before, without those that were left out.
         seed: the run's seed.
         client: the number of the client.
-        drop_last: whether to leave out the last batch of a pass if it is shorter than B; see `pass_length`.
+        drop_last: whether to leave out the last batch of a pass if it is shorter than B; see `samples_per_epoch`.
     """
-    length = pass_length(num_samples, batch_size, drop_last)
+    length = samples_per_epoch(num_samples, batch_size, drop_last)
     epoch, position = divmod(consumed, length)
     while True:
         order = rng.generator(seed, "order", client, epoch).permutation(num_samples)[:length]

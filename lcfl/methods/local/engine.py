@@ -14,12 +14,12 @@ from torch import Tensor
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 
-__all__ = ["OptimizerRun", "Engine", "Gradient", "Indices"]
+__all__ = ["OptimizerResult", "Engine", "Gradient", "Indices"]
 
 Indices = NDArray[np.int64]
 
 
-class OptimizerRun(NamedTuple):
+class OptimizerResult(NamedTuple):
     """The outcome of a run of the optimizer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Engine(Protocol):
     """Computes local updates on this rank. A method does not know which engine it uses.
 
     There are two ways to compute. `run_optimizer` performs a whole run of the module's optimizer. `gradient` and
-    `hessian_product` return the numbers themselves, for methods that take a different step.
+    `hessian_vector_product` return the numbers themselves, for methods that take a different step.
 
     Attributes:
         module: defines the loss, the optimizer and the weights of the pulls; a method reads its settings.
@@ -79,7 +79,7 @@ class Engine(Protocol):
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> OptimizerRun:
+    ) -> OptimizerResult:
         """Takes one optimizer step per batch, starting from the model `start`.
 
         Args:
@@ -110,7 +110,7 @@ class Engine(Protocol):
         """
         ...
 
-    def hessian_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
+    def hessian_vector_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
         """Returns the exact product ``H(w; batch) v``, without pulls.
 
         It is computed by differentiating the gradient along v = `direction` ``[P]``. The `vector` of the result is

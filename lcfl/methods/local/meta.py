@@ -111,7 +111,7 @@ class MetaTraining(LocalUpdate):
             outer = engine.gradient(adapted, batches[1], number)
             direction = outer.vector
             if self.hessian:
-                curved = engine.hessian_product(w, batches[2], direction, number)
+                curved = engine.hessian_vector_product(w, batches[2], direction, number)
                 direction = direction - alpha * curved.vector
             velocity = self.outer_momentum * velocity + direction
             w = outer._replace(vector=velocity).step_from(w, beta)
@@ -123,7 +123,7 @@ class MetaTraining(LocalUpdate):
     def _groups(self, consumed: int, data: LocalData) -> tuple[int, list[list[Indices]]]:
         """Returns the number of samples consumed after the run, and the batches of each step."""
         size = 3 if self.hessian else 2
-        per_pass = -(-data.pass_length // data.batch_size)
+        per_pass = -(-data.samples_per_epoch // data.batch_size)
         if self.epochs is not None:
             consumed, batches = draw_batches(consumed, data, epochs=self.epochs)
             passes = [batches[start : start + per_pass] for start in range(0, len(batches), per_pass)]

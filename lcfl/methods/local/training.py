@@ -16,13 +16,13 @@ from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.core.validation import check_choices
-from lcfl.methods.local.batch_order import batch_positions, pass_length
-from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerRun
+from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
+from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 
 __all__ = [
-    "OptimizerRun",
+    "OptimizerResult",
     "Engine",
     "Gradient",
     "LocalData",
@@ -57,9 +57,9 @@ class LocalData:
     round: int = 0
 
     @property
-    def pass_length(self) -> int:
+    def samples_per_epoch(self) -> int:
         """The number of samples that one pass draws."""
-        return pass_length(len(self.indices), self.batch_size, self.drop_last)
+        return samples_per_epoch(len(self.indices), self.batch_size, self.drop_last)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class LocalTraining(LocalUpdate):
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
         """Returns the steps and epochs of this round, which are fewer if the client is a straggler."""
-        steps, epochs = self.steps, self.epochs and self._num_epochs(data.pass_length, data.batch_size)
+        steps, epochs = self.steps, self.epochs and self._num_epochs(data.samples_per_epoch, data.batch_size)
         if not self.stragglers:
             return steps, epochs
         draw = rng.generator(data.seed, "straggler", data.round, data.client)
@@ -251,7 +251,7 @@ def draw_batches(
         steps: the number of batches, if `epochs` is None.
         epochs: the number of full passes, or None.
     """
-    length = data.pass_length
+    length = data.samples_per_epoch
     if epochs is not None:
         consumed = -(-consumed // length) * length  # epochs start with a whole pass
         num_batches = epochs * -(-length // data.batch_size)

@@ -10,10 +10,10 @@ from sklearn.metrics import adjusted_rand_score
 from lcfl.methods.clustering.agglomerative import (
     check_options,
     cut_tree,
-    largest_gap,
     linkage_tree,
+    num_clusters_by_gap,
+    num_clusters_by_silhouette,
     pairwise_distances,
-    silhouette,
     tree_labels,
 )
 
@@ -131,11 +131,11 @@ def test_the_reported_threshold_gives_the_same_clusters(number):
 
 def test_the_largest_gap_by_hand():
     """The heights are 1, 3, 11 and 24, so the gap of 13 lies before the last merge."""
-    assert largest_gap(linkage_tree(LINE, "average")) == 2
+    assert num_clusters_by_gap(linkage_tree(LINE, "average")) == 2
     found = cut_tree(LINE, "average", choose="gap")
     assert found.labels.tolist() == [0, 0, 0, 0, 1] and found.threshold == 17.5
-    assert largest_gap(np.array([[0, 0, height, 0] for height in (1.0, 9.0, 10.0, 11.0)])) == 4
-    assert largest_gap(np.array([[0, 0, height, 0] for height in (1.0, 5.0, 9.0)])) == 2, "ties"
+    assert num_clusters_by_gap(np.array([[0, 0, height, 0] for height in (1.0, 9.0, 10.0, 11.0)])) == 4
+    assert num_clusters_by_gap(np.array([[0, 0, height, 0] for height in (1.0, 5.0, 9.0)])) == 2, "ties"
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
@@ -150,7 +150,7 @@ def test_silhouette_is_the_best_of_all_cuts():
     tree = linkage_tree(LINE, "average")
     # By hand for K = 3: s = (b - a) / max(a, b), and 0 for a singleton.
     by_hand = np.mean([1 - 1 / 11.5, 1 - 1 / 10.5, 1 - 3 / 9.5, 1 - 3 / 12.5, 0])
-    assert silhouette(tree, LINE) == 3
+    assert num_clusters_by_silhouette(tree, LINE) == 3
     from sklearn.metrics import silhouette_score
 
     assert silhouette_score(LINE, tree_labels(tree, 3), metric="precomputed") == pytest.approx(by_hand)

@@ -9,7 +9,7 @@ import torch
 
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import RecursiveBipartition
-from lcfl.methods.clustering.bipartition import halves
+from lcfl.methods.clustering.bipartition import bipartition_of
 from lcfl.methods.exchange import FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
@@ -90,7 +90,7 @@ def test_three_rounds_with_a_split_match_numpy(tmp_path):
 def test_the_optimal_bipartition_is_the_best_of_all():
     for seed in range(20):
         rows = np.random.default_rng(seed).normal(size=(6, 8))
-        label, across = halves(torch.from_numpy(rows), "optimal")
+        label, across = bipartition_of(torch.from_numpy(rows), "optimal")
         expected, least = least_across(rows)
         assert across == pytest.approx(least, abs=1e-9)
         assert label.tolist() == expected.tolist()
@@ -103,9 +103,9 @@ def test_complete_and_optimal_bipartitions_differ():
     """
     angle = np.radians([0.0, 20.0, 40.0, 72.0])
     rows = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1))
-    optimal, across = halves(rows, "optimal")
+    optimal, across = bipartition_of(rows, "optimal")
     assert optimal.tolist() == [0, 0, 0, 1] and across == pytest.approx(np.cos(np.radians(32)))
-    complete, across = halves(rows, "complete")
+    complete, across = bipartition_of(rows, "complete")
     assert complete.tolist() == [0, 0, 1, 1] and across == pytest.approx(np.cos(np.radians(20)))
 
 

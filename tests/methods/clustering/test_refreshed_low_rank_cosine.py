@@ -148,7 +148,7 @@ def test_a_fit_may_subtract_the_mean():
     torch.testing.assert_close(state.codes, project(models, state.projection, models.mean(dim=0)))
     other = RefreshedLowRankCosine(2, dimension=2, center=True)
     other.load_state_dict(clustering.state_dict())
-    assert torch.equal(other.state_dict()["offset"], models.mean(dim=0)) and other.state_dict()["fitted"] == 0
+    assert torch.equal(other.state_dict()["offset"], models.mean(dim=0)) and other.state_dict()["fit_projection"] == 0
 
 
 def test_buffers_are_not_compared():
@@ -218,7 +218,7 @@ def test_one_cluster_is_the_mean_of_all_clients_that_took_part(tmp_path):
     state = watch.state
     known = torch.nonzero(state.participated).flatten().tolist()
     assert state.assignment.tolist() == [0] * 12 and 7 < len(known) <= 12
-    mean = torch.stack([state.model_of(client) for client in known]).mean(dim=0)
+    mean = torch.stack([state.stored_model(client) for client in known]).mean(dim=0)
     torch.testing.assert_close(state.centres, mean[None])
 
 

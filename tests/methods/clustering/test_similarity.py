@@ -17,7 +17,7 @@ from lcfl.methods.clustering.similarity import (
     principal_components,
     project,
     project_all,
-    squared_to_centres,
+    squared_distances_to_centres,
 )
 
 
@@ -136,7 +136,7 @@ def test_every_row_is_assigned_separately():
 
 def test_squared_distances_to_equal_centres_are_equal():
     rows = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0))
-    found = squared_to_centres(rows, torch.stack([rows[1], rows[1], rows[2]]))
+    found = squared_distances_to_centres(rows, torch.stack([rows[1], rows[1], rows[2]]))
     assert torch.equal(found[:, 0], found[:, 1])
     assert found[1, 0] == found[2, 2] == 0
     np.testing.assert_allclose(found, ((rows[:, None] - rows[None, [1, 1, 2]]) ** 2).sum(dim=2), rtol=1e-5)

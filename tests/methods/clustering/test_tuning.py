@@ -56,7 +56,7 @@ def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
 def assert_means(s):
     assert sorted(s.assignment.unique().tolist()) == list(range(s.num_clusters))
     for cluster in range(s.num_clusters):
-        members = torch.stack([s.model_of(client) for client in s.members(cluster)])
+        members = torch.stack([s.stored_model(client) for client in s.members(cluster)])
         torch.testing.assert_close(s.centres[cluster], members.mean(dim=0))
 
 

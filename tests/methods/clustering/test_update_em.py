@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from lcfl.methods.clustering import SplitAndMerge, UpdateEM
-from lcfl.methods.clustering.similarity import distances_to_means, squared_distances
+from lcfl.methods.clustering.similarity import squared_distances, squared_distances_to_means
 from lcfl.methods.clustering.update_em import dispersion, em, separation
 from tests.methods.clustering.test_greedy_incentive import SIZE, Proxy, answered, state
 
@@ -36,7 +36,7 @@ def test_distances_to_means_follow_from_pairwise_distances():
     square = squared_distances(rows)
     means = np.stack([rows.double().numpy()[label == k].mean(axis=0) for k in range(3)])
     expected = ((rows.double().numpy()[:, None] - means) ** 2).sum(axis=2)
-    found = distances_to_means(square, label, 4)
+    found = squared_distances_to_means(square, label, 4)
     np.testing.assert_allclose(found[:, :3], expected, rtol=1e-10)
     assert found[:, 3].isinf().all()
     apart = np.sqrt(((means[:, None] - means) ** 2).sum(axis=2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lcfl.core import rng
-from lcfl.methods.local.batch_order import batch_positions, pass_length
+from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 
 
 def batches(number, num_samples=10, batch_size=4, consumed=0, seed=0, client=0, drop_last=False):
@@ -52,8 +52,8 @@ def test_the_order_depends_on_client_and_seed():
     [(10, 4, 8), (8, 4, 8), (9, 4, 8), (4, 4, 4), (3, 4, 3), (1, 4, 1), (7, 1, 7)],
 )
 def test_a_pass_without_its_last_batch_is_floor_n_over_b_batches(num_samples, batch_size, kept):
-    assert pass_length(num_samples, batch_size, drop_last=False) == num_samples
-    assert pass_length(num_samples, batch_size, drop_last=True) == kept
+    assert samples_per_epoch(num_samples, batch_size, drop_last=False) == num_samples
+    assert samples_per_epoch(num_samples, batch_size, drop_last=True) == kept
 
 
 def test_a_short_last_batch_is_left_out_of_the_same_order():

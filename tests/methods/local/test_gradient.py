@@ -78,7 +78,7 @@ def test_the_hessian_product_is_the_derivative_of_the_gradient():
     w, v = start(module), torch.linspace(-1, 2, 17)
     steps = engine(module, DATA)
     steps.gradient(w, batch(0), 0, centre=torch.ones(17))  # this pull must not persist
-    found = steps.hessian_product(w, batch(0, 4, 8), v)
+    found = steps.hessian_vector_product(w, batch(0, 4, 8), v)
     rows, w64, v64, h = [0, 4, 8], w.double().numpy(), v.double().numpy(), 1e-5
     up, down = (linear_step(w64 + sign * h * v64, INPUTS[rows], TARGETS[rows])[1] for sign in (1, -1))
     np.testing.assert_allclose(found.vector, (up - down) / (2 * h), atol=1e-5)
@@ -103,9 +103,11 @@ def test_parameters_without_a_gradient_have_zero_entries():
     assert found[:10].tolist() == [0.0] * 10
     assert torch.equal(found[10:], expected[6:])
     v = torch.linspace(-1, 2, 21)
-    product = steps.hessian_product(model, batch(0, 1), v).vector
+    product = steps.hessian_vector_product(model, batch(0, 1), v).vector
     only = torch.cat([torch.zeros(6), v[10:]])
-    torch.testing.assert_close(product[10:], engine(whole, DATA).hessian_product(w, batch(0, 1), only).vector[6:])
+    torch.testing.assert_close(
+        product[10:], engine(whole, DATA).hessian_vector_product(w, batch(0, 1), only).vector[6:]
+    )
     assert product[:10].tolist() == [0.0] * 10
 
 
@@ -127,11 +129,11 @@ def test_no_state_passes_from_one_client_to_the_next(precision):
     module = FederatedModule(Normed, cluster_weight=0.5)
     w, v = start(module), torch.linspace(-1, 2, 23)
     fresh, busy = engine(module, DATA, precision=precision), engine(module, DATA, precision=precision)
-    first = fresh.gradient(w, batch(0, 1, 2)), fresh.hessian_product(w, batch(0, 1, 2), v)
+    first = fresh.gradient(w, batch(0, 1, 2)), fresh.hessian_vector_product(w, batch(0, 1, 2), v)
     busy.run_optimizer(w + 1, [batch(5, 6, 7)], centre=w)
     busy.gradient(w - 1, batch(3, 4), 0, centre=w)
     module.eval()
-    again = busy.gradient(w, batch(0, 1, 2)), busy.hessian_product(w, batch(0, 1, 2), v)
+    again = busy.gradient(w, batch(0, 1, 2)), busy.hessian_vector_product(w, batch(0, 1, 2), v)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.vector, other.vector)
         assert torch.equal(one.buffers, other.buffers)

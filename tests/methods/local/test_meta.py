@@ -31,9 +31,9 @@ class Recording:
         self.last = batch
         return self.engine.gradient(model, batch, number)
 
-    def hessian_product(self, model, batch, direction, number=0):
+    def hessian_vector_product(self, model, batch, direction, number=0):
         self.asked.append(("H", len(batch), number))
-        return self.engine.hessian_product(model, batch, direction, number)
+        return self.engine.hessian_vector_product(model, batch, direction, number)
 
 
 def run(update, num_samples=14, batch_size=4, consumed=0, module=None, max_steps=None):

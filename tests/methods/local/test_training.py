@@ -11,7 +11,7 @@ import torch
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local import LocalTraining
-from lcfl.methods.local.training import LocalData, OptimizerRun
+from lcfl.methods.local.training import LocalData, OptimizerResult
 from lcfl.models import Layout
 from tests.helpers.builders import Normed
 
@@ -31,7 +31,7 @@ class Recorder:
         self.rate_scale = rate_scale
         self.start, self.batches = start, [batch.tolist() for batch in batches]
         self.centre, self.embedding = centre, embedding
-        return OptimizerRun(start + 0.5, 0.25, {"aux": 2.0})
+        return OptimizerResult(start + 0.5, 0.25, {"aux": 2.0})
 
 
 def data(num_samples=10, batch_size=4, drop_last=False, round=0):
@@ -146,7 +146,7 @@ def test_a_small_client_keeps_its_one_short_batch():
 def test_the_cost_is_the_number_of_samples_that_a_run_draws(num_samples, batch_size, drop_last, update):
     local = data(num_samples, batch_size, drop_last)
     recorder, _ = run(update, local=local)
-    assert update.cost(local.pass_length, batch_size) == sum(map(len, recorder.batches))
+    assert update.cost(local.samples_per_epoch, batch_size) == sum(map(len, recorder.batches))
 
 
 def test_the_cost_counts_samples():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lcfl.models.layout import Layout
 
-__all__ = ["NAMES", "Releases", "UploadTransform"]
+__all__ = ["NAMES", "ReleaseCounts", "UploadTransform"]
 
 # Transforms accept the flat vectors that begin like the model's; these are their names.
 NAMES = ("model", "update", "embedding")
@@ -22,7 +22,7 @@ Self = TypeVar("Self", bound="UploadTransform")
 
 
 @dataclass(frozen=True)
-class Releases:
+class ReleaseCounts:
     """Describes how often clients upload in a run, for settings and guarantees that depend on it.
 
     Attributes:
@@ -61,6 +61,6 @@ class UploadTransform(ABC):
         """Returns the vectors that the server reads from what was sent."""
         return payload
 
-    def calibrated(self: Self, releases: Releases) -> Self:
+    def calibrated(self: Self, releases: ReleaseCounts) -> Self:
         """Returns the same transform with the settings that follow from the length of the run."""
         return self

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lcfl.methods.exchange.transforms.base import Releases, UploadTransform
+from lcfl.methods.exchange.transforms.base import ReleaseCounts, UploadTransform
 from lcfl.models.layout import Layout
 
-__all__ = ["GaussianNoise", "Guarantee", "clipped", "epsilon_of", "noise_multiplier_for"]
+__all__ = ["GaussianNoise", "PrivacyGuarantee", "clipped", "epsilon_of", "noise_multiplier_for"]
 
 LEAST_MULTIPLIER = 0.1  # with less noise, epsilon is in the hundreds and its computation overflows
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class PrivacyGuarantee:
     """(epsilon, delta)-differential privacy of one client's data against everything that the run released.
 
     Attributes:
@@ -111,7 +111,7 @@ class GaussianNoise(UploadTransform):
             payload[name] = torch.where(is_noisy[name], (vector + noise).float(), update[name])
         return payload
 
-    def calibrated(self, releases: Releases) -> "GaussianNoise":
+    def calibrated(self, releases: ReleaseCounts) -> "GaussianNoise":
         """Returns the same transform with the sigma that gives `epsilon` over these releases.
 
         Raises:
@@ -125,12 +125,12 @@ class GaussianNoise(UploadTransform):
         sigma = 2 * self.clip * noise_multiplier_for(self.epsilon, self.delta, releases)
         return replace(self, sigma=sigma, epsilon=None)
 
-    def guarantee(self, releases: Releases) -> Guarantee | None:
+    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
         """Returns a bound on what these releases reveal about one client's data, or None if nothing bounds it."""
         if self.clip is None or not self.sigma:
             return None
         epsilon = epsilon_of(self.sigma / (2 * self.clip), self.delta, releases)
-        return Guarantee(epsilon, self.delta, self.sigma, self.clip)
+        return PrivacyGuarantee(epsilon, self.delta, self.sigma, self.clip)
 
 
 def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tens
     return {name: vector * scale for name, vector in doubles.items()}
 
 
-def epsilon_of(noise_multiplier: float, delta: float, releases: Releases) -> float:
+def epsilon_of(noise_multiplier: float, delta: float, releases: ReleaseCounts) -> float:
     """Returns the epsilon of a run whose noise is `noise_multiplier` times the sensitivity 2 C of the uploads."""
     accountant = _accountant()
     accountant.compose(_event(noise_multiplier, releases))
@@ -151,7 +151,7 @@ def epsilon_of(noise_multiplier: float, delta: float, releases: Releases) -> flo
 
 
 @cache  # the computation takes seconds if clients are sampled
-def noise_multiplier_for(epsilon: float, delta: float, releases: Releases) -> float:
+def noise_multiplier_for(epsilon: float, delta: float, releases: ReleaseCounts) -> float:
     """Returns the least noise, in units of the sensitivity 2 C, with which a run has at most `epsilon`."""
     if releases.rounds + releases.warmup_rounds == 0:
         return 0.0
@@ -165,7 +165,7 @@ def noise_multiplier_for(epsilon: float, delta: float, releases: Releases) -> fl
     return float(multiplier)
 
 
-def _event(noise_multiplier: float, releases: Releases) -> Any:
+def _event(noise_multiplier: float, releases: ReleaseCounts) -> Any:
     dp = _accounting()
     gaussian = dp.GaussianDpEvent(noise_multiplier)
     sampled = dp.SampledWithoutReplacementDpEvent(releases.num_clients, releases.clients_per_round, gaussian)

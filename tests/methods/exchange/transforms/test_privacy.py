@@ -8,13 +8,13 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from lcfl.methods.exchange.transforms import GaussianNoise, Releases
+from lcfl.methods.exchange.transforms import GaussianNoise, ReleaseCounts
 from lcfl.methods.exchange.transforms.privacy import clipped, epsilon_of, noise_multiplier_for
 from lcfl.models import Layout
 from tests.helpers.builders import Normed, linear
 
 LAYOUT = Layout.from_network(linear())
-ONCE = Releases(1, 20, 20)
+ONCE = ReleaseCounts(1, 20, 20)
 
 
 def draw(seed=0):
@@ -62,31 +62,31 @@ def test_one_release_has_enough_noise_and_not_much_more(epsilon):
 
 
 def test_a_hundred_rounds_need_ten_times_the_noise():
-    ratio = noise_multiplier_for(1.0, 1e-5, Releases(100, 20, 20)) / noise_multiplier_for(1.0, 1e-5, ONCE)
+    ratio = noise_multiplier_for(1.0, 1e-5, ReleaseCounts(100, 20, 20)) / noise_multiplier_for(1.0, 1e-5, ONCE)
     assert ratio == pytest.approx(10, rel=1e-3)  # Gaussian releases compose like one with noise / sqrt(T)
 
 
 def test_sampling_and_fewer_rounds_cost_less():
-    cost = [epsilon_of(2.0, 1e-5, Releases(10, sampled, 20)) for sampled in (20, 5, 1)]
+    cost = [epsilon_of(2.0, 1e-5, ReleaseCounts(10, sampled, 20)) for sampled in (20, 5, 1)]
     assert cost[0] > cost[1] > cost[2] > 0
-    assert epsilon_of(2.0, 1e-5, Releases(5, 20, 20)) < cost[0]
-    assert epsilon_of(2.0, 1e-5, Releases(9, 20, 20, warmup_rounds=1)) == pytest.approx(cost[0])
+    assert epsilon_of(2.0, 1e-5, ReleaseCounts(5, 20, 20)) < cost[0]
+    assert epsilon_of(2.0, 1e-5, ReleaseCounts(9, 20, 20, warmup_rounds=1)) == pytest.approx(cost[0])
 
 
 def test_sigma_follows_from_epsilon():
-    noise = GaussianNoise(clip=0.5, epsilon=1.0).calibrated(Releases(3, 20, 20))
-    assert noise.epsilon is None and noise.sigma == 2 * 0.5 * noise_multiplier_for(1.0, 1e-5, Releases(3, 20, 20))
-    guarantee = noise.guarantee(Releases(3, 20, 20))
+    noise = GaussianNoise(clip=0.5, epsilon=1.0).calibrated(ReleaseCounts(3, 20, 20))
+    assert noise.epsilon is None and noise.sigma == 2 * 0.5 * noise_multiplier_for(1.0, 1e-5, ReleaseCounts(3, 20, 20))
+    guarantee = noise.privacy_guarantee(ReleaseCounts(3, 20, 20))
     assert 0.999 < guarantee.epsilon <= 1 and (guarantee.delta, guarantee.clip) == (1e-5, 0.5)
-    assert noise.guarantee(Releases(2, 20, 20)).epsilon < 0.9
+    assert noise.privacy_guarantee(ReleaseCounts(2, 20, 20)).epsilon < 0.9
     assert "epsilon 1, delta 1e-05 for all data of one client (clipped to 0.5" in str(guarantee)
 
 
 def test_noise_without_clipping_warns_that_it_guarantees_nothing():
     with pytest.warns(UserWarning, match=r"sigma=0.1 without clip gives no privacy guarantee.*Set clip"):
         noise = GaussianNoise(sigma=0.1)
-    assert noise.guarantee(ONCE) is None and noise.calibrated(ONCE) is noise
-    assert GaussianNoise(clip=1.0, sigma=0.0).guarantee(ONCE) is None
+    assert noise.privacy_guarantee(ONCE) is None and noise.calibrated(ONCE) is noise
+    assert GaussianNoise(clip=1.0, sigma=0.0).privacy_guarantee(ONCE) is None
 
 
 @pytest.mark.parametrize(

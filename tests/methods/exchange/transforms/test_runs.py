@@ -10,7 +10,7 @@ from lcfl.core.callback import Callback
 from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.clustering import HierarchicalUpdates, OneShotHierarchical
 from lcfl.methods.exchange import CentreAndEmbedding, ClusterModel, FullModel, NoExchange
-from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression, Releases
+from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression, ReleaseCounts
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models import Layout
@@ -34,10 +34,10 @@ def test_the_server_knows_noisy_models_and_clients_keep_exact_ones(tmp_path):
     method.exchange = CentreAndEmbedding(transforms=[GaussianNoise(clip=1.0, sigma=0.01)])
     state = fit(blobs_module(), blobs(12), method, tmp_path, rounds=2).state
     for client in range(12):
-        own, known = state.clients[client].model, state.model_of(client)
+        own, known = state.clients[client].model, state.stored_model(client)
         assert float((own - known).abs().max()) > 0
         assert torch.equal(method.exchange.personal(state, client, Layout.from_network(Normed())), own)
-    means = torch.stack([state.model_of(client) for client in range(12)]).mean(dim=0)
+    means = torch.stack([state.stored_model(client) for client in range(12)]).mean(dim=0)
     torch.testing.assert_close(state.global_model, means)
 
 
@@ -60,7 +60,7 @@ def test_the_guarantee_is_in_the_summary(tmp_path):
     noise = GaussianNoise(clip=1.0, epsilon=4.0, delta=1e-3)
     fit(blobs_module(), blobs(4), ascfl(transforms=[noise]), tmp_path, rounds=2)
     summary = json.loads(next(Path(tmp_path).rglob("summary.json")).read_text())
-    sigma = noise.calibrated(Releases(2, 4, 4)).sigma
+    sigma = noise.calibrated(ReleaseCounts(2, 4, 4)).sigma
     assert summary["privacy"]["epsilon"] == pytest.approx(4.0, abs=0.01)
     assert (summary["privacy"]["sigma"], summary["privacy"]["delta"]) == (sigma, 1e-3)
     assert summary["identity"]["method"]["exchange"]["transforms"][0]["sigma"] == sigma
@@ -74,8 +74,11 @@ def test_the_accounting_uses_the_smallest_number_of_clients_of_any_round(tmp_pat
     data = blobs(12, newcomers=2, leavers=dict(zip(leavers, (0, 1, 2), strict=True)))
     watch = fit(blobs_module(), data, noisy, tmp_path, rounds=2, clients_per_round=4)
     # ten clients start; one has left by round 0 and two by round 1, the last round
-    assert watch.server.guarantee() == noisy.guarantee(Releases(2, 4, 8))
-    assert noisy.guarantee(Releases(2, 4, 8)).epsilon > noisy.guarantee(Releases(2, 4, 12)).epsilon
+    assert watch.server.privacy_guarantee() == noisy.privacy_guarantee(ReleaseCounts(2, 4, 8))
+    assert (
+        noisy.privacy_guarantee(ReleaseCounts(2, 4, 8)).epsilon
+        > noisy.privacy_guarantee(ReleaseCounts(2, 4, 12)).epsilon
+    )
 
 
 def test_warmup_rounds_are_releases_too():
@@ -83,7 +86,8 @@ def test_warmup_rounds_are_releases_too():
     method = lcfed()
     method.exchange = CentreAndEmbedding(transforms=[GaussianNoise(clip=1.0, sigma=9.0)])
     spent = [
-        each.guarantee(Releases(2, 4, 4)).epsilon for each in (method, ascfl(transforms=method.exchange.transforms))
+        each.privacy_guarantee(ReleaseCounts(2, 4, 4)).epsilon
+        for each in (method, ascfl(transforms=method.exchange.transforms))
     ]
     assert spent[0] > spent[1]
 
@@ -103,9 +107,9 @@ def test_missing_privacy_guarantees_are_reported_before_the_run(clustering, reas
         return Method(LocalTraining(steps=1), exchange, ClusterMean("participants", "participants"), [clustering])
 
     with pytest.warns(UserWarning, match=f"GaussianNoise gives no privacy guarantee, because {reason}"):
-        method(sigma=1.0).calibrated(Releases(2, 4, 4))
+        method(sigma=1.0).calibrated(ReleaseCounts(2, 4, 4))
     with pytest.raises(ValueError, match=f"GaussianNoise cannot guarantee an epsilon, because {reason}. Set sigma"):
-        method(epsilon=1.0).calibrated(Releases(2, 4, 4))
+        method(epsilon=1.0).calibrated(ReleaseCounts(2, 4, 4))
 
 
 def test_transforms_in_the_wrong_order_or_without_effect():

@@ -12,7 +12,7 @@ from torch import Tensor
 from lcfl.data.samples import Samples
 from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine
-from lcfl.methods.local.engine import Gradient, Indices, OptimizerRun
+from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 
 __all__ = ["OptimizerRequest", "GradientRequest", "ScoresRequest", "Batch", "Request", "ClientEngine", "length_of"]
 
@@ -43,10 +43,10 @@ class ClientEngine(SequentialEngine):
         centre: Tensor | None = None,
         embedding: Tensor | None = None,
         rate_scale: float = 1.0,
-    ) -> OptimizerRun:
+    ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         drawn = [self._drawn(batch) for batch in islice(batches, self.max_steps)]
-        answer: OptimizerRun = self._submit(OptimizerRequest(self, start, drawn, centre, embedding, rate_scale))
+        answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, centre, embedding, rate_scale))
         return answer
 
     def gradient(
@@ -61,8 +61,8 @@ class ClientEngine(SequentialEngine):
         answer: Gradient = self._submit(GradientRequest(self, model, self._drawn(batch), number, centre, embedding))
         return answer
 
-    def hessian_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
-        """See `lcfl.methods.local.engine.Engine.hessian_product`."""
+    def hessian_vector_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
+        """See `lcfl.methods.local.engine.Engine.hessian_vector_product`."""
         answer: Gradient = self._submit(GradientRequest(self, model, self._drawn(batch), number, direction=direction))
         return answer
 
@@ -106,7 +106,7 @@ class OptimizerRequest:
 
 @dataclass(frozen=True, eq=False)
 class GradientRequest:
-    """A request for `lcfl.methods.local.engine.Engine.gradient`, or with a direction for its `hessian_product`."""
+    """A request for `lcfl.methods.local.engine.Engine.gradient`, or with a direction for `hessian_vector_product`."""
 
     client: ClientEngine
     model: Tensor

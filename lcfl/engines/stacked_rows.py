@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lcfl.engines.vmapped import Named
 from lcfl.models.module import FederatedModule
 
-__all__ = ["RowMeans", "Rows", "at", "filled_up", "give_gradient", "joined", "optimizer_of"]
+__all__ = ["RowMeans", "Rows", "at", "pad_rows", "give_gradient", "joined", "optimizer_of"]
 
 Rows = slice | Tensor  # of a stack: all rows, or their numbers
 
@@ -40,7 +40,7 @@ def joined(stacked: Named) -> Tensor:
     return torch.cat([each.detach()[:, None].flatten(1).float() for each in stacked.values()], dim=1)
 
 
-def filled_up(values: Tensor, length: int) -> Tensor:
+def pad_rows(values: Tensor, length: int) -> Tensor:
     """Pads a tensor to a length by repeating its first row."""
     return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 

@@ -1,7 +1,7 @@
 """Moves that change the number of clusters, and the two criteria that choose them.
 
-`Groups` hides what a cluster consists of, which is stored models or this round's updates. FedAC and AS-CFL share the
-rest.
+`ClusterGeometry` hides what a cluster consists of, which is stored models or this round's updates. FedAC and AS-CFL
+share the rest.
 
 Legend: n clients whose vectors are known, K clusters.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lcfl.core.state import FederationState
 
-__all__ = ["Groups", "Move", "best_by_silhouette", "by_ratio", "drop_empty", "one_after_another"]
+__all__ = ["ClusterGeometry", "Move", "silhouette_moves", "ratio_moves", "drop_empty", "apply_one_by_one"]
 
 SMALLEST_TO_SPLIT = 4  # fewest clients of a cluster that may be split
 
@@ -33,7 +33,7 @@ class Move:
     second_half: tuple[int, ...] = ()
 
 
-class Groups(ABC):
+class ClusterGeometry(ABC):
     """The current clusters, and the distances that a criterion needs.
 
     Args:
@@ -88,7 +88,7 @@ class Groups(ABC):
         """Changes the assignment and the centres in the state."""
 
 
-def by_ratio(groups: Groups, ratio_K: Tensor, lower: float, upper: float, min_clusters: int) -> list[Move]:
+def ratio_moves(groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: float, min_clusters: int) -> list[Move]:
     """Returns at most one split and one merge, based on one snapshot.
 
     The split comes first, because it renumbers nothing.
@@ -107,7 +107,7 @@ def by_ratio(groups: Groups, ratio_K: Tensor, lower: float, upper: float, min_cl
     return moves
 
 
-def one_after_another(look: Callable[[], Groups], lower: float, upper: float) -> bool:
+def apply_one_by_one(look: Callable[[], ClusterGeometry], lower: float, upper: float) -> bool:
     """Applies the ratio rule to every cluster in turn, and returns whether anything has moved.
 
     Distances are recomputed for each cluster, and any number of moves is allowed. Implements FedAC Algorithm 3, lines 1
@@ -132,7 +132,7 @@ def one_after_another(look: Callable[[], Groups], lower: float, upper: float) ->
     return moved
 
 
-def best_by_silhouette(groups: Groups, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
+def silhouette_moves(groups: ClusterGeometry, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
     """Returns the move that raises the mean silhouette most, if it does so by more than the margin."""
     to_beat = single_threshold if groups.num_clusters == 1 else groups.silhouette(groups.label_n) + margin
     best: list[Move] = []
@@ -143,7 +143,7 @@ def best_by_silhouette(groups: Groups, margin: float, single_threshold: float, m
     return best
 
 
-def _proposals(groups: Groups, min_clusters: int) -> Iterator[tuple[Move, Tensor]]:
+def _proposals(groups: ClusterGeometry, min_clusters: int) -> Iterator[tuple[Move, Tensor]]:
     """Yields moves with the labels after them.
 
     The moves join the closest pair, and cut each cluster that is large enough in two.
@@ -173,7 +173,7 @@ def drop_empty(state: FederationState) -> None:
         state.centres = state.centres[used]
 
 
-def _cut(groups: Groups, cluster: int) -> list[Move]:
+def _cut(groups: ClusterGeometry, cluster: int) -> list[Move]:
     """Returns the split of a cluster, or no move if one of its halves is empty."""
     second_half = groups.seeded_half(cluster)
     if not 0 < len(second_half) < len(groups.members(cluster)):

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lcfl.distributed import transport
-from lcfl.distributed.transport import MemoryLink, NetworkLink, balance, pack, unpack
+from lcfl.distributed import connections
+from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection, balance, pack, unpack
 from tests.helpers.bits import same
 
-KINDS = [MemoryLink, NetworkLink]
+KINDS = [SharedMemoryConnection, NetworkConnection]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def test_a_copy_is_valid_after_the_next_message(on_ranks, kind):
 
 def test_without_a_copy_nothing_is_copied(on_ranks):
     def work(fabric, flag):
-        link = link_of(MemoryLink, fabric)
+        link = link_of(SharedMemoryConnection, fabric)
         if fabric.global_rank == 1:
             return echo(link, 2)
         link.send(torch.zeros(1000))
@@ -194,7 +194,7 @@ def no_room_in(folders, monkeypatch):
 
 def recording(kind, fabric, flag):
     """Runs `exchange` and returns its results and the folders of its files. Checks that the files have no name."""
-    folders, allocate = [], transport.unnamed_memory
+    folders, allocate = [], connections.unlinked_memory
 
     def allocate_and_note(candidates, num_bytes, what):
         file, memory = allocate(candidates, num_bytes, what)
@@ -202,7 +202,7 @@ def recording(kind, fabric, flag):
         folders.append(os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}")))
         return file, memory
 
-    transport.unnamed_memory = allocate_and_note
+    connections.unlinked_memory = allocate_and_note
     results = exchange(fabric, flag, kind)
     fabric.barrier()
     assert len(folders) >= 2, "the memory has to grow at least once"
@@ -210,7 +210,7 @@ def recording(kind, fabric, flag):
 
 
 def test_no_file_can_be_left_behind(on_ranks):
-    results, folders = on_ranks(2, lambda fabric, flag: recording(MemoryLink, fabric, flag))
+    results, folders = on_ranks(2, lambda fabric, flag: recording(SharedMemoryConnection, fabric, flag))
     assert results == [True] * 9
     assert folders == ["/dev/shm"]
 
@@ -218,7 +218,7 @@ def test_no_file_can_be_left_behind(on_ranks):
 def test_a_small_dev_shm_is_replaced_by_the_temporary_folder(on_ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     no_room_in(["/dev/shm"], monkeypatch)
-    results, folders = on_ranks(2, lambda fabric, flag: recording(MemoryLink, fabric, flag))
+    results, folders = on_ranks(2, lambda fabric, flag: recording(SharedMemoryConnection, fabric, flag))
     assert results == [True] * 9
     assert folders == [str(tmp_path)]
 
@@ -229,14 +229,14 @@ def test_no_room_anywhere_raises_an_error_and_leaves_no_file(monkeypatch, tmp_pa
     made, real = [], tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **kwargs: (made.append(real(**kwargs)), made[-1])[1])
     with pytest.raises(OSError, match=r"no room for 3 MiB of models to exchange between ranks in /dev/shm: No space"):
-        MemoryLink(1, None)._write([torch.zeros(3 * 2**18)])
+        SharedMemoryConnection(1, None)._write([torch.zeros(3 * 2**18)])
     assert len(made) == 2
     assert all(file.closed for file in made)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_is_reused_while_it_is_large_enough():
-    link = MemoryLink(1, None)
+    link = SharedMemoryConnection(1, None)
     assert link._write([torch.ones(100), torch.ones(3)]) is not None
     assert len(link._out) == 448 + 64  # 400 and 12 bytes in whole cache lines
     assert link._write([torch.ones(10)]) is None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["CheckpointShard", "ShardIndex"]
+__all__ = ["CheckpointShard", "CheckpointShardIndex"]
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class CheckpointShard:
         return 2 * len(self.current) >= self.num_clients
 
 
-class ShardIndex:
+class CheckpointShardIndex:
     """An index of the shards of the newest checkpoint. The state of each client is in one shard, or `unsaved`."""
 
     def __init__(self) -> None:

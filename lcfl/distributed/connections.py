@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lcfl.core.files import unnamed_memory
+from lcfl.core.files import unlinked_memory
 
-__all__ = ["Link", "MemoryLink", "NetworkLink", "balance", "can_share_memory", "pack", "unpack"]
+__all__ = ["Connection", "SharedMemoryConnection", "NetworkConnection", "balance", "can_share_memory", "pack", "unpack"]
 
 ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element size
 
@@ -28,7 +28,7 @@ Shape = tuple[torch.Size, torch.dtype]
 
 
 def can_share_memory() -> bool:
-    """Returns whether a `MemoryLink` works here. It needs ``/proc``."""
+    """Returns whether a `SharedMemoryConnection` works here. It needs ``/proc``."""
     return os.path.isdir("/proc/self/fd")
 
 
@@ -92,7 +92,7 @@ def unpack(content: bytes, tensors: list[Tensor]) -> Any:
     return _Unpickler(io.BytesIO(content), tensors).load()
 
 
-class Link(ABC):
+class Connection(ABC):
     """A two-way connection between the server (rank 0) and one other rank.
 
     Args:
@@ -136,7 +136,7 @@ class Link(ABC):
         """Returns the tensors of the message whose header has arrived."""
 
 
-class NetworkLink(Link):
+class NetworkConnection(Connection):
     """Sends tensors over the network, one after the other, for ranks on several machines."""
 
     def _write(self, tensors: list[Tensor]) -> None:
@@ -153,7 +153,7 @@ class NetworkLink(Link):
         return tensors
 
 
-class MemoryLink(Link):
+class SharedMemoryConnection(Connection):
     """Writes tensors into memory that both processes map: one copy to write, none to read.
 
     The memory is a file without a name, so it disappears however the ranks end. It lies in ``/dev/shm``, or in the
@@ -171,7 +171,7 @@ class MemoryLink(Link):
         place = None
         if offsets[-1] > (len(self._out) if self._out is not None else 0):
             folders = ["/dev/shm", tempfile.gettempdir()]
-            self._file, self._out = unnamed_memory(folders, offsets[-1], "models to exchange between ranks")
+            self._file, self._out = unlinked_memory(folders, offsets[-1], "models to exchange between ranks")
             place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         for tensor, offset in zip(tensors, offsets, strict=False):
             if tensor.numel():
