@@ -148,7 +148,7 @@ def test_a_fit_may_subtract_the_mean():
     torch.testing.assert_close(state.codes, project(models, state.projection, models.mean(dim=0)))
     other = RefreshedLowRankCosine(2, dimension=2, center=True)
     other.load_state_dict(clustering.state_dict())
-    assert torch.equal(other.state_dict()["offset"], models.mean(dim=0)) and other.state_dict()["fit_projection"] == 0
+    assert torch.equal(other.state_dict()["offset"], models.mean(dim=0)) and other.state_dict()["fitted"] == 0
 
 
 def test_buffers_are_not_compared():
