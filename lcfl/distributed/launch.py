@@ -15,13 +15,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-__all__ = ["STRATEGIES", "Placement", "StopFlag", "launch", "one_thread", "resolve_placement", "usable_cores"]
+__all__ = [
+    "STRATEGIES",
+    "Placement",
+    "StopFlag",
+    "device_type",
+    "launch",
+    "one_thread",
+    "resolve_placement",
+    "usable_cores",
+]
 
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,6 +45,12 @@ class Placement:
     devices: int | list[int]
     num_nodes: int
     strategy: str
+
+
+def device_type(accelerator: str) -> Literal["cpu", "cuda"]:
+    """Returns the type of the device: for ``auto``, CUDA if there is a GPU. Fabric may choose another type."""
+    is_cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
+    return "cuda" if is_cuda else "cpu"
 
 
 def usable_cores() -> int:

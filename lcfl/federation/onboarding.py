@@ -22,7 +22,7 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
-from lcfl.distributed.launch import one_thread
+from lcfl.distributed.launch import device_type, one_thread
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask, Worker
 from lcfl.engines import choose_engine
 from lcfl.methods.exchange import Exchange, FullModel
@@ -216,9 +216,7 @@ def onboard(
     state = saved.state
     for key, clustering in with_state_keys(method.clustering):
         clustering.load_state_dict(state.callbacks[key])
-    if accelerator == "auto":  # as in `Federation`, because Fabric may choose another kind of device
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision=saved.identity["precision"])
+    fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=saved.identity["precision"])
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
     worker = Worker(fabric, module, data, method, int(saved.identity["seed"]), engine)
     joined, evaluation, groups = [], _Measured(), data.population.groups

@@ -166,23 +166,23 @@ class Session:
         identity = {
             "seed": self.settings.seed,
             "data": self.data.samples.fingerprint(),
-            "augmentation": describe(self.data.samples.augmentation),
+            "augmentation": self.data.samples.augmentation,
             "partition": self.data.population.fingerprint,
             "batch_size": self.data.batch_size,
             "drop_last": self.data.drop_last,
-            "newcomers": describe(self.data.population.newcomers) or None,
-            "leavers": describe(self.data.leavers) or None,
+            "newcomers": self.data.population.newcomers or None,
+            "leavers": self.data.leavers or None,
             "clients_per_round": self.schedule.clients_per_round,
             "client_dropout": self.schedule.client_dropout,
             "engine": self.engine,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "init_from": self.module.initial_fingerprint,
-            "method": describe(self.method),
-            "callbacks": describe([each for each in self.settings.all_callbacks if each.shapes_result]),
+            "method": self.method,
+            "callbacks": [each for each in self.settings.all_callbacks if each.shapes_result],
         }
-        plain: dict[str, Any] = describe(identity)  # YAML and JSON cannot hold numpy's numbers
-        return plain
+        description: dict[str, Any] = describe(identity)
+        return description
 
     def _server(
         self, fabric: Fabric, ranks: Ranks, state: FederationState, path: Path, loggers: list[Logger]

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.core.callback import Callback
 from lcfl.core.validation import check_choice, check_instance
-from lcfl.distributed.launch import STRATEGIES
+from lcfl.distributed.launch import STRATEGIES, device_type
 from lcfl.federation.checks import check_callbacks
 from lcfl.methods.exchange import ModelKind
 
@@ -135,9 +135,8 @@ class Settings:
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
-        """The type of the device: `accelerator`, or with ``auto`` CUDA if there is a GPU."""
-        is_cuda = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator in ("cuda", "gpu")
-        return "cuda" if is_cuda else "cpu"
+        """The type of the device that `accelerator` means."""
+        return device_type(self.accelerator)
 
     def _check(self) -> None:
         """Refuses values that are not allowed."""
