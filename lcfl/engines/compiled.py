@@ -18,7 +18,7 @@ from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.tracing import Program, Unsupported, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 
 __all__ = ["CompiledEngine", "check_compiled"]
 
@@ -121,8 +121,7 @@ class CompiledEngine(SequentialEngine):
         self,
         start: Tensor,
         batches: Iterable[Indices],
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
+        pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
@@ -130,11 +129,11 @@ class CompiledEngine(SequentialEngine):
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
-        pulls = [
+        targets = [
             None if target is None or weight == 0 else target.contiguous()
-            for target, weight in ((centre, sgd.cluster_weight), (embedding, sgd.global_weight))
+            for target, weight in zip(pulls, (sgd.cluster_weight, sgd.global_weight), strict=True)
         ]
-        pointers = [_at(each) for each in (model, self._gradient, velocity, *pulls)]
+        pointers = [_at(each) for each in (model, self._gradient, velocity, *targets)]
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
             loss = self._differentiate_at(model, buffers, indices)
@@ -143,19 +142,12 @@ class CompiledEngine(SequentialEngine):
         self._close(buffers)
         return OptimizerResult(model, sum(losses) / len(losses), {})
 
-    def gradient(
-        self,
-        model: Tensor,
-        batch: Indices,
-        number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Gradient:
+    def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
         model, buffers = self._opened(model)
         loss = self._differentiate_at(model, buffers, batch)
         vector, parameters = self._gradient.clone(), model[: self._num_parameters]
-        for target, weight in ((centre, self._descent.cluster_weight), (embedding, self._descent.global_weight)):
+        for target, weight in zip(pulls, (self._descent.cluster_weight, self._descent.global_weight), strict=True):
             if target is not None and weight > 0:
                 end = min(len(target), self._num_parameters)
                 apart = parameters[:end] - target[:end]

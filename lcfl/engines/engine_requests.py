@@ -13,6 +13,7 @@ from lcfl.data.samples import Samples
 from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
+from lcfl.models.module import NO_PULLS, Pulls
 
 __all__ = ["OptimizerRequest", "GradientRequest", "ScoresRequest", "Batch", "Request", "ClientEngine", "length_of"]
 
@@ -40,25 +41,17 @@ class ClientEngine(SequentialEngine):
         self,
         start: Tensor,
         batches: Iterable[Indices],
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
+        pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         drawn = [self._drawn(batch) for batch in islice(batches, self.max_steps)]
-        answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, centre, embedding, rate_scale))
+        answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, pulls, rate_scale))
         return answer
 
-    def gradient(
-        self,
-        model: Tensor,
-        batch: Indices,
-        number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Gradient:
+    def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
-        answer: Gradient = self._submit(GradientRequest(self, model, self._drawn(batch), number, centre, embedding))
+        answer: Gradient = self._submit(GradientRequest(self, model, self._drawn(batch), number, pulls))
         return answer
 
     def hessian_vector_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
@@ -94,14 +87,13 @@ class OptimizerRequest:
     client: ClientEngine
     start: Tensor
     batches: Sequence[Batch]
-    centre: Tensor | None
-    embedding: Tensor | None
+    pulls: Pulls
     rate_scale: float
 
     def kind(self, by_size: bool) -> Hashable:
         """Returns what requests that are answered at once must have in common. Batches are grouped step by step."""
         drawn = isinstance(self.batches[0], tuple)
-        return type(self), self.rate_scale, self.centre is None, self.embedding is None, drawn
+        return type(self), self.rate_scale, self.pulls.centre is None, self.pulls.embedding is None, drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +104,13 @@ class GradientRequest:
     model: Tensor
     batch: Batch
     number: int
-    centre: Tensor | None = None
-    embedding: Tensor | None = None
+    pulls: Pulls = NO_PULLS
     direction: Tensor | None = None
 
     def kind(self, by_size: bool) -> Hashable:
         """Returns what requests that are answered at once must have in common; with `by_size` also their batch size."""
         drawn, size = isinstance(self.batch, tuple), length_of(self.batch) if by_size else 0
-        absent = [tensor is None for tensor in (self.centre, self.embedding, self.direction)]
+        absent = [tensor is None for tensor in (*self.pulls, self.direction)]
         return type(self), self.number, *absent, drawn, size
 
 

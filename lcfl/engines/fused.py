@@ -15,16 +15,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from lcfl.engines import kernels
-from lcfl.engines.stacked import Pulls, StackedEngine, check_stacked
+from lcfl.engines.stacked import StackedEngine, check_stacked
 from lcfl.engines.stacked_rows import Rows, at
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, StepOutput
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 
 __all__ = ["FusedEngine", "check_fused"]
 
 LOGGER = logging.getLogger(__name__)
-StepProgram = Callable[..., tuple[Named, StepOutput]]  # takes parameters, buffers, inputs, targets and the two pulls
+StepProgram = Callable[..., tuple[Named, StepOutput]]  # takes parameters, buffers, inputs, targets and pulls
 
 
 def check_fused(
@@ -95,9 +95,9 @@ class FusedEngine(StackedEngine):
             at(buffers, rows),
             inputs[:, columns][rows],
             functional.pad(targets, (0, missing), value=ignored)[rows],
-            *(None if pull is None else pull[rows] for pull in pulls),
+            Pulls._make(None if pull is None else pull[rows] for pull in pulls),
         )
-        key = clients, pulls[0] is None, pulls[1] is None
+        key = clients, pulls.centre is None, pulls.embedding is None
         begin, is_new = time.perf_counter(), key not in self._programs
         if is_new:
             self._programs[key] = self._compiled(arguments)
@@ -115,20 +115,15 @@ class FusedEngine(StackedEngine):
         """Returns the indices of `length` entries, followed by the last one again up to `count` indices."""
         return slice(None) if length == count else torch.arange(count, device=self.device).clamp_(max=length - 1)
 
-    def _compiled(self, arguments: tuple[Named | Tensor | None, ...]) -> StepProgram:
+    def _compiled(self, arguments: tuple[Named | Tensor | Pulls, ...]) -> StepProgram:
         """Compiles a program for arguments of these shapes."""
 
         def step(
-            parameters: Named,
-            buffers: Named,
-            inputs: Tensor,
-            targets: Tensor,
-            centre: Tensor | None,
-            embedding: Tensor | None,
+            parameters: Named, buffers: Named, inputs: Tensor, targets: Tensor, pulls: Pulls
         ) -> tuple[Named, StepOutput]:
             # Copies, because tracing must change nothing and a program that writes into its inputs is no CUDA graph.
             own = {name: each.clone() for name, each in buffers.items()}
-            return StackedEngine._step(self, parameters, own, (inputs, targets), 0, (centre, embedding))
+            return StackedEngine._step(self, parameters, own, (inputs, targets), 0, pulls)
 
         # One compile thread, in this process: a forked rank would wait forever for helpers that its parent started.
         program: StepProgram = torch.compile(

@@ -15,7 +15,7 @@ from lcfl.core import rng
 from lcfl.data.samples import Samples
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
-from lcfl.models.module import FederatedModule, loss_of_step
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 
 __all__ = ["SequentialEngine"]
 
@@ -78,13 +78,12 @@ class SequentialEngine:
         self,
         start: Tensor,
         batches: Iterable[Indices],
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
+        pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         module = self.load(start).train()
-        self._pull_towards(centre, embedding)
+        self._pull_towards(pulls)
         step = self._stepper(rate_scale)
         losses = []
         with module.collecting() as logged:
@@ -161,27 +160,21 @@ class SequentialEngine:
             return False
         return True
 
-    def gradient(
-        self,
-        model: Tensor,
-        batch: Indices,
-        number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Gradient:
+    def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
-        self._pull_towards(centre, embedding)
+        self._pull_towards(pulls)
         return self._differentiate(model, batch, number, None)
 
     def hessian_vector_product(self, model: Tensor, batch: Indices, direction: Tensor, number: int = 0) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.hessian_vector_product`."""
-        self._pull_towards(None, None)
+        self._pull_towards(NO_PULLS)
         return self._differentiate(model, batch, number, direction)
 
-    def _pull_towards(self, centre: Tensor | None, embedding: Tensor | None) -> None:
-        self.module.pull_towards(
-            centre=None if centre is None else centre[: self.layout.num_parameters].to(self.device),
-            embedding=None if embedding is None else embedding.to(self.device),
+    def _pull_towards(self, pulls: Pulls) -> None:
+        centre, embedding = pulls
+        self.module.pulls = Pulls(
+            None if centre is None else centre[: self.layout.num_parameters].to(self.device),
+            None if embedding is None else embedding.to(self.device),
         )
 
     def _differentiate(self, model: Tensor, indices: Indices, number: int, direction: Tensor | None) -> Gradient:

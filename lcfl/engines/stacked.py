@@ -29,9 +29,9 @@ from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined,
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, StepOutput, VmappedModule
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 
-__all__ = ["Pulls", "StackedEngine", "check_stacked"]
+__all__ = ["StackedEngine", "check_stacked"]
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop)
 MOST_CLIENTS = 256  # at once; more of them do not keep a GPU busier
@@ -41,7 +41,6 @@ COPIES = 10  # of a model in training: weights, gradient, optimizer, targets of 
 ACTIVATIONS = 3  # what autograd keeps, its gradient, and a copy in another layout for a kernel
 
 Result = TypeVar("Result")
-Pulls = tuple[Tensor | None, Tensor | None]  # Omega [C, P] and Phi [C, P_phi], None if there is no pull
 
 
 def check_stacked(
@@ -167,7 +166,7 @@ class StackedEngine(SequentialEngine):
         """
         clients = [request.client for request in requests]
         parameters, buffers = self._open([request.start for request in requests], clients)
-        centre, embedding = self._pulls(requests)
+        targets = self._pulls(requests)
         optimizer = optimizer_of(self.module, parameters)
         for group in optimizer.param_groups:
             if "lr" in group:
@@ -181,7 +180,7 @@ class StackedEngine(SequentialEngine):
                 batch = self._gather(
                     [clients[row] for row in members], [requests[row].batches[number] for row in members]
                 )
-                pulls = _row(centre, rows), _row(embedding, rows)
+                pulls = Pulls._make(None if each is None else each[rows] for each in targets)
                 slopes, output = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
                 for name, slope in slopes.items():
                     give_gradient(parameters[name], rows, slope)
@@ -246,7 +245,7 @@ class StackedEngine(SequentialEngine):
         With directions ``[C, P]`` it returns the derivatives of the gradients along these instead of the gradients.
         """
         with self.fabric.autocast():
-            output = self._mapped.step(parameters, buffers, *batch, number, *pulls)
+            output = self._mapped.step(parameters, buffers, *batch, number, pulls)
         slopes = _slopes(output.losses.sum(), parameters, create_graph=directions is not None)
         if directions is not None:
             along = self._mapped.parameters(directions)
@@ -309,10 +308,13 @@ class StackedEngine(SequentialEngine):
         return distinct if len(distinct) == len(rows) else distinct[torch.tensor(rows, device=self.device)]
 
     def _pulls(self, requests: Sequence[OptimizerRequest] | Sequence[GradientRequest]) -> Pulls:
-        centres = [each.centre[: self.layout.num_parameters] for each in requests if each.centre is not None]
-        embeddings = [each.embedding for each in requests if each.embedding is not None]
-        centre = self._stack(centres) if centres and self.module.cluster_weight > 0 else None
-        return centre, self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None
+        pulls = [request.pulls for request in requests]
+        centres = [each.centre[: self.layout.num_parameters] for each in pulls if each.centre is not None]
+        embeddings = [each.embedding for each in pulls if each.embedding is not None]
+        return Pulls(
+            self._stack(centres) if centres and self.module.cluster_weight > 0 else None,
+            self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None,
+        )
 
     def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Returns inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step. Shorter batches get ignored samples."""
@@ -347,10 +349,6 @@ class StackedEngine(SequentialEngine):
             return inputs.unflatten(0, padded.shape), targets.unflatten(0, padded.shape)
         batches = [read(row, self.device) for read, row in zip(readers, padded, strict=True)]
         return torch.stack([inputs for inputs, _ in batches]), torch.stack([targets for _, targets in batches])
-
-
-def _row(stacked: Tensor | None, rows: Rows) -> Tensor | None:
-    return None if stacked is None else stacked[rows]
 
 
 def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from lcfl.core import rng
 from lcfl.engines.tracing import Unsupported
-from lcfl.models.module import FederatedModule, loss_of_step
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 
 __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 
@@ -84,8 +84,7 @@ class VmappedModule:
         inputs: Tensor,
         targets: Tensor,
         number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
+        pulls: Pulls = NO_PULLS,
     ) -> StepOutput:
         """Runs the training step of every model on its batch. Gradients flow to `parameters`.
 
@@ -95,32 +94,24 @@ class VmappedModule:
             inputs: ``[C, B, ...]``.
             targets: ``[C, B]``.
             number: the number of the step.
-            centre: Omega ``[C, P]`` of the cluster pull, or None.
-            embedding: Phi ``[C, P_phi]`` of the global pull, or None.
+            pulls: Omega ``[C, P]`` and Phi ``[C, P_phi]``.
         """
         module = self.module.train()
 
-        def one(
-            parameters: Named,
-            buffers: Named,
-            centre: Tensor | None,
-            embedding: Tensor | None,
-            inputs: Tensor,
-            targets: Tensor,
-        ) -> StepOutput:
-            module.pull_towards(centre, embedding)
+        def one(parameters: Named, buffers: Named, pulls: Pulls, inputs: Tensor, targets: Tensor) -> StepOutput:
+            module.pulls = pulls
             tensors = {f"module.network.{name}": each for name, each in {**parameters, **buffers}.items()}
             with module.collecting() as logged:
                 loss = functional_call(self._step, tensors, ((inputs, targets), number))
             return StepOutput(loss, {name: torch.stack(values).float() for name, values in logged.items()}, buffers)
 
-        dims = [None if each is None else 0 for each in (centre, embedding)]
-        mapped = torch.vmap(one, in_dims=(0, 0, *dims, 0, 0), randomness="error")
+        dims = Pulls._make(None if each is None else 0 for each in pulls)
+        mapped = torch.vmap(one, in_dims=(0, 0, dims, 0, 0), randomness="error")
         try:
-            output: StepOutput = mapped(parameters, buffers, centre, embedding, inputs, targets)
+            output: StepOutput = mapped(parameters, buffers, pulls, inputs, targets)
             return output
         finally:
-            module.pull_towards()
+            module.pulls = NO_PULLS
 
     def scores(self, parameters: Named, buffers: Named, inputs: Tensor, shared: bool = False) -> Tensor:
         """Returns class scores ``[C, B, classes]``, in float32, of every model in evaluation mode.

@@ -4,116 +4,16 @@
 clients belong together, and ``aggregation`` how uploads become the server's models.
 """
 
-from lcfl.methods.aggregation import (
-    Aggregation,
-    BlendedClusterMean,
-    ClusterMean,
-    GlobalMean,
-    NoAggregation,
-    NormalisedMean,
-    UpdateMean,
-)
-from lcfl.methods.clustering import (
-    ClientChoice,
-    Clustering,
-    ClusterNumberTuning,
-    GreedyIncentive,
-    HierarchicalUpdates,
-    LowRankCosine,
-    ModelKMeans,
-    OneShotHierarchical,
-    PrincipalAngles,
-    RecursiveBipartition,
-    RefreshedLowRankCosine,
-    SplitAndMerge,
-    UpdateDirections,
-    UpdateEM,
-)
-from lcfl.methods.exchange import (
-    AdaptedModel,
-    AllCentres,
-    CentreAndEmbedding,
-    ClusterChoice,
-    ClusterModel,
-    ClusterReference,
-    ClusterUpdate,
-    EnvelopeModel,
-    Exchange,
-    FullModel,
-    GlobalReference,
-    NamedLayers,
-    NoExchange,
-    NormalisedModel,
-    PartialModel,
-    SharedEmbedding,
-    SharedLayers,
-    Signature,
-)
+from lcfl.methods import aggregation, clustering, exchange, local
+from lcfl.methods.aggregation import *  # noqa: F403
+from lcfl.methods.clustering import *  # noqa: F403
+from lcfl.methods.exchange import *  # noqa: F403
 from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression, UploadTransform
-from lcfl.methods.local import (
-    EnvelopeTraining,
-    GradientStep,
-    LeastLoss,
-    LeastLossTraining,
-    LocalTraining,
-    LocalUpdate,
-    MetaTraining,
-    NormalisedTraining,
-    PixelSignature,
-)
+from lcfl.methods.local import *  # noqa: F403
 from lcfl.methods.method import Method
 
-__all__ = [
-    "AdaptedModel",
-    "Aggregation",
-    "AllCentres",
-    "BlendedClusterMean",
-    "CentreAndEmbedding",
-    "ClusterChoice",
-    "ClientChoice",
-    "ClusterMean",
-    "ClusterModel",
-    "ClusterNumberTuning",
-    "ClusterReference",
-    "ClusterUpdate",
-    "Clustering",
-    "EnvelopeModel",
-    "EnvelopeTraining",
-    "Exchange",
-    "FullModel",
-    "GaussianNoise",
-    "GlobalMean",
-    "GradientStep",
-    "GreedyIncentive",
-    "HierarchicalUpdates",
-    "LeastLoss",
-    "LeastLossTraining",
-    "LocalTraining",
-    "LocalUpdate",
-    "LowRankCompression",
-    "LowRankCosine",
-    "MetaTraining",
-    "Method",
-    "ModelKMeans",
-    "NamedLayers",
-    "NoAggregation",
-    "NoExchange",
-    "NormalisedMean",
-    "NormalisedModel",
-    "NormalisedTraining",
-    "OneShotHierarchical",
-    "PartialModel",
-    "PixelSignature",
-    "PrincipalAngles",
-    "RecursiveBipartition",
-    "GlobalReference",
-    "RefreshedLowRankCosine",
-    "SharedEmbedding",
-    "SharedLayers",
-    "Signature",
-    "SplitAndMerge",
-    "UpdateDirections",
-    "UpdateEM",
-    "UpdateMean",
-    "UploadTransform",
-]
+__all__ = ["GaussianNoise", "LowRankCompression", "Method", "UploadTransform"]
+__all__ += aggregation.__all__
+__all__ += clustering.__all__
+__all__ += exchange.__all__
+__all__ += local.__all__

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -23,10 +23,25 @@ from lcfl.models.layout import Layout
 from lcfl.models.pretrained import load_weights
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule", "loss_of_step"]
+__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
+
+
+class Pulls(NamedTuple):
+    """What a local update is pulled towards.
+
+    Attributes:
+        centre: Omega ``[P]``, the centre of the client's cluster; None for no cluster pull.
+        embedding: Phi ``[P_phi]``, the global embedding; None for no global pull.
+    """
+
+    centre: Tensor | None = None
+    embedding: Tensor | None = None
+
+
+NO_PULLS = Pulls()
 
 
 class FederatedModule(pl.LightningModule):
@@ -36,9 +51,9 @@ class FederatedModule(pl.LightningModule):
 
         L(w) = L_sup(w) + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2
 
-    `pull_towards` sets Omega, the centre of the client's cluster, and Phi, the global embedding, before a local update.
-    Both stay frozen during the update. Without them (FedAvg, Local, or under ``lightning.Trainer``) the loss is L_sup
-    alone.
+    `pulls` holds Omega, the centre of the client's cluster, and Phi, the global embedding. An engine sets it before a
+    local update, and both stay frozen during the update. Without them (FedAvg, Local, or under ``lightning.Trainer``)
+    the loss is L_sup alone.
 
     While a client trains, a federation calls only `training_step` and `configure_optimizers`, so overriding either
     takes effect. A subclass with other hooks of Lightning causes a warning. What a step logs with `self.log`, one
@@ -71,6 +86,7 @@ class FederatedModule(pl.LightningModule):
     Attributes:
         layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
         buffer_layout: the layout of the flat vector ``[Q]`` of buffers that are not exchanged; None if there are none.
+        pulls: the targets of the two pulls.
     """
 
     def __init__(
@@ -129,18 +145,13 @@ class FederatedModule(pl.LightningModule):
         )
         for metric in self.metrics.values():
             metric.distributed_available_fn = _never  # ranks evaluate different clients, so there is nothing to sum
-        self._centre: Tensor | None = None
-        self._embedding: Tensor | None = None
+        self.pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns class scores ``[B, classes]``."""
         scores: Tensor = self.network(inputs)
         return scores
-
-    def pull_towards(self, centre: Tensor | None = None, embedding: Tensor | None = None) -> None:
-        """Sets the targets of the next local update's pulls: Omega ``[P]`` and Phi ``[P_phi]``; None for no pull."""
-        self._centre, self._embedding = centre, embedding
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -174,8 +185,8 @@ class FederatedModule(pl.LightningModule):
 
     def regularizer(self) -> Tensor | float:
         """Returns L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32."""
-        centre = self._centre if self.cluster_weight > 0 else None
-        target = self._embedding if self.global_weight > 0 else None
+        centre = self.pulls.centre if self.cluster_weight > 0 else None
+        target = self.pulls.embedding if self.global_weight > 0 else None
         if centre is None and target is None:
             return 0.0
         parameters = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])

@@ -18,7 +18,7 @@ from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make_engine
 from lcfl.methods.local.least_loss import least_loss
 from lcfl.methods.local.training import LocalData
 from lcfl.models import CNN, MLP, LeNet5, ResNet9
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 from tests.engines.networks import SHAPE, Functional, Inner, Normal, Plain, Scratch
 from tests.helpers.builders import blobs, loaded
 
@@ -136,7 +136,7 @@ def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
     centre = near(model) if pulls in ("centre", "both") else None
     embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
     expected, actual = (
-        each.run_optimizer(model, batches_of(32, 5, 17), centre, embedding, rate_scale=0.5) for each in both
+        each.run_optimizer(model, batches_of(32, 5, 17), Pulls(centre, embedding), rate_scale=0.5) for each in both
     )
     torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
@@ -146,8 +146,8 @@ def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
 def test_gradients_include_the_pulls():
     both = engines(Plain, SHAPE, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
-    targets = near(model), near(model, 2)[: both[0].layout.num_embedding]
-    expected, actual = (each.gradient(model, batches_of(10)[0], 0, *targets) for each in both)
+    targets = Pulls(near(model), near(model, 2)[: both[0].layout.num_embedding])
+    expected, actual = (each.gradient(model, batches_of(10)[0], 0, targets) for each in both)
     torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
     assert float(actual.loss) == pytest.approx(float(expected.loss), rel=1e-5)
 
@@ -172,7 +172,7 @@ def test_arguments_are_not_changed():
     model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
     copies, centre = (model.clone(), buffers.clone()), near(model)
     engine.buffers = buffers
-    engine.run_optimizer(model, batches_of(12, 8), centre)
+    engine.run_optimizer(model, batches_of(12, 8), Pulls(centre))
     engine.gradient(model, batches_of(12)[0])
     assert torch.equal(model, copies[0])
     assert torch.equal(buffers, copies[1])

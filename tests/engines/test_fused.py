@@ -10,7 +10,7 @@ from torch import nn
 from lcfl.engines import FusedEngine, choose_engine, make_engine
 from lcfl.engines.fused import check_fused
 from lcfl.engines.tracing import Unsupported
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 from tests.engines.networks import SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
 from tests.engines.test_compiled import NETWORKS, near
 from tests.engines.test_methods import assert_agree
@@ -69,7 +69,7 @@ def test_clients_with_and_without_pulls(optimizer, precision):
         model = model_of(engine, client)
         centre = near(model, 7) if client != 1 else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if client != 2 else None
-        return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding)
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), Pulls(centre, embedding))
 
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if precision == "32-true" else {"rtol": 0.05, "atol": 0.01}
     expected, actual = both(pair, task)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lcfl.engines import CompiledEngine, StackedEngine
 from lcfl.models import LeNet5
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 from tests.helpers.builders import dealt, engine
 
 # Operators of LeNet-5 in addition to those of a plain loop over ready batches. The operators of the loop are counted
@@ -58,12 +58,12 @@ def count():
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
     data = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)])
     ready, start = engine(module, data), module.initial_model(0)
-    pulls = {"centre": start, "embedding": start[: module.layout.num_embedding]}
+    pulls = Pulls(start, start[: module.layout.num_embedding])
 
     def counted(steps, pulled=False):
         batches = [torch.arange(32).numpy()] * steps
         with Operators() as operators:
-            ready.run_optimizer(start, batches, **(pulls if pulled else {}))
+            ready.run_optimizer(start, batches, pulls if pulled else NO_PULLS)
         return operators.counts.total()
 
     counted(1)  # makes what is only made once, such as the samples on the device
@@ -119,12 +119,12 @@ def test_a_compiled_step_uses_torch_only_for_its_batch_and_calls_the_kernels_twi
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
     compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.samples, (1, 28, 28))
     compiled._kernels = calls = CountedCalls(compiled._kernels)
-    pulls = {"centre": start, "embedding": start[: module.layout.num_embedding]}
+    pulls = Pulls(start, start[: module.layout.num_embedding])
 
     def counted(steps, pulled):
         calls.names.clear()
         with Operators() as operators:
-            compiled.run_optimizer(start, [torch.arange(32).numpy()] * steps, **(pulls if pulled else {}))
+            compiled.run_optimizer(start, [torch.arange(32).numpy()] * steps, pulls if pulled else NO_PULLS)
         return operators.counts, Counter(calls.names)
 
     counted(1, False)

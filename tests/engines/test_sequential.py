@@ -14,7 +14,7 @@ from lcfl.data.partition import IID
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
 from lcfl.models import LeNet5, SplitNetwork
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded, two_sided
 
 INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
@@ -55,7 +55,7 @@ def test_one_step_by_hand():
 def test_a_step_with_both_pulls_by_hand():
     module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
     w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)
-    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)], centre, phi)
+    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)], Pulls(centre, phi))
     v, losses = w.double().numpy(), []
     for rows in ([0, 1], [2, 3]):
         part, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
@@ -97,7 +97,7 @@ def test_nothing_passes_from_one_client_to_the_next():
     w = start(module)
     fresh, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2), batch(3, 4)])
     busy = engine(module, DATA)
-    busy.run_optimizer(w + 1, [batch(5, 6, 7)], centre=w, embedding=w[:15])
+    busy.run_optimizer(w + 1, [batch(5, 6, 7)], Pulls(w, w[:15]))
     module.eval()
     again, *_ = busy.run_optimizer(w, [batch(0, 1, 2), batch(3, 4)])
     assert torch.equal(fresh, again)
@@ -178,8 +178,8 @@ def test_the_model_contains_running_statistics_and_counters():
 def test_a_centre_may_carry_buffers():
     module = FederatedModule(Normed, cluster_weight=0.5)
     w = start(module)
-    short, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], centre=torch.ones(23))
-    whole, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], centre=torch.ones(30))
+    short, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], Pulls(torch.ones(23)))
+    whole, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)], Pulls(torch.ones(30)))
     assert torch.equal(short, whole)
 
 

@@ -18,7 +18,7 @@ from lcfl.engines import SequentialEngine, StackedEngine
 from lcfl.engines.stacked import check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 from tests.engines.networks import SHAPE, Inner, Normal, Plain
 from tests.engines.test_compiled import NETWORKS, near
 from tests.helpers.builders import blobs, loaded
@@ -115,7 +115,9 @@ def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
         centre = near(model, 7) if pulls in ("centre", "both") else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "both") else None
         scale = 0.5 if client < 3 else 1.0  # one client has a different learning rate
-        return engine.run_optimizer(model, batches_of(client, SIZES[client]), centre, embedding, rate_scale=scale)
+        return engine.run_optimizer(
+            model, batches_of(client, SIZES[client]), Pulls(centre, embedding), rate_scale=scale
+        )
 
     assert_same_runs(*both(pair, task), rtol=1e-3, atol=1e-4)
 
@@ -141,9 +143,9 @@ def test_gradients_and_their_other_outputs(name, pulled):
 
     def task(client, engine):
         model = model_of(engine, client)
-        targets = (near(model, 7), near(model, 8)[: engine.layout.num_embedding]) if pulled else ()
-        first = engine.gradient(model, batches_of(client, [5 + 3 * (client % 2)])[0], 0, *targets)
-        return engine.gradient(first.step_from(model, 0.1), batches_of(client, [12])[0], 1, *targets)
+        targets = Pulls(near(model, 7), near(model, 8)[: engine.layout.num_embedding]) if pulled else NO_PULLS
+        first = engine.gradient(model, batches_of(client, [5 + 3 * (client % 2)])[0], 0, targets)
+        return engine.gradient(first.step_from(model, 0.1), batches_of(client, [12])[0], 1, targets)
 
     for (one, _), (other, _) in zip(*both(pair, task), strict=True):
         scale = float(one.vector.abs().max())
@@ -281,7 +283,7 @@ def test_arguments_are_not_changed_and_results_own_their_memory():
 
     def task(client, client_engine):
         client_engine.buffers = buffers
-        end = client_engine.run_optimizer(model, batches_of(client, [12, 8]), centre).model
+        end = client_engine.run_optimizer(model, batches_of(client, [12, 8]), Pulls(centre)).model
         return end, client_engine.buffers
 
     found = engine.run_all([partial(task, client) for client in range(3)])

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
 from lcfl.models import MLP
-from lcfl.models.module import FederatedModule, loss_of_step
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 from tests.helpers.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear_module
 
 
@@ -27,7 +27,7 @@ def pulled(mu=0.7, lam=0.3):
     draw = torch.Generator().manual_seed(0)
     centre = torch.randn(module.layout.num_parameters, generator=draw, dtype=torch.float64)
     embedding = torch.randn(module.layout.num_embedding, generator=draw, dtype=torch.float64)
-    module.pull_towards(centre, embedding)
+    module.pulls = Pulls(centre, embedding)
     inputs = torch.randn(6, 4, generator=draw, dtype=torch.float64)
     return module, centre, embedding, (inputs, torch.tensor([0, 1, 2, 0, 1, 2]))
 
@@ -67,7 +67,7 @@ def test_the_step_is_line_4_of_local_update(mu, lam):
     module, centre, embedding, batch = pulled(mu, lam)
     full = gradient(module, batch)
     w = flat(module.network.parameters())
-    module.pull_towards()
+    module.pulls = NO_PULLS
     expected = gradient(module, batch) + mu * (w - centre)
     expected[: len(embedding)] += lam * (w[: len(embedding)] - embedding)
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
@@ -79,13 +79,13 @@ def test_pulls_with_zero_weight_change_nothing_and_cost_nothing(monkeypatch):
     monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
     assert module.regularizer() == 0.0
     module.training_step(batch)
-    module.pull_towards()
+    module.pulls = NO_PULLS
     assert torch.equal(with_pulls, module.training_step(batch))
 
 
 def test_the_weights_of_pulls_have_no_effect_without_targets(monkeypatch):
     module, _, _, batch = pulled()
-    module.pull_towards()
+    module.pulls = NO_PULLS
     monkeypatch.setattr(torch, "cat", lambda _: pytest.fail("parameters were gathered"))
     assert torch.equal(module.training_step(batch), nn.functional.cross_entropy(module(batch[0]), batch[1]))
 
@@ -94,7 +94,7 @@ def test_the_regulariser_is_float32_under_autocast():
     module = blobs_module(cluster_weight=0.7, global_weight=0.3)
     layout = module.layout
     w = layout.pack(module.network)
-    module.pull_towards(w + 1e-3, w[: layout.num_embedding] - 1e-3)  # differences that bfloat16 cannot represent
+    module.pulls = Pulls(w + 1e-3, w[: layout.num_embedding] - 1e-3)  # differences that bfloat16 cannot represent
     outside = module.regularizer()
     with torch.autocast("cpu", torch.bfloat16):
         assert module(torch.zeros(2, 16)).dtype == torch.bfloat16

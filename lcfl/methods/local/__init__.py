@@ -7,6 +7,7 @@ from lcfl.methods.local.meta import GradientStep, MetaTraining
 from lcfl.methods.local.normalised import NormalisedTraining
 from lcfl.methods.local.signature import PixelSignature
 from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
+from lcfl.models.module import Pulls
 
 __all__ = [
     "Engine",
@@ -19,6 +20,7 @@ __all__ = [
     "LocalUpdate",
     "MetaTraining",
     "NormalisedTraining",
-    "PixelSignature",
     "LocalOutput",
+    "PixelSignature",
+    "Pulls",
 ]

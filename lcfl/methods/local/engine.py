@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.models.layout import Layout
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 
 __all__ = ["OptimizerResult", "Engine", "Gradient", "Indices"]
 
@@ -76,8 +76,7 @@ class Engine(Protocol):
         self,
         start: Tensor,
         batches: Iterable[Indices],
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
+        pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
     ) -> OptimizerResult:
         """Takes one optimizer step per batch, starting from the model `start`.
@@ -85,28 +84,19 @@ class Engine(Protocol):
         Args:
             start: the model to start from, ``[P + Q]``.
             batches: indices into the pool of samples, one array per step.
-            centre: Omega ``[P + Q]`` of the cluster pull, or None.
-            embedding: Phi ``[P_phi]`` of the global pull, or None.
+            pulls: Omega ``[P + Q]`` and Phi ``[P_phi]``.
             rate_scale: the factor by which the learning rates of the optimizer are multiplied.
         """
         ...
 
-    def gradient(
-        self,
-        model: Tensor,
-        batch: Indices,
-        number: int = 0,
-        centre: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Gradient:
+    def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """Returns the gradient of the module's training step at `model`, in training mode and without the optimizer.
 
         Args:
             model: the model, ``[P + Q]``.
             batch: indices into the pool of samples.
             number: the number of the step within the local run.
-            centre: Omega ``[P + Q]`` of the cluster pull, or None.
-            embedding: Phi ``[P_phi]`` of the global pull, or None.
+            pulls: Omega ``[P + Q]`` and Phi ``[P_phi]``.
         """
         ...
 

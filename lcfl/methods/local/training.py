@@ -19,7 +19,7 @@ from lcfl.core.validation import check_choices
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 
 __all__ = [
     "OptimizerResult",
@@ -180,8 +180,8 @@ class LocalTraining(LocalUpdate):
         start = starting_model(self.start, state, downlink, engine.layout)
         consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
         batches = batches[: engine.max_steps]
-        centre, embedding = downlink.payload.get("centre"), downlink.payload.get("embedding")
-        model, loss, logged = engine.run_optimizer(start, batches, centre, embedding, self._lr_factor(data))
+        pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"))
+        model, loss, logged = engine.run_optimizer(start, batches, pulls, self._lr_factor(data))
         return LocalOutput(model, consumed, loss, logged, len(batches))
 
     def _lr_factor(self, data: LocalData) -> float:

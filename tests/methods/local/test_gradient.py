@@ -9,7 +9,7 @@ from torch import nn
 
 from lcfl.methods.local.training import Gradient
 from lcfl.models import SplitNetwork
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, Pulls
 from tests.helpers.builders import Normed, dealt, engine, linear, linear_module, linear_step, two_sided
 
 INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
@@ -42,7 +42,7 @@ def test_a_gradient_with_both_pulls_by_hand():
     module = linear_module(cluster_weight=0.6, global_weight=0.4)
     w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)
     steps = engine(module, DATA)
-    found = steps.gradient(w, batch(0, 1), 0, centre, phi)
+    found = steps.gradient(w, batch(0, 1), 0, Pulls(centre, phi))
     v = w.double().numpy()
     loss, slope = linear_step(v, INPUTS[[0, 1]], TARGETS[[0, 1]])
     to_centre, to_phi = v - centre.numpy(), v[:9] - phi.numpy()
@@ -77,7 +77,7 @@ def test_the_hessian_product_is_the_derivative_of_the_gradient():
     module = linear_module(cluster_weight=0.6)
     w, v = start(module), torch.linspace(-1, 2, 17)
     steps = engine(module, DATA)
-    steps.gradient(w, batch(0), 0, centre=torch.ones(17))  # this pull must not persist
+    steps.gradient(w, batch(0), 0, Pulls(torch.ones(17)))  # this pull must not persist
     found = steps.hessian_vector_product(w, batch(0, 4, 8), v)
     rows, w64, v64, h = [0, 4, 8], w.double().numpy(), v.double().numpy(), 1e-5
     up, down = (linear_step(w64 + sign * h * v64, INPUTS[rows], TARGETS[rows])[1] for sign in (1, -1))
@@ -130,8 +130,8 @@ def test_no_state_passes_from_one_client_to_the_next(precision):
     w, v = start(module), torch.linspace(-1, 2, 23)
     fresh, busy = engine(module, DATA, precision=precision), engine(module, DATA, precision=precision)
     first = fresh.gradient(w, batch(0, 1, 2)), fresh.hessian_vector_product(w, batch(0, 1, 2), v)
-    busy.run_optimizer(w + 1, [batch(5, 6, 7)], centre=w)
-    busy.gradient(w - 1, batch(3, 4), 0, centre=w)
+    busy.run_optimizer(w + 1, [batch(5, 6, 7)], pulls=Pulls(w))
+    busy.gradient(w - 1, batch(3, 4), 0, pulls=Pulls(w))
     module.eval()
     again = busy.gradient(w, batch(0, 1, 2)), busy.hessian_vector_product(w, batch(0, 1, 2), v)
     for one, other in zip(first, again, strict=True):

@@ -13,6 +13,7 @@ from lcfl.core.messages import Downlink
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData, OptimizerResult
 from lcfl.models import Layout
+from lcfl.models.module import NO_PULLS
 from tests.helpers.builders import Normed
 
 LAYOUT = Layout.from_network(Normed())
@@ -27,10 +28,10 @@ class Recorder:
 
     layout, max_steps = LAYOUT, None
 
-    def run_optimizer(self, start, batches, centre=None, embedding=None, rate_scale=1.0):
+    def run_optimizer(self, start, batches, pulls=NO_PULLS, rate_scale=1.0):
         self.rate_scale = rate_scale
         self.start, self.batches = start, [batch.tolist() for batch in batches]
-        self.centre, self.embedding = centre, embedding
+        self.pulls = pulls
         return OptimizerResult(start + 0.5, 0.25, {"aux": 2.0})
 
 
@@ -63,15 +64,15 @@ def test_start_embedding_is_phi_with_the_clients_own_decision_head_and_buffers()
 def test_a_run_starts_from_a_model_in_the_downlink(start):
     recorder, _ = run(LocalTraining(steps=1, start=start), downlink=Downlink({"model": MODEL}))
     assert recorder.start is MODEL
-    assert recorder.centre is recorder.embedding is None
+    assert recorder.pulls == NO_PULLS
 
 
 def test_the_pulls_are_those_of_the_downlink():
     recorder, _ = run(LocalTraining(steps=1), downlink=BOTH)
-    assert recorder.centre is CENTRE
-    assert recorder.embedding is EMBEDDING
+    assert recorder.pulls.centre is CENTRE
+    assert recorder.pulls.embedding is EMBEDDING
     recorder, _ = run(LocalTraining(steps=1))
-    assert recorder.centre is recorder.embedding is None
+    assert recorder.pulls == NO_PULLS
 
 
 def test_the_output_is_that_of_the_engine():
