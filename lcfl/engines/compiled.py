@@ -129,11 +129,8 @@ class CompiledEngine(SequentialEngine):
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
-        targets = [
-            None if target is None or weight == 0 else target.contiguous()
-            for target, weight in zip(pulls, (sgd.cluster_weight, sgd.global_weight), strict=True)
-        ]
-        pointers = [_at(each) for each in (model, self._gradient, velocity, *targets)]
+        targets = self._targets(pulls)
+        pointers = [None if each is None else each.data_ptr() for each in (model, self._gradient, velocity, *targets)]
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
             loss = self._differentiate_at(model, buffers, indices)
@@ -147,11 +144,11 @@ class CompiledEngine(SequentialEngine):
         model, buffers = self._opened(model)
         loss = self._differentiate_at(model, buffers, batch)
         vector, parameters = self._gradient.clone(), model[: self._num_parameters]
-        for target, weight in zip(pulls, (self._descent.cluster_weight, self._descent.global_weight), strict=True):
-            if target is not None and weight > 0:
-                end = min(len(target), self._num_parameters)
-                apart = parameters[:end] - target[:end]
-                vector[:end] += weight * apart
+        weights = self._descent.cluster_weight, self._descent.global_weight
+        for target, weight in zip(self._targets(pulls), weights, strict=True):
+            if target is not None:
+                apart = parameters[: len(target)] - target
+                vector[: len(target)] += weight * apart
                 loss += weight / 2 * float(apart.square().sum())
         self._close(buffers)
         kept = model[self._num_parameters :] if self.layout.buffers else torch.empty(0)
@@ -163,18 +160,28 @@ class CompiledEngine(SequentialEngine):
 
         def scores(inputs: Tensor) -> Tensor:
             inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
-            pointers = [_at(each) for each in (model, buffers, inputs)]
-            self._kernels.lcfl_scores(self._program, *pointers, len(inputs), _at(result))
+            pointers = [each.data_ptr() for each in (model, buffers, inputs)]
+            self._kernels.lcfl_scores(self._program, *pointers, len(inputs), result.data_ptr())
             return result
 
         return scores
 
     def _opened(self, model: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a copy of a model ``[P + Q]`` and its buffers, which are part of the copy if they are exchanged."""
-        model = model.clone(memory_format=torch.contiguous_format)
+        model = _vector(model, self.layout.size, "the model").clone(memory_format=torch.contiguous_format)
         if (apart := self.module.buffer_layout) is None:
             return model, model[self._num_parameters :]
-        return model, apart.pack(self.module.network) if self.buffers is None else self.buffers.clone()
+        buffers = apart.pack(self.module.network) if self.buffers is None else self.buffers
+        return model, _vector(buffers, apart.size, "the client's buffers").clone()
+
+    def _targets(self, pulls: Pulls) -> list[Tensor | None]:
+        """Returns Omega ``[P]`` and Phi ``[P_phi]`` as the kernels read them; None for a pull without a weight."""
+        lengths = {"the cluster's centre": self._num_parameters, "the global embedding": self.layout.num_embedding}
+        weights = self._descent.cluster_weight, self._descent.global_weight
+        return [
+            None if target is None or weight == 0 else _vector(target[:length], length, name).contiguous()
+            for target, weight, (name, length) in zip(pulls, weights, lengths.items(), strict=True)
+        ]
 
     def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices) -> float:
         """Writes the gradient of L_sup ``[P]`` into `_gradient` and returns the loss."""
@@ -186,8 +193,16 @@ class CompiledEngine(SequentialEngine):
         inputs = self._checked(inputs)
         if targets.dtype != torch.int64:
             raise ValueError(f"labels: got {targets.dtype}; they must be torch.int64.")
-        pointers = [_at(each) for each in (model, buffers, inputs, targets)]
-        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), _at(self._gradient))
+        if targets.shape != (len(inputs),):
+            raise ValueError(f"labels: got shape {list(targets.shape)} for {len(inputs)} samples; one each is needed.")
+        targets = targets.contiguous()
+        pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
+        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), self._gradient.data_ptr())
+        if loss == -1:
+            raise ValueError(
+                f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "
+                f"the network returns {self._num_classes} scores."
+            )
         return float(loss)
 
     def _checked(self, inputs: Tensor) -> Tensor:
@@ -206,5 +221,11 @@ class CompiledEngine(SequentialEngine):
             self.buffers = buffers
 
 
-def _at(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _vector(values: Tensor, length: int, name: str) -> Tensor:
+    """Returns `values` if it is a vector of this length in float32. The kernels would read beyond any other."""
+    if values.dtype != torch.float32 or values.shape != (length,) or values.device.type != "cpu":
+        raise ValueError(
+            f"{name}: got {values.dtype} of shape {list(values.shape)} on {values.device}; engine compiled needs "
+            f"torch.float32 of shape [{length}] on the CPU."
+        )
+    return values

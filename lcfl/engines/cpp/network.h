@@ -29,8 +29,12 @@ class Program {
           has_slope_(num_values) {}
 
     // Returns the mean cross-entropy of a batch and writes its gradient [P]. Every operation writes its own part.
+    // Returns -1 if a label is not the number of a class.
     double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
                     float* gradient) {
+        const int64_t classes = shapes_[output_].size();
+        if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
+            return -1;
         batch_ = Batch(samples);
         const int64_t size = shapes_[input_].size();
         Vec* first = value(input_);
@@ -40,7 +44,7 @@ class Program {
         for (size_t i = 0; i < ops_.size(); ++i)
             batch_.V == 1 ? forward<1>(i, model, buffers, true) : forward<2>(i, model, buffers, true);
         std::fill(has_slope_.begin(), has_slope_.end(), false);
-        const double loss = cross_entropy(batch_, shapes_[output_].size(), value(output_), labels, slope(output_));
+        const double loss = cross_entropy(batch_, classes, value(output_), labels, slope(output_));
         has_slope_[output_] = true;
         for (size_t i = ops_.size(); i-- > 0;)
             batch_.V == 1 ? backward<1>(i, model, gradient) : backward<2>(i, model, gradient);
