@@ -8,11 +8,14 @@ from typing import Any, Literal
 from lcfl.callbacks.monitored_metric import MonitoredMetric
 from lcfl.core.callback import Callback
 from lcfl.core.files import write_json
+from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.server.server import Server
 
 __all__ = ["Checkpoint"]
+
+BEST = {"round": int, "monitor": str, "mode": str, "score": float}
 
 
 class Checkpoint(Callback):
@@ -96,11 +99,11 @@ class Checkpoint(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the best round so far, unless it was the best by another monitor or mode."""
-        self.best = state["best"]
-        if self.best is not None and self.monitor is not None:
-            self.best = {"mode": self.mode} | self.best  # older checkpoints do not have the mode
-            if (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode):
-                self.best = None
+        self.best = None if state["best"] is None else {"mode": self.mode} | state["best"]  # older ones lack it
+        check_form("best", self.best, (BEST, None), {})
+        is_of_another = self.best is not None and (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode)
+        if is_of_another and self.monitor is not None:
+            self.best = None
 
     def _is_better(self, row: dict[str, float], server: Server) -> bool:
         score = None if self._monitored is None else self._monitored.score(row, server)

@@ -1,10 +1,11 @@
 """Ends a run when a validation metric no longer improves."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from lcfl.callbacks.monitored_metric import MonitoredMetric
 from lcfl.core.callback import Callback
+from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.server.server import Server
 
@@ -26,6 +27,7 @@ class EarlyStopping(Callback):
     """
 
     shapes_result = True
+    remembers: ClassVar[Forms] = {"best": (float, None), "waited": Number(int, 0)}
 
     def __init__(
         self, monitor: str, patience: int = 5, min_delta: float = 0.0, mode: Literal["max", "min"] = "max"
@@ -63,11 +65,3 @@ class EarlyStopping(Callback):
     def on_fit_end(self, server: Server) -> None:
         """Warns if no round had the metric."""
         self._monitored.warn_if_never_seen(server)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the best score and the number of evaluations since then."""
-        return {"best": self._best, "waited": self._waited}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the best score and the number of evaluations since then."""
-        self._best, self._waited = state["best"], state["waited"]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lcfl import figures
 from lcfl.core.callback import Callback
+from lcfl.core.schema import Array, check_form
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
@@ -25,6 +26,7 @@ __all__ = ["Monitor"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
 MODEL_NUMBERS = 2**25  # most numbers in the models of a map, which take a gigabyte with their principal components
+HISTORY = {"rounds": Array(("T",), torch.int64), "assignments": Array(("T", None), torch.int16)}  # see `state_dict`
 OUTSIDE = -1  # cluster of a client that is a newcomer or has left
 
 
@@ -134,6 +136,7 @@ class Monitor(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the assignment history."""
+        check_form("Monitor", state, HISTORY, {})
         self._rounds = state["rounds"].tolist()
         self._assignments = list(state["assignments"])
 

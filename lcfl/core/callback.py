@@ -1,9 +1,12 @@
 """The hooks of a run, and the base class of all callbacks."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from difflib import get_close_matches
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, ClassVar
+
+from lcfl.core.schema import Forms
 
 __all__ = ["HOOKS", "Callback", "check_hooks", "with_state_keys"]
 
@@ -45,12 +48,15 @@ class Callback:
     on_fit_end            server, state, metrics: the final metrics by name
     ====================  =============================================================================
 
-    Hooks pass results on through the state, and their return values are ignored. A callback returns what it must
-    remember between rounds from `state_dict`, which is saved with every checkpoint.
+    Hooks pass results on through the state, and their return values are ignored. What a callback must remember between
+    rounds is saved with every checkpoint: either it lists the names in `remembers`, or it overrides `state_dict` and
+    `load_state_dict`.
     """
 
     #: False for a callback that only observes. A run may be resumed with different observers.
     shapes_result: bool = False
+    #: What it remembers, and in what form (`lcfl.core.schema`). The value of ``name`` is in the attribute ``_name``.
+    remembers: ClassVar[Forms] = {}
 
     @property
     def key(self) -> str:
@@ -66,13 +72,16 @@ class Callback:
     def state_dict(self) -> dict[str, Any]:
         """Returns what must survive when a run is resumed: tensors and plain values.
 
-        A numpy scalar comes back as a plain number. Anything else, e.g. a numpy array, ends the run with a ValueError
-        at its first checkpoint.
+        By default these are the values in `remembers`. A numpy scalar comes back as a plain number. Anything else, e.g.
+        a numpy array, ends the run with a ValueError at its first checkpoint.
         """
-        return {}
+        return {name: copy(getattr(self, f"_{name}")) for name in self.remembers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned. A value that `state` lacks stays as it is."""
+        for name in self.remembers:
+            if name in state:
+                setattr(self, f"_{name}", copy(state[name]))
 
 
 def with_state_keys(callbacks: Iterable["Callback"]) -> list[tuple[str, "Callback"]]:

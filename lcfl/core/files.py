@@ -1,9 +1,11 @@
 """Files and directories that are complete or absent, even if writing them fails, and files that serve as memory."""
 
+import errno
 import json
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import IO, Any
 
 __all__ = [
     "check_new",
+    "read_regular",
     "atomic_file",
     "sync_directory",
     "atomic_directory",
@@ -39,6 +42,26 @@ def write_json(path: str | Path, content: dict[str, Any], indent: int | None = N
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_regular(path: Path, size: int | None = None) -> bytes:
+    """Returns the content of a file.
+
+    Args:
+        path: a regular file. A link, a pipe or a device could lead elsewhere or never end.
+        size: its size in bytes, if that is known.
+
+    Raises:
+        OSError: if it cannot be read, is not a regular file, or has another size.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if size is not None and status.st_size != size:
+            raise OSError(errno.EINVAL, f"it has {status.st_size} bytes instead of {size}")
+        return file.read(status.st_size)
 
 
 def check_new(path: Path) -> None:

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-import torch
 from lightning.fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.core.callback import with_state_keys
 from lcfl.core.files import write_bytes, write_json
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.launch import device_type, one_thread
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask, Worker
 from lcfl.engines import choose_engine
+from lcfl.federation.session import expected
 from lcfl.methods.exchange import Exchange, FullModel
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
 from lcfl.methods.method import Method
@@ -209,16 +209,21 @@ def onboard(
         )
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
-    saved = checkpoint.read(path)
     data.prepare_data()
     data.setup()
-    _check(saved, data)
+    _check_data(path, data)
+    saved = checkpoint.read(path, expected=expected(module, data, method))
     state = saved.state
-    for key, clustering in with_state_keys(method.clustering):
-        clustering.load_state_dict(state.callbacks[key])
+    if state.round < 0:
+        raise checkpoint.CheckpointError(
+            f"{path}: its warm-up rounds are not complete, so there is no federation to join."
+        )
+    saved.restore(method.clustering, method.aggregation.remembers)
+    run = {name: saved.identity.get(name) for name in ("precision", "seed")}
+    check_form(f"{path}: identity", run, {"precision": str, "seed": int}, {})
     fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=saved.identity["precision"])
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
-    worker = Worker(fabric, module, data, method, int(saved.identity["seed"]), engine)
+    worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
     joined, evaluation, groups = [], _Measured(), data.population.groups
     for client in data.newcomer_clients:
         newcomer = Newcomer(client, worker, state, module.layout)
@@ -260,14 +265,10 @@ class _Measured:
         return evaluation
 
 
-def _check(saved: checkpoint.LoadedCheckpoint, data: FederatedDataModule) -> None:
-    """Refuses other data, and a federation that has not begun."""
+def _check_data(path: Path, data: FederatedDataModule) -> None:
+    """Refuses a checkpoint of other data."""
+    saved = checkpoint.identity_of(path)
     now = {"data": data.samples.fingerprint(), "partition": data.population.fingerprint}
-    changed = differences({name: saved.identity.get(name) for name in now}, now)
+    changed = differences({name: saved.get(name) for name in now}, now)
     if changed:
-        raise checkpoint.CheckpointError(f"{saved.path} was trained on other data:\n  " + "\n  ".join(changed))
-    if saved.state.round < 0:
-        raise checkpoint.CheckpointError(
-            f"{saved.path}: its warm-up rounds are not complete, so there is no federation to join."
-        )
-    assert not torch.any(saved.state.active[list(data.newcomer_clients)])
+        raise checkpoint.CheckpointError(f"{path} was trained on other data:\n  " + "\n  ".join(changed))

@@ -33,13 +33,14 @@ from lcfl.federation.settings import Settings
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.identity import describe, describe_module, differences
 from lcfl.server.evaluation import final_kinds, reported_metrics
 from lcfl.server.schedule import Schedule
 from lcfl.server.server import Server
 
-__all__ = ["Session", "run_of"]
+__all__ = ["Session", "expected", "run_of"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,6 @@ class Session:
             server = self._server(fabric, ranks, state, run.path, loggers)
             server.table.cut(state.round)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
-            server.restore_callback_states()
             (run.path / "summary.json").unlink(missing_ok=True)  # left by an earlier, shorter run
             self._describe(server)
             metrics = _fit_logged(server, loggers, is_new=self.resumed is None)
@@ -145,18 +145,19 @@ class Session:
                 self.module.initial_buffers(self.settings.seed),
                 folder,
             )
-        saved = checkpoint.read(self.resumed, folder)
         now = self._identity()
         compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
-        changed = differences(
-            {name: saved.identity.get(name) for name in compared}, {name: now[name] for name in compared}
-        )
+        saved = checkpoint.identity_of(self.resumed)
+        changed = differences({name: saved.get(name) for name in compared}, {name: now[name] for name in compared})
         if changed:
             raise checkpoint.CheckpointError(
                 f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
             )
-        return saved.state
+        loaded = checkpoint.read(self.resumed, folder, expected(self.module, self.data, self.method))
+        if self.stage == "fit":
+            loaded.restore([*self.method.clustering, *self.settings.all_callbacks], self.method.aggregation.remembers)
+        return loaded.state
 
     def _identity(self) -> dict[str, Any]:
         """Returns everything that decides the bits of a run.
@@ -274,6 +275,14 @@ def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict
     for logger in loggers:
         logger.finalize("success" if metrics else "failed")
     return metrics
+
+
+def expected(module: FederatedModule, data: FederatedDataModule, method: Method) -> Expected:
+    """Returns what a checkpoint of a run with these parts must hold."""
+    sizes = {"N": data.num_clients, "S": module.layout.size, "P": module.layout.num_parameters}
+    if module.buffer_layout is not None:
+        sizes["B"] = module.buffer_layout.size
+    return Expected(sizes, method.exchange.keeps_model, len(method.warmup_rounds(data.num_initial_clients)))
 
 
 def run_of(path: Path) -> Path:

@@ -10,18 +10,21 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import lcfl
+from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import atomic_directory, write_bytes, write_json
+from lcfl.core.files import atomic_directory, read_regular, write_bytes, write_json
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.renamed import with_current_names
+from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
+from lcfl.runs.checkpoint_schema import Expected, check_manifest, check_shard, check_state
 from lcfl.runs.client_shards import current_clients, shard_states, stamp_of, write_shards
 from lcfl.runs.serialization import deserialized, plain_copy, serialized
 
@@ -30,6 +33,7 @@ __all__ = [
     "CheckpointError",
     "LoadedCheckpoint",
     "checked_parts",
+    "identity_of",
     "path_of",
     "read",
     "read_manifest",
@@ -53,11 +57,39 @@ class LoadedCheckpoint:
         path: the directory of the checkpoint.
         state: the state of the federation.
         identity: the identity of its configuration, from the manifest.
+        sizes: the sizes by letter, see `lcfl.runs.checkpoint_schema`.
     """
 
     path: Path
     state: FederationState
     identity: dict[str, Any]
+    sizes: dict[str, int]
+
+    def restore(self, callbacks: Iterable[Callback], aggregation: Forms) -> None:
+        """Restores what clusterings and callbacks remember. One that the checkpoint does not know stays as it is.
+
+        Args:
+            callbacks: the clusterings and callbacks.
+            aggregation: the forms of what the aggregation remembers.
+
+        Raises:
+            CheckpointError: if something that is remembered has another form.
+        """
+        for name in aggregation.keys() & self.state.aggregation.keys():
+            try:
+                check_form(f"aggregation.{name}", self.state.aggregation[name], aggregation[name], dict(self.sizes))
+            except ValueError as error:
+                raise CheckpointError(f"{self.path}: damaged: {error}.") from None
+        for key, callback in with_state_keys(callbacks):
+            if key not in self.state.callbacks:
+                continue
+            kept = self.state.callbacks[key]
+            try:
+                if type(callback).state_dict is Callback.state_dict:
+                    check_form(key, kept, dict(callback.remembers), dict(self.sizes))
+                callback.load_state_dict(kept)
+            except Exception as error:  # of any kind, because a user's callback may raise anything
+                raise CheckpointError(f"{self.path}: {key} cannot be restored ({_reason(error)}).") from None
 
 
 def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Path:
@@ -83,6 +115,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         content = serialized(server | {"current": current_clients(shards)})
         write_bytes(temporary / "state.pt", content)
         digests = {"state.pt": hashlib.sha256(content).hexdigest()} | {shard.name: shard.sha256 for shard in shards}
+        sizes = {name: (temporary / name).stat().st_size for name in digests}
         manifest = {
             "schema": SCHEMA,
             "lcfl": lcfl.__version__,
@@ -90,6 +123,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
             "created": time.time(),
             "identity": identity,
             "sha256": digests,
+            "bytes": sizes,
         }
         write_json(temporary / "manifest.json", manifest | {"digest": _digest(manifest)}, indent=2)
     return final
@@ -113,49 +147,77 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
         )
     try:
-        manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads(read_regular(path / "manifest.json"))
         digest = manifest.pop("digest")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: damaged: manifest.json cannot be read ({error}).") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged: manifest.json cannot be read ({_reason(error)}).") from None
     if digest != _digest(manifest):
         raise CheckpointError(f"{path}: damaged: manifest.json does not match its digest.")
-    if manifest["schema"] not in READABLE:
+    if manifest.get("schema") not in READABLE:
         raise CheckpointError(
-            f"{path} has schema {manifest['schema']} (lcfl {manifest['lcfl']}); this is lcfl {lcfl.__version__}, "
-            f"which reads schemas {' and '.join(map(str, READABLE))}."
+            f"{path} has schema {manifest.get('schema')} (lcfl {manifest.get('lcfl')}); this is lcfl "
+            f"{lcfl.__version__}, which reads schemas {' and '.join(map(str, READABLE))}."
         )
+    try:
+        check_manifest(manifest)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged: manifest.json: {error}.") from None
     return manifest
 
 
-def read(path: Path, store_folder: Path | None = None) -> LoadedCheckpoint:
+def identity_of(path: Path) -> dict[str, Any]:
+    """Returns the identity of a checkpoint's configuration, with the names that this version uses.
+
+    Raises:
+        CheckpointError: as `read_manifest`.
+    """
+    identity: dict[str, Any] = with_current_names(read_manifest(path)["identity"])
+    return identity
+
+
+def read(path: Path, store_folder: Path | None = None, expected: Expected | None = None) -> LoadedCheckpoint:
     """Reads and checks a checkpoint. Unpickles nothing but tensors and plain values.
 
     Args:
         path: the directory of the checkpoint.
         store_folder: the folder of the memory-mapped files that hold the clients' vectors; None keeps the vectors in
             memory.
+        expected: the sizes of the run that reads it, if they are known.
 
     Raises:
-        CheckpointError: if the checkpoint is missing or damaged, or if its schema is a different one.
+        CheckpointError: if the checkpoint is missing or damaged, if its schema is a different one, or if its content
+            does not fit together or is not what is expected.
     """
     manifest = read_manifest(path)
     parts = checked_parts(path, manifest)
     _, server = next(parts)
-    if manifest["schema"] == 2:
-        velocity = server.pop("velocity")
-        server["aggregation"] = {} if velocity is None else {"velocity": velocity}
-    model, buffers = server["initial"] if server.pop("keeps_model") else None, server.pop("buffers")
-    clients = ClientStore(ClientState(model=model, buffers=buffers), store_folder)
+    try:
+        if manifest["schema"] == 2:
+            velocity = server.pop("velocity")
+            server["aggregation"] = {} if velocity is None else {"velocity": velocity}
+        sizes = check_state(server, expected)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged: state.pt: {_reason(error)}.") from None
+    keeps_model, buffers = server.pop("keeps_model"), server.pop("buffers")
+    clients = ClientStore(ClientState(model=server["initial"] if keeps_model else None, buffers=buffers), store_folder)
     sums, current = server.pop("sums"), server.pop("current")
     for name, shard in parts:
-        saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), len(shard["clients"]))
-        saved.current = set((current[name] if name in current else shard["clients"]).tolist())
-        for client, state in shard_states(shard):
-            if client in saved.current:
-                clients[client] = state
+        try:
+            check_shard(shard, sizes, keeps_model)
+            held = set(shard["clients"].tolist())
+            newest = set(current[name].tolist()) if name in current else held
+            if not newest <= held or any(client in clients for client in newest):
+                raise ValueError("clients: every client must be in one shard")
+        except ValueError as error:
+            raise CheckpointError(f"{path}: damaged: {name}: {error}.") from None
+        saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), len(held), newest)
+        for client, own in shard_states(shard):
+            if client in newest:
+                clients[client] = own
         clients.checkpoint_shards.saved(saved)
     clients.sums = None if sums is None else ModelSums(**sums)
-    return LoadedCheckpoint(path, FederationState(clients=clients, **server), with_current_names(manifest["identity"]))
+    state = FederationState(clients=clients, **server)
+    return LoadedCheckpoint(path, state, with_current_names(manifest["identity"]), sizes)
 
 
 def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -168,7 +230,7 @@ def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, A
     """
     for name, digest in manifest["sha256"].items():
         try:
-            content = (path / name).read_bytes()
+            content = read_regular(path / name, manifest.get("bytes", {}).get(name))
         except OSError as error:
             raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
         if hashlib.sha256(content).hexdigest() != digest:
@@ -178,9 +240,8 @@ def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, A
         try:
             part = deserialized(content)
         except Exception as error:
-            reason = str(error).partition("\n")[0]
             raise CheckpointError(
-                f"{path}: refused: {name} holds more than tensors and plain values ({reason})."
+                f"{path}: refused: {name} holds more than tensors and plain values ({_reason(error)})."
             ) from None
         yield name, part
 
@@ -195,6 +256,12 @@ def _server(state: FederationState) -> dict[str, Any]:
         "buffers": store.blank.buffers,
         "sums": None if store.sums is None else vars(store.sums),
     }
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error's message."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.partition("\n")[0] or type(error).__name__
 
 
 def _digest(manifest: dict[str, Any]) -> str:

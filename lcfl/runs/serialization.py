@@ -1,6 +1,7 @@
 """Converts tensors and plain values, the content of a checkpoint, to bytes and back without running any code."""
 
 import io
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -58,5 +59,33 @@ def serialized(content: Any) -> bytes:
 
 
 def deserialized(content: bytes) -> Any:
-    """Returns the tensors and plain values that the bytes hold. No code is run."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    """Returns the tensors and plain values that the bytes hold. No code is run.
+
+    The result takes no more memory than the bytes themselves, and no tensor is larger than its memory.
+
+    Raises:
+        ValueError: if a part is compressed, or if a tensor repeats its memory, as an expanded tensor does. A copy of
+            either could fill the whole memory.
+        Exception: whatever torch raises for other content.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if sum(part.file_size for part in archive.infolist()) > len(content):
+            raise ValueError("a part is larger than the file")
+    loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    _check_memory(loaded, set())
+    return loaded
+
+
+def _check_memory(value: Any, seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise ValueError("a tensor is larger than its memory")
+    elif isinstance(value, dict):
+        for item in value.values():
+            _check_memory(item, seen)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            _check_memory(item, seen)

@@ -257,17 +257,7 @@ class Server:
 
     def collect_callback_states(self) -> None:
         """Stores the states of the clusterings and callbacks in the state of the federation."""
-        self.state.callbacks = {key: callback.state_dict() for key, callback in self.callbacks_with_keys()}
-
-    def restore_callback_states(self) -> None:
-        """Restores the states from a checkpoint in the clusterings and callbacks that are still there."""
-        for key, callback in self.callbacks_with_keys():
-            if key in self.state.callbacks:
-                callback.load_state_dict(self.state.callbacks[key])
-
-    def callbacks_with_keys(self) -> list[tuple[str, Callback]]:
-        """Returns the clusterings, then the callbacks, with the keys of their states."""
-        return with_state_keys(self.callbacks)
+        self.state.callbacks = {key: callback.state_dict() for key, callback in with_state_keys(self.callbacks)}
 
     def cost_of(self, task: TrainingTask) -> int:
         """Returns how many samples a task processes."""

@@ -55,11 +55,13 @@ def rewrite(path, **changes):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def replace_state(path, content):
-    """Replaces the content of ``state.pt``, and its hash in the manifest."""
-    (path / "state.pt").write_bytes(content)
-    digests = json.loads((path / "manifest.json").read_text())["sha256"]
-    rewrite(path, sha256=digests | {"state.pt": hashlib.sha256(content).hexdigest()})
+def replace_part(path, name, content):
+    """Replaces the content of a part, and its hash and size in the manifest, as an attacker would."""
+    (path / name).unlink()  # checkpoints share the file
+    (path / name).write_bytes(content)
+    manifest = json.loads((path / "manifest.json").read_text())
+    digests = manifest["sha256"] | {name: hashlib.sha256(content).hexdigest()}
+    rewrite(path, sha256=digests, bytes=manifest["bytes"] | {name: len(content)})
 
 
 class Malicious:

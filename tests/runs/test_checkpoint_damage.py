@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lcfl.runs.checkpoint import CheckpointError, read, write
-from tests.helpers.checkpoints import IDENTITY, Malicious, flip_a_bit, full_state, replace_state, rewrite, shards
+from tests.helpers.checkpoints import IDENTITY, Malicious, flip_a_bit, full_state, replace_part, rewrite, shards
 
 PARTS = ["state.pt", "clients-*.pt"]
 
@@ -115,7 +115,7 @@ def pickled(path, folder):
 @pytest.mark.parametrize("serialized", [saved, pickled])
 def test_code_is_never_run_even_if_every_hash_matches(tmp_path, serialized):
     path, trap = write(tmp_path / "checkpoints", full_state(), {}), tmp_path / "trap"
-    replace_state(path, serialized(trap, tmp_path))
+    replace_part(path, "state.pt", serialized(trap, tmp_path))
     with pytest.raises(CheckpointError, match=r"round-000003\.ckpt: refused: state\.pt holds more than tensors"):
         read(path)
     assert not trap.exists()

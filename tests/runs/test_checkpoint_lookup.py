@@ -10,7 +10,7 @@ import pytest
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint import CheckpointError, write
 from lcfl.runs.checkpoint_lookup import drop_after, find, newest
-from tests.helpers.checkpoints import Malicious, full_state, replace_state
+from tests.helpers.checkpoints import Malicious, full_state, replace_part
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_newest_skips_a_damaged_checkpoint_with_a_warning(tmp_path, clock, part)
 def test_newest_skips_a_malicious_checkpoint(tmp_path, clock):
     folder = tmp_path / "version_0" / "checkpoints"
     whole, hostile = write(folder, full_state(1), {}), write(folder, full_state(2), {})
-    replace_state(hostile, pickle.dumps(Malicious(tmp_path / "trap")))
+    replace_part(hostile, "state.pt", pickle.dumps(Malicious(tmp_path / "trap")))
     with pytest.warns(UserWarning, match="skipped: .*refused"):
         assert newest([tmp_path / "version_0"]) == whole
     assert not (tmp_path / "trap").exists()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import add_models
+from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.models.layout import Layout
 
@@ -46,10 +47,12 @@ class Aggregation(ABC):
     Class attributes:
         reads: the names in an uplink that it merges.
         keeps_centres: whether it leaves one centre per cluster.
+        remembers: the forms (`lcfl.core.schema`) of values in ``state.aggregation``, checked when a run resumes.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
     keeps_centres: ClassVar[bool] = True
+    remembers: ClassVar[Forms] = {}
 
     @property
     def uses_stored_models(self) -> bool:

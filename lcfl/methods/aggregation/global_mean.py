@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.base import Aggregation, Weights, mean_model
@@ -82,6 +83,7 @@ class NormalisedMean(Aggregation):
 
     reads: ClassVar[tuple[str, ...]] = ("model", "normaliser")
     keeps_centres: ClassVar[bool] = False
+    remembers: ClassVar[Forms] = {"velocity": Array(("P",))}
     momentum: float = 0.0
 
     def __post_init__(self) -> None:

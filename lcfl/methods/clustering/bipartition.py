@@ -6,7 +6,7 @@ Legend: N clients, n members of a cluster, K clusters, P parameters.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import cut_tree, pairwise_distances
@@ -59,6 +60,12 @@ class RecursiveBipartition(Clustering):
         min_round: the first round in which a cluster may be split.
         stale_max: the largest number of rounds that an update may be old.
     """
+
+    remembers: ClassVar[Forms] = {
+        "updates": {Number(int, 0, "N"): Array(("P",))},
+        "rounds": {Number(int, 0, "N"): int},
+        "scale": (float, None),
+    }
 
     eps1: float = 0.4
     eps2: float = 1.6
@@ -106,13 +113,15 @@ class RecursiveBipartition(Clustering):
             if is_due and mean < self.eps1 * scale and largest > self.eps2 * scale:
                 self._split(state, cluster, member_n, update_nP)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the latest update of each client, its round, and the largest length in round 0."""
-        return {"updates": dict(self._updates), "rounds": dict(self._rounds), "scale": self._scale}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the latest updates, their rounds and the largest length."""
-        self._updates, self._rounds, self._scale = dict(state["updates"]), dict(state["rounds"]), state["scale"]
+        """Restores what `state_dict` returned.
+
+        Raises:
+            ValueError: if some client has an update without a round, or a round without an update.
+        """
+        super().load_state_dict(state)
+        if self._updates.keys() != self._rounds.keys():
+            raise ValueError("updates and rounds must be those of the same clients")
 
     def _remember(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         num_parameters = server.layout.num_parameters

@@ -6,11 +6,12 @@ Legend: N clients, K clusters, P + Q the length of a model's flat vector.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface
 from lcfl.methods.exchange import ClusterChoice
@@ -40,6 +41,7 @@ class ClientChoice(Clustering):
 
     reads: ClassVar[tuple[str, ...]] = ("cluster",)
     has_extra_rounds: ClassVar[bool] = True
+    remembers: ClassVar[Forms] = {"draw": Number(int, 0), "least": [int], "is_settled": bool}
 
     num_clusters: int = 4
     max_redraws: int = 10
@@ -104,14 +106,6 @@ class ClientChoice(Clustering):
         state.assignment = state.assignment.clone()
         for upload in uploads:
             state.assignment[upload.client] = int(upload.payload["cluster"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns which initial models are in use, the results of the draws, and whether the models stay."""
-        return {"draw": self._draw, "least": list(self._least), "is_settled": self._is_settled}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores which initial models are in use, the results of the draws, and whether the models stay."""
-        self._draw, self._least, self._is_settled = state["draw"], list(state["least"]), state["is_settled"]
 
     def _use(self, draw: int, server: ServerInterface, state: FederationState) -> None:
         self._draw = draw

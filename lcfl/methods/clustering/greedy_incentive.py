@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.update_mean import updated_model
@@ -76,6 +77,7 @@ class GreedyIncentive(Clustering):
     once: bool = False
 
     reads: ClassVar[tuple[str, ...]] = ("update",)
+    remembers: ClassVar[Forms] = {"done": bool}
 
     def __post_init__(self) -> None:
         check_choices("GreedyIncentive", self)
@@ -116,14 +118,6 @@ class GreedyIncentive(Clustering):
         groups = self._grow(server, uploads, similarities(update_nP, self.explained_variance, self.factorised))
         _take_over(state, [upload.client for upload in uploads], groups)
         self._done = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns whether clusters have been formed."""
-        return {"done": self._done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores whether clusters have been formed."""
-        self._done = state["done"]
 
     def _grow(self, server: ServerInterface, uploads: Sequence[Uplink], similarity_nn: Tensor) -> list[list[int]]:
         """Returns the clusters as positions in `uploads`, in the order in which they were begun."""

@@ -5,11 +5,12 @@ Legend: N clients, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Linkage, Metric, check_options, cut_tree, pairwise_distances
@@ -36,6 +37,7 @@ class HierarchicalUpdates(Clustering):
     """
 
     has_extra_rounds: ClassVar[bool] = True
+    remembers: ClassVar[Forms] = {"is_done": bool}
 
     after: int = 10
     metric: Metric = "l2"
@@ -87,11 +89,3 @@ class HierarchicalUpdates(Clustering):
         state.centres = common.repeat(cut.num_clusters, 1)
         server.log("cluster/threshold", cut.threshold)
         self._is_done = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns whether the clusters have been formed."""
-        return {"is_done": self._is_done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores whether the clusters have been formed."""
-        self._is_done = state["is_done"]

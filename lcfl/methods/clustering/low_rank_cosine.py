@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
@@ -65,6 +66,7 @@ class LowRankCosine(Clustering):
     init: Literal["kmeans", "random"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
+    remembers: ClassVar[Forms] = {"offset": (Array(("P",)), None)}
 
     def __post_init__(self) -> None:
         for name in ("num_clusters", "dimension", "offline_clients"):
@@ -146,14 +148,6 @@ class LowRankCosine(Clustering):
         assert state.projection is not None
         own_1P, centre_KP = directions(newcomer, state, self._offline_work())
         return int(cosine(project(own_1P, state.projection), project(centre_KP, state.projection)).argmax())
-
-    def state_dict(self) -> dict[str, Tensor | None]:
-        """Returns the mean that `center` subtracts."""
-        return {"offset": self._offset}
-
-    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Restores the mean that `center` subtracts."""
-        self._offset = state["offset"]
 
     def _offline_work(self) -> LocalTraining | None:
         return None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)

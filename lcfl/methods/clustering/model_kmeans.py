@@ -5,12 +5,13 @@ Legend: N clients, n clients with a model, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
@@ -41,6 +42,8 @@ class ModelKMeans(Clustering):
             every client that ever took part, for centres over stored models. Centres over participants move away from
             models that are some rounds old, and clients with such old models leave clusters that are right.
     """
+
+    remembers: ClassVar[Forms] = {"is_begun": bool, "waiting": {Number(int, 0, "N"): Array(("S",))}}
 
     num_clusters: int = 4
     over: Literal["stored", "participants"] = "participants"
@@ -94,14 +97,6 @@ class ModelKMeans(Clustering):
             assignment = state.assignment.clone()
             assignment[clients] = assign(-far_nK, assignment[clients])
             state.assignment = assignment
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns whether there are clusters yet, and the models collected so far for the first clusters."""
-        return {"is_begun": self._is_begun, "waiting": dict(self._waiting)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores whether there are clusters yet, and the models collected so far for the first clusters."""
-        self._is_begun, self._waiting = state["is_begun"], dict(state.get("waiting", {}))
 
     def _begin(self, models: dict[int, Tensor], server: ServerInterface, state: FederationState) -> None:
         """Sets the first R and Omega, unless there are fewer than K different models."""

@@ -5,13 +5,14 @@ Legend: N clients, n clients with a vector, K clusters, P parameters, P_L parame
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lcfl import figures
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, check_options, cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
@@ -68,6 +69,10 @@ class OneShotHierarchical(Clustering):
 
     reads: ClassVar[tuple[str, ...]] = ()
     newcomer_rule: ClassVar[str] = "the cluster whose layers are nearest to the newcomer's layers after its warm-up"
+    remembers: ClassVar[Forms] = {
+        "vectors": Array(("clients", None)),
+        "known": Array(("clients",), torch.bool),
+    }
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -159,14 +164,6 @@ class OneShotHierarchical(Clustering):
                 pairwise_distances(self._vectors[known]), state.assignment[known], title
             )
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the vectors of the warm-up round ``[N, P_L]``, and which clients have one."""
-        return {"vectors": self._vectors, "known": self._known}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the vectors, and which clients have one."""
-        self._vectors, self._known = state["vectors"], state["known"]
 
     def _forget(self) -> None:
         self._vectors, self._known = torch.zeros(0, 0), torch.zeros(0, dtype=torch.bool)

@@ -6,7 +6,7 @@ Legend: N clients, K clusters, D values of a sample, p vectors of a client's sig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Linkage, check_options, cut_tree
@@ -81,6 +82,7 @@ class PrincipalAngles(Clustering):
 
     reads: ClassVar[tuple[str, ...]] = ()
     newcomer_rule: ClassVar[str] = "the cluster whose members' data have the smallest angle to the newcomer's data"
+    remembers: ClassVar[Forms] = {"signatures": {Number(int, 0, "N"): Array(("values", None))}}
 
     num_vectors: int = 3
     angle: Angle = "vector_min"
@@ -141,11 +143,3 @@ class PrincipalAngles(Clustering):
             return super().place_newcomer(newcomer, state)
         far = {"single": min, "complete": max}.get(self.linkage, mean)
         return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the members' signatures if newcomers will be compared with them."""
-        return {"signatures": self._signatures}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the signatures."""
-        self._signatures = state["signatures"]

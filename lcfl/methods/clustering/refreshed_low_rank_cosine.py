@@ -5,12 +5,13 @@ Legend: N clients, n clients with a model, K clusters, P parameters, D component
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lcfl.core.messages import Uplink
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, NewcomerInterface, ServerInterface
@@ -64,6 +65,7 @@ class RefreshedLowRankCosine(Clustering):
     init: Literal["kmeans", "random", "common"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
+    remembers: ClassVar[Forms] = {"offset": (Array(("P",)), None), "fitted": (int, None)}
 
     def __post_init__(self) -> None:
         for name in ("num_clusters", "dimension", "refresh_every"):
@@ -138,14 +140,6 @@ class RefreshedLowRankCosine(Clustering):
         own_1P, centre_KP = directions(newcomer, state)
         codes = (project(rows, state.projection) for rows in (own_1P, centre_KP))
         return int(_alike(self.similarity, *codes).argmax())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the mean that `center` subtracts, and the round in which M was fitted."""
-        return {"offset": self._offset, "fitted": self._fitted}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the mean that `center` subtracts, and the round in which M was fitted."""
-        self._offset, self._fitted = state["offset"], state["fitted"]
 
     def _refresh(self, server: ServerInterface, state: FederationState, over: Tensor) -> None:
         """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""

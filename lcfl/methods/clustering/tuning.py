@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isnan, nan
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lcfl.core import rng
+from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
@@ -86,6 +87,7 @@ class ClusterTuning(Clustering):
     min_clusters: int = 2
 
     reads: ClassVar[tuple[str, ...]] = ()
+    remembers: ClassVar[Forms] = {"moved": (int, float)}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -124,14 +126,6 @@ class ClusterTuning(Clustering):
             moved = bool(moves)
         if moved:
             self._moved = state.round
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the round of the last move."""
-        return {"moved": self._moved}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the round of the last move."""
-        self._moved = state["moved"]
 
     def _is_due(self, state: FederationState) -> bool:
         seen = state.participated[state.active].float().mean()

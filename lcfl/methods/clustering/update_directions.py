@@ -5,7 +5,7 @@ Legend: N clients, n pre-trained clients, K groups, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
@@ -70,6 +71,10 @@ class UpdateDirections(Clustering):
 
     has_extra_rounds: ClassVar[bool] = True
     newcomer_rule: ClassVar[str] = "the group whose update direction is nearest to that of the newcomer's pre-training"
+    remembers: ClassVar[Forms] = {
+        "direction": (Array(("groups", "P")), None),
+        "group": Array((None,), torch.int64, -1, "groups"),
+    }
 
     num_clusters: int = 5
     pretrain_steps: int = 50
@@ -84,8 +89,8 @@ class UpdateDirections(Clustering):
         self._forget()
 
     def _forget(self) -> None:
-        self._direction_KP: Tensor | None = None
-        self._group_N = torch.zeros(0, dtype=torch.int64)  # the group of each client, -1 for none
+        self._direction: Tensor | None = None
+        self._group = torch.zeros(0, dtype=torch.int64)  # the group of each client, -1 for none
         self._asked = -1  # the last round for which new clients were asked to pre-train
 
     def on_fit_start(self, state: FederationState) -> None:
@@ -112,7 +117,7 @@ class UpdateDirections(Clustering):
         clients = [upload.client for upload in uploads]
         deltas = [(upload.payload["model"] - state.initial)[: server.layout.num_parameters] for upload in uploads]
         state.assignment = state.assignment.clone()
-        if self._direction_KP is None:
+        if self._direction is None:
             if not uploads:
                 raise ValueError(
                     "UpdateDirections: got no finite pre-trained model; lower the optimizer's learning rate."
@@ -120,19 +125,19 @@ class UpdateDirections(Clustering):
             label_n = self._grouped(torch.stack(deltas), clients, server.seed)
             state.assignment[:] = -1
             state.assignment[clients] = label_n
-            self._group_N = state.assignment.clone()
+            self._group = state.assignment.clone()
             members = [torch.nonzero(label_n == group).flatten().tolist() for group in range(int(label_n.max()) + 1)]
             models = [upload.payload["model"] for upload in uploads]
             state.centres = torch.stack(
                 [mean_model([models[i] for i in group], [1] * len(group), server.layout) for group in members]
             )
-            self._direction_KP = torch.stack([torch.stack([deltas[i] for i in group]).mean(dim=0) for group in members])
+            self._direction = torch.stack([torch.stack([deltas[i] for i in group]).mean(dim=0) for group in members])
         elif uploads:
             update_nP = torch.stack(deltas)
-            label_n = assign(cosine(update_nP, self._direction_KP), torch.full((len(clients),), -1))
-            label_n = _with_random(label_n, update_nP, clients, len(self._direction_KP), server.seed)
+            label_n = assign(cosine(update_nP, self._direction), torch.full((len(clients),), -1))
+            label_n = _with_random(label_n, update_nP, clients, len(self._direction), server.seed)
             state.assignment[clients] = torch.tensor([self._cluster_of(group, state) for group in label_n.tolist()])
-            self._group_N[clients] = label_n
+            self._group[clients] = label_n
 
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns ``arg min_g (1 - cos(Delta, direction_g)) / 2``, as for a sampled client without a group.
@@ -141,21 +146,13 @@ class UpdateDirections(Clustering):
         """
         uplink = newcomer.run(Downlink({"model": state.initial}), FullModel(), self._pretraining())
         update_P = (uplink.payload["model"] - state.initial)[: newcomer.layout.num_parameters]
-        if self._direction_KP is None or not update_P.any():
+        if self._direction is None or not update_P.any():
             return super().place_newcomer(newcomer, state)
-        return self._cluster_of(int(cosine(update_P[None], self._direction_KP).argmax()), state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the directions of the groups ``[K, P]``, and every client's group ``[N]``."""
-        return {"direction": self._direction_KP, "group": self._group_N}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the directions and the groups."""
-        self._direction_KP, self._group_N, self._asked = state["direction"], state["group"], -1
+        return self._cluster_of(int(cosine(update_P[None], self._direction).argmax()), state)
 
     def _cluster_of(self, group: int, state: FederationState) -> int:
         """Returns the cluster that holds most clients of a group, or the cluster of the same number if none is left."""
-        cluster_n = state.assignment[(self._group_N == group) & (state.assignment >= 0)]
+        cluster_n = state.assignment[(self._group == group) & (state.assignment >= 0)]
         return int(cluster_n.mode().values) if len(cluster_n) else min(group, state.num_clusters - 1)
 
     def _pretraining(self) -> LocalTraining:
