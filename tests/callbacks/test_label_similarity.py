@@ -15,6 +15,11 @@ from lcfl.methods.local import LocalTraining
 from tests.helpers.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
 
 
+@pytest.fixture
+def not_drawn(monkeypatch):
+    monkeypatch.setattr("lcfl.callbacks.label_similarity.figures.save", lambda figure, path: None)
+
+
 def test_divergence_worked_by_hand():
     count_NC = torch.tensor([[1, 1], [3, 1], [2, 2]])
     expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
@@ -45,7 +50,7 @@ def test_clients_with_equal_labels_have_no_correlation():
     assert correlations(torch.zeros(3, 3), {"cosine": torch.rand(3, 3)}) == {"cosine": same}
 
 
-@pytest.mark.parametrize("method", [fedavg, lcfed])
+@pytest.mark.parametrize("method", [pytest.param(fedavg, marks=pytest.mark.slow), lcfed])
 def test_at_the_end_of_a_run_similar_labels_mean_similar_models(tmp_path, method):
     watch = fit(
         blobs_module(), blobs(12), method(), tmp_path, rounds=4,
@@ -61,12 +66,12 @@ def test_at_the_end_of_a_run_similar_labels_mean_similar_models(tmp_path, method
     assert torch.equal(watch.state.global_model, unobserved.state.global_model)
 
 
-def test_method_that_sends_nothing_is_compared_by_the_clients_models(tmp_path):
+def test_method_that_sends_nothing_is_compared_by_the_clients_models(tmp_path, not_drawn):
     fit(blobs_module(), blobs(12), alone(), tmp_path, rounds=2, callbacks=[LabelSimilarity()])
     assert list(tmp_path.rglob("label_similarity.json"))
 
 
-def test_newcomers_and_leavers_are_not_compared(tmp_path):
+def test_newcomers_and_leavers_are_not_compared(tmp_path, not_drawn):
     class Compared(LabelSimilarity):
         def _fine_tuned(self, server, state, clients):
             self.clients = clients
@@ -85,7 +90,7 @@ def test_single_client_is_not_compared(tmp_path):
     assert "test/own_split/global/acc" in watch.metrics and not list(tmp_path.rglob("label_similarity.json"))
 
 
-def test_a_model_that_diverges_is_left_out_and_named(tmp_path):
+def test_a_model_that_diverges_is_left_out_and_named(tmp_path, not_drawn):
     class Diverged(LabelSimilarity):
         def _fine_tuned(self, server, state, clients):
             model_nP = super()._fine_tuned(server, state, clients)

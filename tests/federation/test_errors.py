@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from math import isnan
 
 import pytest
@@ -209,6 +210,30 @@ REFUSED = {
     "an unknown precision": (["--trainer.precision=64-true"], ["trainer.precision", "bf16-mixed", "64-true"]),
 }
 
+# Refused in the same way as others of the above, and tested where the refusing function is tested.
+REPEATED = {
+    "a partition that no draw gives",
+    "a share above 1",
+    "a misspelt hook",
+    "a name with a folder",
+    "a start that nobody sends",
+    "all samples held out",
+    "alpha below 0",
+    "an own network without the layer",
+    "an unknown precision",
+    "another input shape",
+    "half precision on a CPU",
+    "labels out of range",
+    "more classes a client than classes",
+    "no class a client",
+    "no client a round",
+    "no cluster",
+    "no sample a batch",
+    "own data of unequal shapes",
+    "rounds below 0",
+    "too few scores",
+}
+
 UNPARSED = {
     "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
     "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "int", "many"]),
@@ -246,7 +271,9 @@ def nothing_written(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_written")
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow) if what in REPEATED else what for what in REFUSED]
+)
 def test_bad_input_is_refused_before_anything_is_written(what):
     words, said = REFUSED[what]
     with pytest.raises((ValueError, FileNotFoundError)) as error:
@@ -265,23 +292,13 @@ def test_bad_input_is_refused_by_the_parser(capsys, what):
     assert not missing, f"{missing} is not in: {message}"
 
 
-def test_a_step_that_makes_the_pull_diverge_is_a_warning():
+def test_a_step_that_makes_the_pull_diverge_and_too_large_a_dimension_are_warnings():
     sgd = "model: {cluster_weight: 3.0, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.6}}}"
-    with pytest.warns(UserWarning, match=r"learning rate 0\.6 .*= 3\.5 is >= 2.*Keep the product"):
-        lcfl(*FIT, "--trainer.rounds=0", "-c", sgd)
-
-
-def test_a_pull_without_a_target_is_a_warning():
-    without = "method: {exchange: FullModel, aggregation: GlobalMean, clustering: []}"
-    with pytest.warns(
-        UserWarning, match=r"model\.cluster_weight \(mu\) = 0\.5 has no effect: FullModel sends no centre"
-    ):
-        lcfl(*FIT[:-1], "--trainer.rounds=0", "-c", without)
-
-
-def test_dimension_above_the_span_of_the_models_is_reduced_with_a_warning():
-    with pytest.warns(UserWarning, match=r"dimension=50, but 20 models span only 19.*using 19"):
-        run = lcfl(*FIT, "--method.clustering.init_args.dimension=50")
+    with pytest.warns(UserWarning) as warned:
+        run = lcfl(*FIT, "--trainer.rounds=0", "-c", sgd, "--method.clustering.init_args.dimension=50")
+    texts = "\n".join(str(warning.message) for warning in warned)
+    assert re.search(r"learning rate 0\.6 .*= 3\.5 is >= 2.*Keep the product", texts)
+    assert re.search(r"dimension=50, but 20 models span only 19.*using 19", texts)
     assert run.state.projection.shape[1] == 19
 
 

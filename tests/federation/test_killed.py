@@ -28,38 +28,30 @@ def resume(root):
     return ["--ckpt_path=last"] if list(Path(root).glob("run/*/checkpoints/round-*.ckpt")) else []
 
 
-@pytest.fixture
-def killed_and_resumed(tmp_path, reference, started):
-    """A trial: a run is killed at random moments, up to three times, and resumed with another number of ranks."""
-
-    def trial(moment):
-        random.seed(moment)
-        path, duration = reference("lcfed")
-        ranks = [1, 2]
-        for _ in range(random.randint(1, 3)):
-            random.shuffle(ranks)
-            args = arguments(tmp_path, "lcfed", ranks[0], ROUNDS, *resume(tmp_path))
-            killed_fit(started, random.uniform(0.1, 1.2) * duration, args)
-        run = fit(tmp_path, "lcfed", ranks[1], ROUNDS, *resume(tmp_path))
-        assert_same_run(path, run.path)
-
-    return trial
+@pytest.mark.parametrize("moment", [0, *(pytest.param(moment, marks=pytest.mark.slow) for moment in range(1, 33))])
+def test_killed_run_resumes_as_if_nothing_had_happened(tmp_path, reference, started, moment):
+    """The run is killed at random moments, up to three times, and resumed with another number of ranks."""
+    random.seed(moment)
+    path, duration = reference("lcfed")
+    ranks = [1, 2]
+    for _ in range(random.randint(1, 3)):
+        random.shuffle(ranks)
+        args = arguments(tmp_path, "lcfed", ranks[0], ROUNDS, *resume(tmp_path))
+        killed_fit(started, random.uniform(0.1, 1.2) * duration, args)
+    run = fit(tmp_path, "lcfed", ranks[1], ROUNDS, *resume(tmp_path))
+    assert_same_run(path, run.path)
 
 
-@pytest.mark.parametrize("moment", range(3))
-def test_killed_run_resumes_as_if_nothing_had_happened(killed_and_resumed, moment):
-    killed_and_resumed(moment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", range(3, 33))
-def test_killed_at_any_of_thirty_moments(killed_and_resumed, moment):
-    killed_and_resumed(moment)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_signal_saves_the_last_complete_round_and_resumes(tmp_path, started, number, devices):
+@pytest.mark.parametrize(
+    ("devices", "number"),
+    [
+        (1, signal.SIGINT),
+        (2, signal.SIGTERM),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_signal_saves_the_last_complete_round_and_resumes(tmp_path, started, devices, number):
     more = ["--trainer.callbacks.every_n_rounds=1000000"]
     child = started(arguments(tmp_path, "lcfed", devices, 1_000_000, *more))
     table = tmp_path / "run" / "version_0" / "metrics.csv"

@@ -5,25 +5,34 @@ import shutil
 import pytest
 
 from lcfl.engines import kernels
-from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs import checkpoint
 from lcfl.runs.directory import RunDirectory
+from tests.helpers.checkpoints import flip_a_bit
 from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
-METHODS = ["lcfed", "lcfed_plus", "fedac", "fedavg", "local"]
-METHODS += ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
+OTHERS = ["lcfed_plus", "fedac", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
+SLOW = [("lcfed", 1), ("fedavg", 1), *((method, first) for method in OTHERS for first in (1, 5))]
+
+
+@pytest.fixture(scope="module")
+def five_rounds(tmp_path_factory):
+    """A LCFed run that ended after five rounds and kept every checkpoint."""
+    return fit(tmp_path_factory.mktemp("five"), "lcfed", 1, 5, "--trainer.callbacks.keep_last=null").path
+
+
+@pytest.fixture
+def ended(tmp_path, five_rounds):
+    """A copy of that run, which a test may resume or damage."""
+    return shutil.copytree(five_rounds, tmp_path / "run" / "version_0")
 
 
 @pytest.mark.parametrize(
     ("method", "first"),
     [
         ("lcfed", 0),  # after the warm-up rounds alone
-        *(
-            pytest.param(
-                method, each, marks=[pytest.mark.slow] if each == 1 and method not in ("lcfed", "fedac") else []
-            )
-            for method in METHODS
-            for each in (1, 5)
-        ),
+        ("lcfed", 5),
+        ("fedavg", 5),  # clients keep nothing
+        *(pytest.param(method, first, marks=pytest.mark.slow) for method, first in SLOW),
     ],
 )
 def test_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, reference, method, first):
@@ -46,7 +55,7 @@ def tuned(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("tuned"), "fedac", 1, 9, *TUNED).path
 
 
-@pytest.mark.parametrize("first", [4, 5, 6])
+@pytest.mark.parametrize("first", [pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(6, marks=pytest.mark.slow)])
 def test_fedac_resumes_before_within_and_after_a_cooldown_and_a_refresh(tmp_path, tuned, first):
     counts = [float(row["cluster/count"]) for row in rows(tuned) if int(row["round"]) >= 0]
     assert len(set(counts)) > 1  # clusters do merge
@@ -63,7 +72,7 @@ def split(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("split"), "fedac", 1, 8, *SPLIT).path
 
 
-@pytest.mark.parametrize("first", [4, 5])
+@pytest.mark.parametrize("first", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_fedac_resumes_just_after_a_split_and_within_its_cooldown(tmp_path, split, first):
     counts = [float(row["cluster/count"]) for row in rows(split) if int(row["round"]) >= 0]
     assert counts == [1, 1, 1, 2, 2, 2, 3, 3]  # split in round 3, two rounds of cooldown, split again
@@ -71,7 +80,9 @@ def test_fedac_resumes_just_after_a_split_and_within_its_cooldown(tmp_path, spli
     assert_same_run(split, fit(tmp_path, "fedac", 1, 8, *SPLIT, "--ckpt_path=last").path)
 
 
-@pytest.mark.parametrize("local", ["steps: 5, epochs: null", "steps: null, epochs: 1"])
+@pytest.mark.parametrize(
+    "local", ["steps: 5, epochs: null", pytest.param("steps: null, epochs: 1", marks=pytest.mark.slow)]
+)
 def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, local):
     """Clients have 54 samples, i.e. 5 batches of 10 per pass, so steps cross the end of a pass in any round."""
     words = ("--data.drop_last=true", "-c", f"method: {{local_update: {{init_args: {{{local}}}}}}}")
@@ -83,13 +94,17 @@ def test_a_run_without_short_last_batches_resumes_to_the_same_bits(tmp_path, loc
         assert_same_run(whole, fit(tmp_path / "kept", "fedavg", 1, 4, *words[1:]).path)
 
 
+STRAGGLERS = "method: {local_update: {init_args: {steps: null, epochs: 3, stragglers: 0.5}}}"
+HESSIAN = ["--method.local_update.hessian=true", "--method.local_update.outer_momentum=0.5"]
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
         ("fednova", ["--method.aggregation.momentum=0.5", "--model.cluster_weight=0.1"]),
-        ("fednova", ["-c", "method: {local_update: {init_args: {steps: null, epochs: 3, stragglers: 0.5}}}"]),
-        ("per_fedavg", ["--method.local_update.hessian=true", "--method.local_update.outer_momentum=0.5"]),
-        ("local", ["--method.exchange.full_budget=true"]),
+        pytest.param("fednova", ["-c", STRAGGLERS], marks=pytest.mark.slow),
+        pytest.param("per_fedavg", HESSIAN, marks=pytest.mark.slow),
+        pytest.param("local", ["--method.exchange.full_budget=true"], marks=pytest.mark.slow),
     ],
 )
 def test_state_of_options_survives_a_resume_and_is_the_same_on_two_ranks(tmp_path, method, words):
@@ -100,42 +115,35 @@ def test_state_of_options_survives_a_resume_and_is_the_same_on_two_ranks(tmp_pat
         assert_same_run(whole, fit(tmp_path / "without", method, 1, 2).path)
 
 
-def test_another_configuration_is_refused_and_named(tmp_path):
-    fit(tmp_path, rounds=1)
-    with pytest.raises(
-        checkpoint.CheckpointError, match=r"method.clustering.0.num_clusters: the checkpoint has 10.* 3"
+def test_another_configuration_is_refused_and_every_difference_named(tmp_path, ended):
+    words = ["--method.clustering.num_clusters=3", "--seed_everything=5", "--data.seed=5", "--data.drop_last=true"]
+    with pytest.raises(checkpoint.CheckpointError) as error:
+        fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last", *words)
+    for difference in (
+        "method.clustering.0.num_clusters: the checkpoint has 10, this run 3",
+        "seed: the checkpoint has 0, this run 5",
+        "partition: the checkpoint has",
+        "drop_last: the checkpoint has False, this run True",
     ):
-        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--method.clustering.num_clusters=3")
-    with pytest.raises(checkpoint.CheckpointError, match="seed: the checkpoint has 0, this run 5"):
-        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--seed_everything=5")
-    with pytest.raises(checkpoint.CheckpointError, match="partition"):
-        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.seed=5")
-    with pytest.raises(checkpoint.CheckpointError, match="drop_last: the checkpoint has False, this run True"):
-        fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--data.drop_last=true")
+        assert f"\n  {difference}" in str(error.value)
 
 
-def test_resumed_run_may_change_evaluate_clients_and_reports_it(tmp_path):
-    fit(tmp_path, rounds=1)
-    run = fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last", "--trainer.evaluate_clients=3")
-    assert run.summary()["rounds"] == 2 and run.summary()["evaluate_clients"] == 3
+def test_resumed_run_may_change_evaluate_clients_and_reports_it(tmp_path, ended):
+    run = fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last", "--trainer.evaluate_clients=3")
+    assert run.summary()["rounds"] == 6 and run.summary()["evaluate_clients"] == 3
 
 
-def test_resume_without_the_engine_of_the_run_is_refused(tmp_path, monkeypatch):
+def test_resume_without_the_engine_of_the_run_is_refused(tmp_path, ended, monkeypatch):
     def unavailable():
         raise kernels.Unavailable("there is no C++ compiler")
 
-    fit(tmp_path, "fedavg", 1, 1)
     monkeypatch.setattr(kernels, "load", unavailable)
     with pytest.raises(ValueError, match=r"no C\+\+ compiler; .*ckpt was trained with this engine, so resume where"):
-        fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
+        fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
 
 
-def test_damaged_newest_checkpoint_is_passed_over(tmp_path, reference):
-    run = fit(tmp_path, rounds=5).path
-    state = run / "checkpoints" / "round-000005.ckpt" / "state.pt"
-    content = bytearray(state.read_bytes())
-    content[len(content) // 2] ^= 1
-    state.write_bytes(content)
+def test_damaged_newest_checkpoint_is_passed_over(tmp_path, ended, reference):
+    flip_a_bit(ended / "checkpoints" / "round-000005.ckpt" / "state.pt")
     with pytest.warns(UserWarning, match="skipped.*does not match its SHA-256"):
         resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
     assert_same_run(reference("lcfed")[0], resumed.path)
@@ -148,52 +156,35 @@ def test_missing_checkpoint_error_names_where_it_looked(tmp_path):
         fit(tmp_path, "lcfed", 1, 1, f"--ckpt_path={tmp_path}/elsewhere")
 
 
-def test_checkpoint_by_path_resumes_in_its_own_run(tmp_path, reference):
-    first = fit(tmp_path, rounds=3).path
-    fit(tmp_path, rounds=1)  # a newer run of the same name
-    resumed = fit(tmp_path, "lcfed", 1, ROUNDS, f"--ckpt_path={first}/checkpoints/round-000003.ckpt")
-    assert resumed.path.resolve() == first.resolve()
-    assert_same_run(reference("lcfed")[0], resumed.path)
+def test_an_older_checkpoint_is_resumed_in_its_own_run_and_later_ones_are_removed(tmp_path, ended, reference):
+    shutil.copytree(ended, tmp_path / "run" / "version_1")  # a newer run of the same name
+    resumed = fit(tmp_path, "lcfed", 1, 4, f"--ckpt_path={ended}/checkpoints/round-000003.ckpt")
+    assert resumed.path == ended
+    saved = sorted(path.name for path in (ended / "checkpoints").glob("round-*"))
+    assert saved == [f"round-{number:06d}.ckpt" for number in (3, 4)]
+    fit(tmp_path, "lcfed", 1, ROUNDS, f"--ckpt_path={ended}")
+    assert_same_run(reference("lcfed")[0], ended)
 
 
-def test_second_writer_of_a_run_is_refused(tmp_path):
-    path = fit(tmp_path, rounds=1).path
-    holder = RunDirectory(path)
+def test_second_writer_of_a_run_is_refused(tmp_path, ended):
+    holder = RunDirectory(ended)
     try:
         with pytest.raises(ValueError, match="another process is writing this run"):
-            fit(tmp_path, "lcfed", 1, 2, "--ckpt_path=last")
+            fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
     finally:
         holder.close()
 
 
-def test_resuming_from_an_older_checkpoint_removes_the_later_ones(tmp_path, reference):
-    keep = ["--trainer.callbacks.keep_last=null"]
-    run = fit(tmp_path, "lcfed", 1, 6, *keep).path
-    fit(tmp_path, "lcfed", 1, 4, *keep, f"--ckpt_path={run}/checkpoints/round-000003.ckpt")
-    assert sorted(path.name for path in (run / "checkpoints").glob("round-*")) == [
-        f"round-{number:06d}.ckpt" for number in range(5)
-    ]
-    resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
-    assert_same_run(reference("lcfed")[0], resumed.path)
-
-
-def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path):
-    run = fit(tmp_path, rounds=1).path
-    moved = tmp_path / "elsewhere" / "round-000001.ckpt"
-    shutil.copytree(run / "checkpoints" / "round-000001.ckpt", moved)
+def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path, ended):
+    moved = shutil.move(ended / "checkpoints" / "round-000005.ckpt", tmp_path / "elsewhere" / "round-000005.ckpt")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(checkpoint.CheckpointError, match="lies outside a run directory"):
-        fit(tmp_path, "lcfed", 1, 2, f"--ckpt_path={moved}")
+        fit(tmp_path, "lcfed", 1, 6, f"--ckpt_path={moved}")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_run_directory_stands_for_its_newest_checkpoint(tmp_path):
-    run = fit(tmp_path, rounds=2).path
-    assert checkpoint_lookup.find(str(run), tmp_path, "another") == run / "checkpoints" / "round-000002.ckpt"
-
-
 def test_evaluation_compares_only_the_settings_that_it_uses(tmp_path):
-    run = fit(tmp_path, "lcfed", 1, 2, "--trainer.precision=bf16-mixed").path
+    run = fit(tmp_path, "lcfed", 1, 1, "--trainer.precision=bf16-mixed").path
     words = arguments(tmp_path, "lcfed", 1, 2, f"--ckpt_path={run}")[1:]
     assert main(["test", *words])["test/own_split/personal/acc"] > 0
     with pytest.raises(checkpoint.CheckpointError, match="precision: the checkpoint has 'bf16-mixed'"):

@@ -190,7 +190,10 @@ def test_label_counts_need_a_client_and_a_class(shape):
         label_counts(np.zeros(shape))
 
 
-@pytest.mark.parametrize(("num_clients", "num_clusters", "num_rounds"), [(1, 1, 1), (40, 12, 100), (256, 100, 1000)])
+@pytest.mark.parametrize(
+    ("num_clients", "num_clusters", "num_rounds"),
+    [(1, 1, 1), pytest.param(40, 12, 100, marks=pytest.mark.slow), (256, 100, 1000)],
+)
 def test_nothing_overlaps_at_any_size(num_clients, num_clusters, num_rounds):
     final = np.arange(num_clients) % num_clusters
     assignment, rounds = np.tile(final, (num_rounds, 1)), np.arange(num_rounds)

@@ -76,7 +76,7 @@ def test_a_shard_of_which_less_than_half_is_current_is_written_again(tmp_path, s
 
 def test_shards_never_hold_more_than_twice_the_clients(tmp_path, state):
     draw = torch.Generator().manual_seed(0)
-    for _ in range(100):
+    for _ in range(30):
         train(state, torch.randperm(NUM_CLIENTS, generator=draw)[:4].tolist())
         path = write(tmp_path, state, {})
         held = sum(len(torch.load(file)["clients"]) for file in shards(path))

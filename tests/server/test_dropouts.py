@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import lcfl.federation.session
 import lcfl.server.server
 from lcfl.core.messages import Uplink
 from lcfl.methods.clustering import ClusterNumberTuning
-from tests.helpers.bits import assert_same_clients, assert_same_state
+from tests.helpers.bits import assert_same_clients, assert_same_state, same
 from tests.helpers.builders import (
     alone,
     blobs,
@@ -28,6 +29,7 @@ from tests.helpers.builders import (
     per_fedavg,
 )
 from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.commandline import KINDS
 
 
 def spoil(kind, value):
@@ -49,28 +51,34 @@ def spoil(kind, value):
     return spoiled
 
 
-def faulty(client, number, change):
-    """Returns a worker class that spoils what `client` sends in round `number`."""
+def spoiling(lost, change):
+    """Returns a worker class that spoils the results of the (round, client) pairs in `lost`."""
 
     class Faulty(lcfl.distributed.worker.Worker):
         def train(self, task, engine=None):
             result = super().train(task, engine)
-            return change(result) if (task.client, task.round) == (client, number) else result
+            return change(result) if (task.round, task.client) in lost else result
 
     return Faulty
 
 
-def dropping(client, number):
-    """Returns a server class that drops `client` before its upload of round `number` arrives."""
+def losing(lost):
+    """Returns a server class that drops the (round, client) pairs in `lost` before their uploads arrive."""
 
     class Dropping(lcfl.server.server.Server):
         def train(self, tasks, dropped=()):
             results = super().train(tasks, dropped)
-            if self.state.round == number:
-                del results[client]
-            return results
+            return {client: result for client, result in results.items() if (self.state.round, client) not in lost}
 
     return Dropping
+
+
+def faulty(client, number, change):
+    return spoiling({(number, client)}, change)
+
+
+def dropping(client, number):
+    return losing({(number, client)})
 
 
 METHODS = {
@@ -92,6 +100,10 @@ METHODS = {
     "cgpfl": cgpfl,
     "cgpfl_prox": cgpfl_prox,
 }
+# Aggregation with a momentum is the only one in the default selection that is no kind of clustering.
+KIND_OF_METHOD = [
+    pytest.param(name, marks=[] if name in (*KINDS, "fednova") else [pytest.mark.slow]) for name in METHODS
+]
 PULLED = {"lcfed", "fedac", "fedprox", "cgpfl_prox"}
 SETUP = {"rounds": 4, "clients_per_round": 7}
 
@@ -118,46 +130,50 @@ def chosen(run):
 @pytest.mark.parametrize(
     ("name", "kind", "value"),
     [
-        *((name, "upload", float("nan")) for name in METHODS if name not in ("alone", "per_fedavg")),
-        ("lcfed", "upload", float("-inf")),
-        ("lcfed", "loss", float("nan")),
-        ("alone", "model", float("nan")),
-        ("per_fedavg", "loss", float("nan")),
+        ("lcfed", "upload", nan),
+        ("fedavg", "upload", -inf),
+        ("fednova", "loss", nan),
+        ("alone", "model", nan),
+        *(
+            pytest.param(name, "upload", nan, marks=pytest.mark.slow)
+            for name in METHODS
+            if name not in ("lcfed", "alone")
+        ),
     ],
 )
 def test_result_that_is_not_finite_is_treated_as_a_dropout(tmp_path, monkeypatch, whole, name, kind, value):
-    for client in chosen(whole(name)):
-        with monkeypatch.context() as patch:
-            patch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil(kind, value)))
-            with pytest.warns(UserWarning, match=rf"^round 1: .* 1 of \d+ clients .* \({client}\); .* left out"):
-                broken = watched(tmp_path, name)
-        with monkeypatch.context() as patch:
-            patch.setattr(lcfl.federation.session, "Server", dropping(client, 1))
-            dropped = watched(tmp_path, name)
-        assert_same_state(broken.state, dropped.state, but=["total_bytes"])
-        assert [row["train/failed_clients"] for row in broken.rows] == [0, 1, 0, 0]
-        assert [row["train/failed_clients"] for row in whole(name).rows] == [0, 0, 0, 0]
-        with pytest.raises(AssertionError):
-            assert_same_state(broken.state, whole(name).state, but=["total_bytes"])
-        assert broken.state.total_bytes == whole(name).state.total_bytes  # because the client did send
+    clients = chosen(whole(name))
+    lost = {(1, client) for client in clients}
+    said = rf"^round 1: .* 2 of \d+ clients .* \({', '.join(map(str, sorted(clients)))}\); .* left out"
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=said):
+        patch.setattr(lcfl.federation.session, "Worker", spoiling(lost, spoil(kind, value)))
+        broken = watched(tmp_path, name)
+    monkeypatch.setattr(lcfl.federation.session, "Server", losing(lost))
+    dropped = watched(tmp_path, name)
+    assert_same_state(broken.state, dropped.state, but=["total_bytes"])
+    assert [row["train/failed_clients"] for row in broken.rows] == [0, 2, 0, 0]
+    assert [row["train/failed_clients"] for row in whole(name).rows] == [0, 0, 0, 0]
+    with pytest.raises(AssertionError):
+        assert_same_state(broken.state, whole(name).state, but=["total_bytes"])
+    assert broken.state.total_bytes == whole(name).state.total_bytes  # because the clients did send
 
 
-def test_failing_client_keeps_its_model_and_its_position_in_its_data(tmp_path, monkeypatch, whole):
+def test_failing_clients_keep_their_models_and_their_positions_in_their_data(tmp_path, monkeypatch, whole):
     old, new = chosen(whole("lcfed"))
     before = watched(tmp_path, "lcfed", rounds=1).state
+    worker = spoiling({(1, old), (1, new)}, spoil("upload", nan))
+    monkeypatch.setattr(lcfl.federation.session, "Worker", worker)
+    with pytest.warns(UserWarning, match="round 1: "):
+        after = watched(tmp_path, "lcfed", rounds=2).state
     for client in (old, new):
-        with monkeypatch.context() as patch, pytest.warns(UserWarning, match=rf"round 1: .* \({client}\)"):
-            patch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil("upload", float("nan"))))
-            after = watched(tmp_path, "lcfed", rounds=2).state
-        assert after.clients[client].consumed == before.clients[client].consumed
-        assert torch.equal(after.clients[client].model, before.clients[client].model)
-        assert bool(after.participated[client]) == (client == old)
+        assert same(after.clients[client], before.clients[client])
         assert torch.equal(after.codes[client], before.codes[client])
+    assert after.participated[old] and not after.participated[new]
 
 
 def test_loss_of_a_round_is_the_mean_of_the_other_clients(tmp_path, monkeypatch, whole):
     client, _ = chosen(whole("fedavg"))
-    monkeypatch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil("loss", float("nan"))))
+    monkeypatch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil("loss", nan)))
     with pytest.warns(UserWarning, match="not finite"):
         watch = watched(tmp_path, "fedavg")
     assert np.isfinite([row["train/loss"] for row in watch.rows]).all()
@@ -165,22 +181,18 @@ def test_loss_of_a_round_is_the_mean_of_the_other_clients(tmp_path, monkeypatch,
 
 def test_client_that_fails_in_the_warmup_round_is_only_left_out_of_it(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"round -1: .* \(4\)"):
-        patch.setattr(lcfl.federation.session, "Worker", faulty(4, -1, spoil("upload", float("nan"))))
+        patch.setattr(lcfl.federation.session, "Worker", faulty(4, -1, spoil("upload", nan)))
         broken = watched(tmp_path, "lcfed").state
     with monkeypatch.context() as patch:
         patch.setattr(lcfl.federation.session, "Server", dropping(4, -1))
         assert_same_state(broken, watched(tmp_path, "lcfed").state, but=["total_bytes"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KIND_OF_METHOD)
 def test_round_in_which_all_clients_fail_changes_nothing(tmp_path, monkeypatch, name):
-    class Faulty(lcfl.distributed.worker.Worker):
-        def train(self, task, engine=None):
-            result = super().train(task, engine)
-            return spoil("loss", float("nan"))(result) if task.round == 1 else result
-
     before = watched(tmp_path, name, rounds=1)
-    monkeypatch.setattr(lcfl.federation.session, "Worker", Faulty)
+    worker = spoiling({(1, client) for client in range(12)}, spoil("loss", nan))
+    monkeypatch.setattr(lcfl.federation.session, "Worker", worker)
     with pytest.warns(UserWarning, match="not finite"):
         after = watched(tmp_path, name, rounds=2)
     assert_same_clients(before.state, after.state)
@@ -223,20 +235,16 @@ def assert_not_reporting_is_like_failing(run, monkeypatch):
     """
     watch = run(client_dropout=0.2)
     lost = {(number, i) for number, sampled in watch.sampled.items() for i in dropped(watch, number, sampled)}
-
-    class Faulty(lcfl.distributed.worker.Worker):
-        def train(self, task, engine=None):
-            result = super().train(task, engine)
-            return spoil("loss", float("nan"))(result) if (task.round, task.client) in lost else result
-
-    monkeypatch.setattr(lcfl.federation.session, "Worker", Faulty)
+    assert lost
+    monkeypatch.setattr(lcfl.federation.session, "Worker", spoiling(lost, spoil("loss", nan)))
     with pytest.warns(UserWarning, match="not finite"):
         failed = run(client_dropout=0.0)
-    assert lost
     assert_same_state(watch.state, failed.state, but=["total_bytes"])
 
 
-@pytest.mark.parametrize("name", ["lcfed", "fedac", "fesem"])
+@pytest.mark.parametrize(
+    "name", ["lcfed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedac", "fesem"))]
+)
 def test_dropout_gives_the_same_state_as_a_failure(tmp_path, monkeypatch, name):
     assert_not_reporting_is_like_failing(partial(watched, tmp_path, name), monkeypatch)
 

@@ -3,24 +3,24 @@
 import os
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-import lcfl.methods.aggregation.cluster_mean
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.model_sums import ModelSums
 from lcfl.federation.federation import Federation
-from lcfl.methods.aggregation import ClusterMean
+from lcfl.methods.aggregation import ClusterMean, cluster_mean
 from lcfl.runs import checkpoint_lookup
 from lcfl.server.schedule import Schedule
 from tests.federation.test_newcomers_and_leavers import quiet, tuned_fedac
 from tests.helpers.bits import assert_same_state
-from tests.helpers.builders import Watch, blobs, blobs_module, fedavg, fedper, fit, lcfed
-from tests.helpers.clustered import fesem
-from tests.helpers.fits import arguments, assert_same_run, newest_run, newest_state, rows
+from tests.helpers.builders import blobs, blobs_module, fedavg, fedper, fit, lcfed
+from tests.helpers.clustered import Evaluations, fesem
+from tests.helpers.fits import ROUNDS, arguments, assert_same_run, newest_run, newest_state
 from tests.helpers.fits import fit as command
 
 METHODS = {"lcfed": lcfed, "fedac": tuned_fedac, "fesem": fesem, "fedper": fedper, "fedavg": fedavg}
@@ -43,13 +43,15 @@ class Recomputed(Callback):
 
 @pytest.fixture
 def refresh_every_four(monkeypatch):
-    monkeypatch.setattr(lcfl.methods.aggregation.cluster_mean, "REFRESH_EVERY", 4)
+    monkeypatch.setattr(cluster_mean, "REFRESH_EVERY", 4)
 
 
 # mapped files
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["lcfed", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "lcfed")]
+)
 def test_mapped_files_and_memory_give_the_same_bits(tmp_path, method):
     data = {"newcomers": 2, "leavers": {3: 2}}
     states = [
@@ -73,12 +75,12 @@ def test_mapped_files_end_with_the_run_and_a_resumed_run_has_the_bits_of_an_unin
         )
         return federation.fit(blobs_module(), blobs(leavers={3: 4}), lcfed(), ckpt_path)
 
-    once = run(7, tmp_path / "once", "memory").state
+    once = run(5, tmp_path / "once", "memory").state
     first = run(4, tmp_path / "twice", "mapped")
     assert {path.name for path in (tmp_path / "twice").iterdir()} == {"run"}
     names = {path.name for path in first.path.iterdir()}
     assert not [name for name in names if "client" in name]
-    twice = run(7, tmp_path / "twice", "mapped", "last", devices=2)
+    twice = run(5, tmp_path / "twice", "mapped", "last", devices=2)
     assert_same_state(once, twice.state)
 
 
@@ -87,30 +89,37 @@ def test_an_unknown_store_is_refused():
         Federation(client_store="disk")
 
 
-def test_killed_run_leaves_no_file_that_is_read_again(tmp_path, started):
-    words = ["--trainer.client_store=mapped", "--trainer.logger=false"]
-    once = command(tmp_path / "once", "lcfed", 1, 8, *words).path
-    child = started(arguments(tmp_path / "cut", "lcfed", 1, 1000, *words))
-    while not list((tmp_path / "cut").glob("run/*/checkpoints/round-000003.ckpt")):
+def test_killed_run_leaves_no_file_that_is_read_again(tmp_path, reference, started):
+    """It is resumed with mapped files and compared with a run that had its models in memory."""
+    once, _ = reference("lcfed")
+    child = started(arguments(tmp_path, "lcfed", 1, 1000, "--trainer.client_store=mapped"))
+    while not list(tmp_path.glob("run/*/checkpoints/round-000003.ckpt")):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended by itself"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["run"]
-    cut = newest_run(tmp_path / "cut")
-    assert {path.name for path in cut.iterdir()} <= {path.name for path in once.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    cut = newest_run(tmp_path)
+    names = [{path.name for path in run.iterdir() if "tfevents" not in path.name} for run in (cut, once)]
+    assert names[0] <= names[1]
     for path in cut.glob("checkpoints/round-*"):
         if path.name > "round-000003.ckpt":
             checkpoint_lookup.remove(path)
-    command(tmp_path / "cut", "lcfed", 2, 8, *words, "--ckpt_path=last")
-    assert_same_state(newest_state(once), newest_state(cut))
-    assert rows(once) == rows(cut)
+    command(tmp_path, "lcfed", 1, ROUNDS, "--trainer.client_store=mapped", "--ckpt_path=last")
+    assert_same_run(once, cut)
 
 
 # sums
 
 
-@pytest.mark.parametrize("method", [lcfed, tuned_fedac, lambda: fesem(over="stored", mean=ClusterMean())])
+@pytest.mark.parametrize(
+    "method",
+    [
+        lcfed,
+        tuned_fedac,
+        pytest.param(partial(fesem, over="stored", mean=ClusterMean()), id="fesem", marks=pytest.mark.slow),
+    ],
+)
 def test_sums_of_a_run_stay_within_their_bound_and_are_exact_when_recomputed(tmp_path, method, refresh_every_four):
     watched = Recomputed()
     data = blobs(newcomers=1, leavers={3: 2, 8: 6})
@@ -118,16 +127,25 @@ def test_sums_of_a_run_stay_within_their_bound_and_are_exact_when_recomputed(tmp
     assert watched.rounds == list(range(9)) and set(watched.refreshed) >= {0, 4, 8}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("rounds", [4, 6])
+@pytest.fixture(scope="module")
+def nine_rounds(tmp_path_factory):
+    """A LCFed run whose sums are recomputed in rounds 0, 4 and 8."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_mean, "REFRESH_EVERY", 4)
+        return command(tmp_path_factory.mktemp("nine"), "lcfed", 1, 9).path
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ranks"),
+    [(6, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((6, 2), (4, 1), (4, 2)))],
+)
 def test_run_resumed_between_two_refreshes_has_the_bits_of_an_uninterrupted_one(
-    tmp_path, refresh_every_four, rounds, ranks
+    tmp_path, nine_rounds, refresh_every_four, rounds, ranks
 ):
-    once = command(tmp_path / "once", "lcfed", 1, 9).path
-    command(tmp_path / "twice", "lcfed", ranks, rounds)
-    twice = command(tmp_path / "twice", "lcfed", ranks, 9, "--ckpt_path=last").path
-    assert_same_run(once, twice)
-    sums = newest_state(twice).clients.sums
+    command(tmp_path, "lcfed", ranks, rounds)
+    resumed = command(tmp_path, "lcfed", ranks, 9, "--ckpt_path=last").path
+    assert_same_run(nine_rounds, resumed)
+    sums = newest_state(resumed).clients.sums
     assert sums is not None and sums.error > 0
 
 
@@ -178,25 +196,24 @@ def test_clients_that_left_are_replaced_from_the_rest_of_the_stream():
     assert set(again) > set(drawn[2:]) and len(again) == 5 and not set(again) & set(drawn[:2])
 
 
-@pytest.mark.parametrize(("wanted", "number"), [(4, 4), (0.25, 3), (1.0, 12)])
-def test_evaluate_clients_measures_that_many_and_changes_nothing_else(tmp_path, wanted, number):
-    class Measured(Watch):
-        """Records which clients were measured."""
+def evaluated(root, evaluate_clients):
+    """Returns a run, and the clients that each of its evaluations measured."""
+    found = Evaluations()
+    options = {"evaluate_every": 2, "evaluate_clients": evaluate_clients}
+    watch = fit(blobs_module(), blobs(), lcfed(), root, 4, 0.5, [found], **options)
+    return watch, {tuple(metric.clients) for each in found.found for metric in each.by_name.values()}
 
-        def on_evaluated(self, evaluation):
-            self.clients = {tuple(metric.clients.tolist()) for metric in evaluation.by_name.values()}
 
-    def run(evaluate_clients):
-        measured = Measured()
-        options = {"evaluate_every": 2, "evaluate_clients": evaluate_clients}
-        return fit(
-            blobs_module(), blobs(), lcfed(), tmp_path / str(evaluate_clients), 4, 0.5, [measured], **options
-        ), measured
+@pytest.fixture(scope="module")
+def all_evaluated(tmp_path_factory):
+    return evaluated(tmp_path_factory.mktemp("all"), 1.0)
 
-    watch, measured = run(wanted)
-    (clients,) = measured.clients
-    assert len(clients) == number
-    everybody, _ = run(1.0)
+
+@pytest.mark.parametrize(("wanted", "number"), [(4, 4), (0.25, 3)])
+def test_evaluate_clients_measures_that_many_and_changes_nothing_else(tmp_path, all_evaluated, wanted, number):
+    watch, (clients,) = evaluated(tmp_path, wanted)
+    everybody, measured = all_evaluated
+    assert len(clients) == number and measured == {tuple(range(12))}
     assert_same_state(watch.state, everybody.state, but=("callbacks",))
     majority = watch.server.data.population.majority_accuracy("own_split", watch.server.data.samples.targets)
     assert watch.metrics["test/own_split/majority/acc"] == pytest.approx(np.mean(majority[list(clients)]))
@@ -208,9 +225,6 @@ def test_evaluate_clients_out_of_range_is_refused(tmp_path, wanted):
         fit(blobs_module(), blobs(), fedavg(), tmp_path, evaluate_clients=wanted)
 
 
-def test_both_options_reach_a_run_from_the_command_line(tmp_path):
-    words = ["--trainer.client_store=mapped", "--trainer.evaluate_clients=3"]
-    run = command(tmp_path, "lcfed", 1, 2, *words)
-    assert run.metrics.keys() == command(tmp_path, "lcfed", 1, 2).metrics.keys()
-    assert len(rows(run.path)) == 3 and arguments(tmp_path)[0] == "fit"
-    assert checkpoint_lookup.newest([run.path]).name == "round-000002.ckpt"
+def test_both_options_reach_the_trainer_from_the_command_line(here, built):
+    trainer = built("--trainer.client_store=mapped", "--trainer.evaluate_clients=3")["trainer"]
+    assert (trainer.client_store, trainer.evaluate_clients) == ("mapped", 3)
