@@ -227,7 +227,6 @@ REPEATED = {
     "more classes a client than classes",
     "no class a client",
     "no client a round",
-    "no cluster",
     "no sample a batch",
     "own data of unequal shapes",
     "rounds below 0",

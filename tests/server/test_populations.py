@@ -12,6 +12,7 @@ import torch
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.model_sums import ModelSums
+from lcfl.data.partition import ClassDirichlet
 from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import ClusterMean, cluster_mean
 from lcfl.runs import checkpoint_lookup
@@ -200,7 +201,8 @@ def evaluated(root, evaluate_clients):
     """Returns a run, and the clients that each of its evaluations measured."""
     found = Evaluations()
     options = {"evaluate_every": 2, "evaluate_clients": evaluate_clients}
-    watch = fit(blobs_module(), blobs(), lcfed(), root, 4, 0.5, [found], **options)
+    data = blobs(partition=ClassDirichlet(1.0))  # so that the shares of the most frequent classes differ
+    watch = fit(blobs_module(), data, lcfed(), root, 4, 0.5, [found], **options)
     return watch, {tuple(metric.clients) for each in found.found for metric in each.by_name.values()}
 
 
