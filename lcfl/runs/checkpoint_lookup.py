@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from lcfl.core.files import read_regular
 from lcfl.runs.checkpoint import NAME, CheckpointError, checked_parts, read_manifest
 from lcfl.runs.directory import run_versions
 
@@ -94,7 +95,7 @@ def drop_after(folder: Path, number: int) -> None:
         if match and int(match[1]) > number:
             remove(path)
     best = folder / "best.json"
-    if best.is_file() and not (folder / str(json.loads(best.read_text())["checkpoint"])).is_dir():
+    if best.is_file() and not _chosen(best).is_dir():
         best.unlink()
 
 
@@ -111,11 +112,24 @@ def _best(runs: Sequence[Path]) -> Path:
     for run in runs:
         choice = run / "checkpoints" / "best.json"
         if choice.is_file():
-            return choice.parent / str(json.loads(choice.read_text())["checkpoint"])
+            return _chosen(choice)
     folders = ", ".join(str(run) for run in runs)
     raise CheckpointError(
         f"there is no best checkpoint, as no Checkpoint callback with a monitor has chosen one in {folders}."
     )
+
+
+def _chosen(choice: Path) -> Path:
+    """Returns the path of the checkpoint that a file ``best.json`` names."""
+    try:
+        name = json.loads(read_regular(choice))["checkpoint"]
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a checkpoint")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(
+            f"{choice}: damaged ({error}). Remove it, and name a checkpoint in that folder in place of best."
+        ) from None
+    return choice.parent / str(name)
 
 
 def _is_whole(path: Path) -> bool:

@@ -2,10 +2,13 @@
 
 import csv
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["MetricsTable"]
+
+NUMBER = re.compile(r"-?\d+")
 
 
 class MetricsTable:
@@ -16,6 +19,9 @@ class MetricsTable:
 
     Args:
         path: the file; it is created with its first row.
+
+    Raises:
+        ValueError: if the file is not such a table.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,6 +33,11 @@ class MetricsTable:
                 reader = csv.DictReader(line for line in file if line.endswith("\n"))  # the last one may be incomplete
                 self.columns = list(reader.fieldnames or self.columns)
                 self.rows = list(reader)
+        if any(not NUMBER.fullmatch(row.get("round") or "") or None in row for row in self.rows):
+            raise ValueError(
+                f"{path}: damaged: every row needs a round and one value per column. Mend it, or remove it to resume "
+                "without the rows of the earlier rounds."
+            )
 
     def cut(self, before: int) -> None:
         """Drops the rows of round `before` and later, which are newer than the checkpoint that the run resumes from."""

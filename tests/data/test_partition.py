@@ -232,6 +232,7 @@ def test_from_file_restores_a_written_partition(tmp_path: Path, groups, partitio
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
+        ("[" * 10**5, "cannot be read as JSON"),
         ("[]", "'indices'"),
         (json.dumps({"index": [[0]]}), "'indices'"),
         (json.dumps({"indices": [[0], [1.5]]}), r"indices\[1\] .* integers"),

@@ -120,3 +120,16 @@ def test_the_choice_of_the_best_is_dropped_with_its_checkpoint(tmp_path, best, s
     (tmp_path / "best.json").write_text(json.dumps({"checkpoint": f"round-{best:06d}.ckpt"}))
     drop_after(tmp_path, 2)
     assert (tmp_path / "best.json").exists() == stays
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"checkpoint": 3}', '{"checkpoint": "../../elsewhere"}', "[" * 10**5]
+)
+def test_a_damaged_choice_of_the_best_is_refused(tmp_path, text):
+    folder = tmp_path / "name" / "version_0" / "checkpoints"
+    write(folder, full_state(2), {})
+    (folder / "best.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"best\.json: damaged .* Remove it"):
+        find("best", tmp_path, "name")
+    with pytest.raises(CheckpointError, match="damaged"):
+        drop_after(folder, 2)

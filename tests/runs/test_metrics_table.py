@@ -108,3 +108,10 @@ def test_no_reader_sees_a_partly_rewritten_table(path, monkeypatch):
         MetricsTable(path).append(1, {"b": 1})
         assert reader.read().split() == ["round,a", "0,1.0"]
     assert len(lines(path)) == 3
+
+
+@pytest.mark.parametrize("text", ["round,a\n1,2,3\n", "a,b\n1,2\n", "round,a\nx,2\n", "round,a\n,2\n"])
+def test_a_damaged_table_is_refused(path, text):
+    path.write_text(text)
+    with pytest.raises(ValueError, match="damaged: every row needs a round and one value per column"):
+        MetricsTable(path)

@@ -31,7 +31,7 @@ class FromFile(Partition):
             content = json.loads(Path(self.path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise ValueError(f"FromFile: there is no file {self.path!r}; give the path of a partition file") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"FromFile: {self.path!r} cannot be read as JSON: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("indices"), list):
             raise ValueError(f"FromFile: {self.path!r} must hold an object with a list 'indices', one entry per client")
