@@ -27,12 +27,14 @@ class ClientState:
         consumed: the number of training samples drawn so far in `steps` mode; the next batch begins there.
         buffers: the buffers of its networks ``[Q]``, if they are not exchanged; None means those of the `blank` state.
         received: the model as the server last received it, if an upload transform makes it differ from `model`.
+        memory: what the local update remembers for this client, a vector in float32 of the same length for all clients.
     """
 
     model: Tensor | None = None
     consumed: int = 0
     buffers: Tensor | None = None
     received: Tensor | None = None
+    memory: Tensor | None = None
 
     @property
     def stored_model(self) -> Tensor:

@@ -74,8 +74,9 @@ class TrainingResult:
     output: LocalOutput
 
     def is_finite(self) -> bool:
-        """Returns whether loss, model, upload and the client's own buffers are free of NaN and infinity."""
-        tensors = [each for each in (self.output.model, self.state.buffers) if each is not None]
+        """Returns whether loss, model, upload and what the client keeps are free of NaN and infinity."""
+        kept = self.output.model, self.state.buffers, self.state.memory
+        tensors = [each for each in kept if each is not None]
         # The upload is mostly the model itself, which needs only one check.
         distinct = {id(each): each for each in (*tensors, *self.uplink.payload.values())}
         return (self.output.loss is None or isfinite(self.output.loss)) and all(map(all_finite, distinct.values()))
@@ -188,7 +189,9 @@ class Worker:
         uplink = Uplink(task.client, payload, len(indices))
         model = output.model if exchange.keeps_model else None
         own = engine.buffers if engine.module.buffer_policy == "local" else None
-        return TrainingResult(replace(task.state, model=model, consumed=output.consumed, buffers=own), uplink, output)
+        memory = task.state.memory if output.memory is None else output.memory
+        state = replace(task.state, model=model, consumed=output.consumed, buffers=own, memory=memory)
+        return TrainingResult(state, uplink, output)
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:

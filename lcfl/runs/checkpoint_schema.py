@@ -119,7 +119,7 @@ def check_shard(shard: Any, sizes: dict[str, int], keeps_model: bool) -> None:
         if len(shard[name]) != 2:
             raise ValueError(f"{name}: got {len(shard[name])} values; it must be rows and vectors")
         rows, vectors = shard[name]
-        length = "B" if name == "buffers" else "S"
+        length = {"buffers": "B", "memory": None}.get(name, "S")
         check_form(f"{name}[0]", rows, Array((f"rows of {name}",), torch.int64, 0, "n"), sizes)
         check_form(f"{name}[1]", vectors, Array((f"rows of {name}", length)), sizes)
         if torch.any(rows.diff() <= 0):

@@ -32,6 +32,7 @@ from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
+from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.evaluation import Evaluator, final_kinds, raise_failures
 from lcfl.server.metrics import Evaluation, co_membership_jaccard
 from lcfl.server.schedule import Schedule
@@ -80,6 +81,7 @@ class Server:
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
+        self._unsaved = UnsavedMemory([])
         self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
     @property
@@ -128,6 +130,7 @@ class Server:
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
         self.call("on_fit_start")
+        self._unsaved = self._unsaved_memory()
         warmup_rounds = self.method.warmup_rounds(self.data.num_initial_clients)
         while self.state.round < 0 and not self.stop_signal:
             self.warmup_round(warmup_rounds[self.state.round])
@@ -255,8 +258,14 @@ class Server:
         for name, of_clients in values.items():
             self.log(name, float(np.mean(of_clients)))
 
+    def _unsaved_memory(self) -> UnsavedMemory:
+        exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
+        parts = self.method.local_update, exchange, *exchange.transforms, self.method.aggregation, *shaping
+        return UnsavedMemory(parts)
+
     def collect_callback_states(self) -> None:
         """Stores the states of the clusterings and callbacks in the state of the federation."""
+        self._unsaved.warn()
         self.state.callbacks = {key: callback.state_dict() for key, callback in with_state_keys(self.callbacks)}
 
     def cost_of(self, task: TrainingTask) -> int:

@@ -73,6 +73,8 @@ class LocalOutput:
         logged: further means over the steps, by name.
         num_steps: the number of steps that the run took.
         extras: further results of the run that an exchange may send, by name, as tensors on the CPU.
+        memory: what the client gets back as `ClientState.memory` when it takes part again: a vector in float32 on the
+            CPU, of the same length for all clients. It is part of every checkpoint. None keeps what it had.
     """
 
     model: Tensor
@@ -81,6 +83,7 @@ class LocalOutput:
     logged: Mapping[str, float] = field(default_factory=dict)
     num_steps: int = 0
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Tensor | None = None
 
 
 class LocalUpdate(ABC):

@@ -1,0 +1,57 @@
+"""Notices what a user's part of a method remembers in its attributes, where no checkpoint holds it."""
+
+import pickle
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from lcfl.core.callback import Callback
+
+__all__ = ["UnsavedMemory"]
+
+
+class UnsavedMemory:
+    """Compares the attributes of parts with what they were at the start of a run.
+
+    The parts of lcfl are left out, as are attributes that a part lists in `remembers`, and parts with a `state_dict` of
+    their own.
+
+    Args:
+        parts: the parts, at the start of the run.
+    """
+
+    def __init__(self, parts: Iterable[object]) -> None:
+        own = [part for part in parts if not type(part).__module__.startswith("lcfl.")]
+        self._before = [(part, _contents(part)) for part in own]
+
+    def warn(self) -> None:
+        """Warns about each part that has changed since, once."""
+        waiting, self._before = self._before, []
+        for part, before in waiting:
+            now = _contents(part)
+            changed = sorted(name for name in now if now[name] != before.get(name))
+            if not changed:
+                self._before.append((part, before))
+                continue
+            warnings.warn(
+                f"{type(part).__name__} has changed its attribute{'s' * (len(changed) > 1)} {', '.join(changed)}, "
+                "which no checkpoint holds: a resumed run starts without it. An aggregation keeps what it remembers in "
+                "state.aggregation, a local update in LocalOutput.memory, a clustering or callback lists it in "
+                "remembers.",
+                stacklevel=3,
+            )
+
+
+def _contents(part: object) -> dict[str, bytes]:
+    """Returns the pickled attributes of a part, by name, without those that a checkpoint holds."""
+    if isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict:
+        return {}
+    saved = {f"_{name}" for name in getattr(part, "remembers", ())}
+    return {name: _pickled(value) for name, value in vars(part).items() if name not in saved}
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # an open file, a lock: it could not be saved in any case
+        return b""
