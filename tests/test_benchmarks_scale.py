@@ -1,20 +1,36 @@
 """Tests that the benchmarks of populations and of clustering run at small scale and report what they document."""
 
+import contextlib
+import importlib
+import io
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-def test_scale_measures_every_method_and_population(tmp_path):
+def test_scale_measures_every_method_and_population(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    scale = importlib.import_module("scale")
+
+    def here(words, **options):
+        """Does in this process what the script does in a process for every entry, which takes seconds to start."""
+        assert words[:2] == [sys.executable, scale.__file__]
+        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words[1:])
+            scale.main()
+        return SimpleNamespace(stdout=said.getvalue())
+
     words = ["--populations", "60", "120", "--clients", "10", "--rounds", "3", "--images", "3000"]
     words += ["--folder", str(tmp_path), "--json", str(tmp_path / "scale.json")]
-    subprocess.run([sys.executable, BENCHMARKS / "scale.py", *words], check=True, capture_output=True)
+    monkeypatch.setattr(scale, "subprocess", SimpleNamespace(run=here))
+    monkeypatch.setattr(sys, "argv", ["scale.py", *words])
+    scale.main()
     entries = json.loads((tmp_path / "scale.json").read_text())
     assert [(each["method"], each["num_clients"]) for each in entries] == [
         (method, number) for method in ("fedavg", "lcfed") for number in (60, 120)

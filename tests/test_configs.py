@@ -13,16 +13,12 @@ from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from tests.helpers import clustered
 from tests.helpers.builders import alone, fedavg, fednova, fedper, fedprox, lg_fedavg, per_fedavg
-from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
+from tests.helpers.commandline import CONFIGS, DATA, KINDS, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
-LARGE = ("CNN", "ResNet9")  # networks whose test run takes seconds
-VARIANTS = (
-    "alpha",
-    "pathological",
-    "skew30",
-)  # data files with these words in their names differ from others in one number
-
+# Data files with every data set, network and kind of partition. Others differ in one number or in the combination.
+TRIED = ("cifar10", "cifar10_dirichlet", "cifar100", "cifar100_fedclust_skew20", "digits", "emnist_ascfl")
+TRIED += ("fashion_mnist", "mnist", "mnist_ifca", "svhn_fedclust_dirichlet", "synthetic")
 
 FIVE, BLENDED = LocalTraining(steps=5), BlendedClusterMean("participants", "participants", "uniform")
 BASELINES = {
@@ -45,19 +41,17 @@ BASELINES = {
 PULLS = {"fedprox": 0.01, "cgpfl_prox": 0.5}  # mu
 
 
-def pairs(tried=False):
+def pairs():
     """Returns all pairs of data and method.
 
-    Each method with the smallest data and most data with LCFed are fast. All other pairs are marked as slow.
+    A method of each kind with the smallest data, and data of `TRIED` with FedAvg are fast. All other pairs are slow.
     """
     parameters = []
     for data, method in itertools.product(DATA, METHODS):
-        slow = data.stem != "synthetic" and method.stem != "lcfed"
-        slow = slow or any(word in data.stem for word in VARIANTS)
-        slow = slow or (tried and any(f"networks.{network}\n" in data.read_text() for network in LARGE))
-        parameters.append(
-            pytest.param(data, method, id=f"{data.stem}-{method.stem}", marks=[pytest.mark.slow] if slow else [])
-        )
+        fast = data.stem == "synthetic" and method.stem in KINDS
+        fast = fast or (data.stem in TRIED and method.stem == "fedavg")
+        marks = [] if fast else [pytest.mark.slow]
+        parameters.append(pytest.param(data, method, id=f"{data.stem}-{method.stem}", marks=marks))
     return parameters
 
 
@@ -97,6 +91,16 @@ def test_a_file_starts_with_a_comment_and_sets_every_argument_of_its_classes(pat
             assert given == allowed, entry["class_path"]
 
 
+def test_a_network_has_the_same_arguments_in_all_files_of_a_data_set():
+    """Most of these files are only run by slow tests."""
+    found = {}
+    for path in DATA:
+        content = yaml.safe_load(path.read_text())
+        network, dataset = content["model"]["network"], str(content["data"]["dataset"])
+        expected = found.setdefault((dataset, network["class_path"]), network["init_args"])
+        assert network["init_args"] == expected, path
+
+
 @pytest.mark.parametrize("path", METHODS, ids=name)
 def test_a_method_sets_its_four_parts_and_no_callbacks(path):
     content = yaml.safe_load(path.read_text())
@@ -125,12 +129,9 @@ def test_a_baseline_equals_the_composition_that_other_tests_check(method):
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("method", METHODS, ids=name)
 def test_the_quickstart_below_a_method_has_the_method_of_that_file(capsys, method):
-    alone = printed(capsys, "-c", CONFIGS / "data" / "digits.yaml", "-c", method)
-    layered = printed(capsys, "-c", QUICKSTART, "-c", method)
-    assert layered["method"] == alone["method"]
-    assert [layered["model"][key] for key in ("cluster_weight", "global_weight")] == [
-        alone["model"][key] for key in ("cluster_weight", "global_weight")
-    ]
+    layered, expected = printed(capsys, "-c", QUICKSTART, "-c", method), yaml.safe_load(method.read_text())
+    assert layered["method"] == expected["method"]
+    assert layered["model"].items() >= expected["model"].items()
     assert layered["trainer"]["name"] == "quickstart"
 
 
@@ -138,8 +139,8 @@ def test_the_quickstart_below_a_method_has_the_method_of_that_file(capsys, metho
 def test_the_quickstart_above_a_method_is_the_quickstart(capsys):
     """The quickstart names all parts of its method."""
     alone = printed(capsys, "-c", QUICKSTART)
-    for method in METHODS:
-        assert printed(capsys, "-c", method, "-c", QUICKSTART) == alone
+    for kind in KINDS:
+        assert printed(capsys, "-c", CONFIGS / f"methods/{kind}.yaml", "-c", QUICKSTART) == alone, kind
 
 
 @pytest.mark.usefixtures("here")
@@ -155,7 +156,7 @@ def test_data_and_method_layer_in_either_order(capsys, data, method):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("data", "method"), pairs(tried=True))
+@pytest.mark.parametrize(("data", "method"), pairs())
 def test_fast_dev_run_of_data_with_method_needs_and_writes_no_files(tmp_path, monkeypatch, data, method):
     ran = []
     launch = Federation._launch

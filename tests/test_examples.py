@@ -18,9 +18,10 @@ from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import CentreAndEmbedding
 from lcfl.methods.local import LocalTraining
 from lcfl.models import MLP
-from tests.helpers.commandline import KIND_OF_METHOD
+from tests.helpers.commandline import METHODS
 
 ROOT = Path(__file__).parent.parent
+AS_SHOWN = ("lcfed", "fedclust")  # the method in docs/ and one that clusters before the first round
 
 
 def parts():
@@ -46,7 +47,10 @@ def test_a_script_runs(here, capsys, script, accuracy):
         assert (here / "logs/python_api/version_0/summary.json").is_file()
 
 
-@pytest.mark.parametrize("method", KIND_OF_METHOD)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(path, id=path.stem, marks=[] if path.stem in AS_SHOWN else [pytest.mark.slow]) for path in METHODS],
+)
 def test_user_defined_data_with_every_method(here, method):
     (here / "own.py").symlink_to(ROOT / "examples/own.py")
     words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml")]

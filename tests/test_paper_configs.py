@@ -86,9 +86,9 @@ def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path)
 def test_the_configuration_has_the_settings_of_the_paper(capsys, path):
     rounds, num_clients, sampled, rate, batch_size, (unit, number) = STATED[paper(path)]
     rounds, sampled = (50, 0.1) if "table6" in path.stem else (rounds or 1000, sampled or 25)
-    for words in filter(None, [["-c", str(path)], arguments_in_comment(path)]):
-        assert str(path) in words
-        config = printed(capsys, *words)
+    words = arguments_in_comment(path) or ["-c", str(path)]
+    assert str(path) in words
+    for config in (content(path), printed(capsys, *words)):
         assert (config["trainer"]["rounds"], config["trainer"]["clients_per_round"]) == (rounds, sampled)
         assert (config["data"]["num_clients"], config["data"]["batch_size"]) == (num_clients, batch_size)
         assert config["model"]["optimizer"]["init_args"]["lr"] == rate or rate is None

@@ -33,14 +33,18 @@ def opened(path):
 @pytest.mark.parametrize(
     "words",
     [
-        OWN,
         ("--model=own_parts.Module", "--model.penalty=0.5"),
         ("-c", "model: {class_path: own_parts.Module, init_args: {penalty: 0.5}}"),
     ],
-    ids=["class_path", "model", "layer"],
+    ids=["model", "layer"],
 )
-def test_a_user_defined_module_trains_with_the_network_of_the_layers_below(words):
-    run = lcfl(*FIT, *NET, *words, "--data=own_parts.Data", "--data.batch_size=9")
+def test_a_user_defined_module_can_be_named_in_other_ways(capsys, words):
+    expected, other = (printed(capsys, *FIT[1:], *NET, *way)["model"] for way in (OWN, words))
+    assert other == expected and other["init_args"]["penalty"] == 0.5
+
+
+def test_a_user_defined_module_trains_with_the_network_of_the_layers_below():
+    run = lcfl(*FIT, *NET, *OWN, "--data=own_parts.Data", "--data.batch_size=9")
     assert penalty_of(run) == 0.5
     saved = yaml.safe_load((run.path / "config.yaml").read_text())
     assert saved["model"]["class_path"] == "own_parts.Module" and saved["model"]["init_args"]["cut"] == "head"

@@ -1,8 +1,6 @@
 """Tests the command line: commands, layers of configuration, resuming, and how a run ends."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -29,20 +27,6 @@ def equal(run, other):
     )
 
 
-# the command without torch
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [(["--help"], "usage: lcfl"), (["-h"], "usage: lcfl"), ([], "usage: lcfl"), (["--version"], package.__version__)],
-)
-def test_help_and_version_answer_without_importing_torch(words, answer):
-    script = "import sys; from lcfl.__main__ import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert answer in done.stdout
-
-
 def test_the_help_of_a_command_lists_all_groups(capsys):
     with pytest.raises(SystemExit) as ended:
         lcfl("validate", "--help")
@@ -52,16 +36,6 @@ def test_the_help_of_a_command_lists_all_groups(capsys):
         f"--{group}" in shown for group in ("trainer.rounds", "method.exchange", "model.network", "data.dataset")
     )
     assert "--seed_everything" in shown and "--ckpt_path" in shown and "--trainer.seed" not in shown
-
-
-def test_the_real_command_trains_quietly(tmp_path, parts):
-    words = ["-m", "lcfl", *FIT, "--model.network=own_parts.Net", "--model.cut=head", "--trainer.devices=2"]
-    words += ["--trainer.enable_progress_bar=true"]
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "majority" in done.stdout and "logs/lcfl/version_0" in done.stdout
-    assert "Seed set" not in done.stdout and "distributed" not in done.stdout
 
 
 # fit, validate, test
@@ -150,7 +124,9 @@ def test_a_resumed_run_continues_in_its_directory_and_ends_with_the_same_bits():
     assert equal(whole, resumed)
 
 
-def test_a_checkpoint_is_given_by_its_path_or_as_last_or_best():
+def test_a_checkpoint_is_given_by_its_path_or_as_last_or_best(tmp_path):
+    """A file named ``last`` is not opened."""
+    (tmp_path / "last").write_text("no checkpoint")
     best = ("--trainer.callbacks+=Checkpoint", "--trainer.callbacks.monitor=val/own_split/personal/acc")
     every = "--trainer.callbacks.every_n_rounds=1"
     run = lcfl(*FIT, *best, every)
@@ -171,12 +147,6 @@ def test_a_missing_checkpoint_is_reported_with_its_path_or_name(tmp_path, path):
     else:
         assert "no run of that name" in str(error.value)
     assert not files(tmp_path)
-
-
-def test_a_file_named_last_is_not_opened(tmp_path):
-    run = lcfl(*FIT)
-    (tmp_path / "last").write_text("no checkpoint")
-    assert lcfl("test", *FIT[1:], "--ckpt_path=last") == {k: v for k, v in run.metrics.items() if k.startswith("test/")}
 
 
 # how a run ends

@@ -1,19 +1,30 @@
 """Tests `lcfl.load`, which opens the run in a run directory."""
 
+import shutil
+
 import pytest
 import torch
 import yaml
 
 import lcfl as package
-from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, lcfl
+from lcfl.cli.federated_cli import instantiate
+from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, lcfl, shared
 
 pytestmark = pytest.mark.usefixtures("here")
 
 INPUTS = torch.linspace(-1, 1, 3 * 16).reshape(3, 16)
 
 
-def fitted(*args, method=LCFED):
-    return lcfl("fit", *SYNTHETIC, *method, *SMALL, *args)
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory):
+    """A run of FedAvg, which no test may change."""
+    return shared(tmp_path_factory.mktemp("fedavg"), *SYNTHETIC, *FEDAVG, *SMALL)
+
+
+@pytest.fixture
+def copy(fedavg, here):
+    """A copy of the directory of that run."""
+    return shutil.copytree(fedavg.path, here / "copy")
 
 
 def same(one, two):
@@ -21,7 +32,7 @@ def same(one, two):
 
 
 def test_a_loaded_run_has_the_models_and_metrics_of_the_run():
-    run = fitted()
+    run = lcfl("fit", *SYNTHETIC, *LCFED, *SMALL)
     loaded = package.load(run.path)
     assert loaded.metrics == run.metrics and loaded.path == run.path
     client = int(torch.nonzero(run.state.participated)[0])
@@ -32,24 +43,21 @@ def test_a_loaded_run_has_the_models_and_metrics_of_the_run():
     assert not same(loaded.model("personal", client=client), loaded.model("global"))
 
 
-def test_each_call_returns_a_separate_network():
-    loaded = package.load(fitted(method=FEDAVG).path)
+def test_each_call_returns_a_separate_network(fedavg):
+    loaded = package.load(fedavg.path)
     one, two = loaded.model("global"), loaded.model("global")
     with torch.no_grad():
         next(one.parameters()).add_(1)
     assert not same(one, two) and same(two, loaded.model("global"))
 
 
-def test_loading_writes_nothing_and_needs_neither_data_nor_trainer(tmp_path):
-    run = fitted(method=FEDAVG)
-    path = run.path / "config.yaml"
-    config = yaml.safe_load(path.read_text())
+def test_loading_writes_nothing_and_needs_neither_data_nor_trainer(tmp_path, fedavg, copy):
+    config = yaml.safe_load((copy / "config.yaml").read_text())
     config["data"]["dataset"] = {"class_path": "a.module.that.IsGone"}
     config["trainer"] |= {"precision": "16-mixed", "accelerator": "cuda", "callbacks": ["gone.Callback"]}
-    path.write_text(yaml.safe_dump(config))
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
     before = files(tmp_path)
-    loaded = package.load(str(run.path))
-    assert same(loaded.model("global"), run.model("global"))
+    assert same(package.load(str(copy)).model("global"), fedavg.model("global"))
     assert files(tmp_path) == before
 
 
@@ -69,7 +77,7 @@ def test_networks_built_by_functions_can_be_loaded(tmp_path, network):
         "def build(width: int = 3) -> nn.Module:\n"
         "    return SplitNetwork(nn.Linear(16, width), nn.Linear(width, 8))\n"
     )
-    run = fitted("-c", f"model: {{network: {network}}}", method=FEDAVG)
+    run = lcfl("fit", *SYNTHETIC, *FEDAVG, *SMALL, "-c", f"model: {{network: {network}}}")
     assert same(package.load(run.path).model("global"), run.model("global"))
 
 
@@ -78,17 +86,14 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
         package.load(tmp_path / "nowhere")
 
 
-def test_a_run_from_python_needs_its_model_and_method(tmp_path):
-    from lcfl.cli.federated_cli import instantiate
-
-    run = fitted(method=FEDAVG)
-    module, method = instantiate(run.path / "config.yaml")
-    (run.path / "config.yaml").write_text("described: {}\n")
+def test_a_run_from_python_needs_its_model_and_method(fedavg, copy):
+    module, method = instantiate(copy / "config.yaml")
+    (copy / "config.yaml").write_text("described: {}\n")
     with pytest.raises(ValueError, match=r"started from Python\. .* lcfl\.load\(run, model=\.\.\., method=\.\.\.\)"):
-        package.load(run.path)
+        package.load(copy)
     with pytest.raises(ValueError, match="started from Python"):
-        package.load(run.path, model=module)
-    assert same(package.load(run.path, module, method).model("global"), run.model("global"))
+        package.load(copy, model=module)
+    assert same(package.load(copy, module, method).model("global"), fedavg.model("global"))
 
 
 @pytest.mark.parametrize("text", ["trainer: {}", "method: {nonsense: 1}\nmodel: {}", "just words", "", "a: [", "- 1"])

@@ -1,27 +1,15 @@
 """Tests the errors of the parser for unknown names and missing arguments, and where it finds classes."""
 
-import pickle
-import subprocess
 import sys
 
 import pytest
 
 from lcfl.cli.commands import partition
-from lcfl.cli.federated_cli import Seed
 from lcfl.cli.parser import Parser
 from lcfl.data.partition import IID
 from tests.helpers.commandline import FIT, SYNTHETIC, failure
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def test_a_parser_can_be_unpickled_in_a_process_that_has_imported_nothing():
-    """A spawned rank unpickles it together with LightningCLI's callback that saves the configuration."""
-    parser = Parser()
-    parser.add_argument("--seed", type=Seed)
-    load = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
-    done = subprocess.run(load, input=pickle.dumps(parser), capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_every_command_finds_classes_in_the_current_folder(monkeypatch, tmp_path):

@@ -120,6 +120,15 @@ def lcfl(*args: object) -> Run | dict[str, float]:
     return federated_cli.main([str(arg) for arg in args])
 
 
+def shared(folder: Path, *args: object) -> Run:
+    """Runs ``lcfl fit <args>`` in a folder, for a fixture that several tests share and none may change."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["x"])
+        run = lcfl("fit", *args, f"--trainer.default_root_dir={folder}")
+    assert isinstance(run, Run)
+    return run
+
+
 def failure(capsys, *args: object) -> str:
     """Returns what a command that the parser refuses prints on standard error."""
     with pytest.raises(SystemExit) as ended:

@@ -49,12 +49,6 @@ def test_newcomers_join_and_the_run_does_not_change(capsys):
     assert {row["group"] for row in rows} <= {"0", "1", "2", "3"}
 
 
-def test_last_stands_for_the_last_run_of_a_name(capsys):
-    trained("--trainer.name=here")
-    onboard.main(["--ckpt_path=last", "--trainer.name=here"])
-    assert "newcomers join" in capsys.readouterr().out
-
-
 def test_a_method_without_clusters_has_no_cluster_rule(capsys):
     run = command("fit", *SYNTHETIC, *FEDAVG, *SMALL, "--data.newcomers=2")
     onboard.main([f"--ckpt_path={run.path}"])
@@ -75,22 +69,18 @@ def test_models_of_clients_outside_the_federation_are_refused():
     assert predicted == {i for i in range(20) if run.state.active[i]} and len(predicted) == 14
 
 
-def test_leavers_are_read_from_a_configuration():
-    run = trained("-c", "data: {leavers: {3: 1, 4: 2}}", "--data.num_clients=20")
-    assert run.state.round == 2 and not run.state.active[3] and run.state.active[4]
-
-
 def test_a_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no"):
         onboard.main([f"--ckpt_path={tmp_path}"])
 
 
 @pytest.mark.parametrize("method", KIND_OF_METHOD)
-def test_every_method_with_newcomers_and_a_leaver(method):
+def test_every_method_with_newcomers_and_leavers(method):
+    """The second client would leave after the last round."""
     newcomers = blobs(20, newcomers=0.1).newcomer_clients
-    leaver = min(set(range(20)) - set(newcomers))
+    leaver, later = sorted(set(range(20)) - set(newcomers))[:2]
     words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.newcomers=0.1", "--trainer.evaluate_every=0")
-    state = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1}}}}", "--trainer.name=here").state
+    state = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1, {later}: 2}}}}", "--trainer.name=here").state
     outside = torch.tensor([*newcomers, leaver])
     assert not state.participated[outside].any() and int(state.active.sum()) == 20 - len(outside)
     assert (state.assignment[outside] == -1).all()
