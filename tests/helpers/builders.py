@@ -214,9 +214,12 @@ class Watch(Callback):
 
 
 def fit(module, data, method, root, rounds=1, clients_per_round=1.0, callbacks=(), **options):
-    """Runs a federation in this process that writes only the files of the run, and returns its `Watch`."""
+    """Runs a federation in this process that writes only the files of the run, and returns its `Watch`.
+
+    It is evaluated at the end, with the paper's kinds of model only: ``final_models=None`` evaluates every kind.
+    """
     watch = Watch()
-    options = {"evaluate_every": 0, "accelerator": "cpu", "devices": 1, **options}
+    options = {"evaluate_every": 0, "final_models": [], "accelerator": "cpu", "devices": 1, **options}
     federation = Federation(
         rounds=rounds,
         clients_per_round=clients_per_round,

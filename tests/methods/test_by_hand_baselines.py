@@ -63,7 +63,7 @@ def started(module):
 
 def run(method, tmp_path, module=None, rounds=2, engine="auto", **options):
     data = dealt(INPUTS, TARGETS, TRAIN, test=TEST, **options)
-    return fit(module or linear_module(LR), data, method, tmp_path, rounds=rounds, engine=engine)
+    return fit(module or linear_module(LR), data, method, tmp_path, rounds=rounds, engine=engine, final_models=None)
 
 
 def loss_on_test(models):

@@ -1,6 +1,6 @@
 """Tests that runs which should be equal are equal, bit for bit or up to rounding."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -31,37 +31,12 @@ from tests.helpers.builders import (
     per_fedavg,
     two_sided,
 )
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import SAMPLES, cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.commandline import KINDS
+from tests.methods.clustering.runs import assert_same_models
 from tests.methods.clustering.test_one_shot import fedclust
 
 # methods whose distinctive part is switched off
-
-
-def noisy():
-    """Returns a network with dropout, so that the clients' random streams matter."""
-    return SplitNetwork(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(12, 8))
-
-
-@pytest.mark.parametrize("local", [{"steps": 3}, {"epochs": 1}])
-def test_lcfed_without_pulls_is_local(tmp_path, local):
-    runs = [
-        fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
-        for method in (lcfed(local=LocalTraining(**local)), alone(**local))
-    ]
-    assert_same_clients(*runs)
-    assert 0 < len(list(runs[0].clients)) < 12
-    pulled = FederatedModule(noisy, cluster_weight=0.1)
-    third = fit(pulled, blobs(12), lcfed(local=LocalTraining(**local)), tmp_path, rounds=4, clients_per_round=5).state
-    client = next(iter(third.clients))
-    assert not torch.equal(third.clients[client].model, runs[0].clients[client].model)
-
-
-def test_fedac_without_pulls_is_local(tmp_path):
-    runs = [
-        fit(FederatedModule(noisy), blobs(12), method, tmp_path, rounds=4, clients_per_round=5).state
-        for method in (fedac(3, refresh_every=2), alone())
-    ]
-    assert_same_clients(*runs)
 
 
 class NoisyNormed(SplitNetwork):
@@ -78,54 +53,76 @@ def normed_run(tmp_path, method, cut="decision", momentum=0.0, **options):
     return fit(module, blobs(12, batch_size=10), method, tmp_path, **options).state
 
 
-ALL_LAYERS = "ignore:method.exchange. Shared.* shares every layer"
-NO_LAYER = "ignore:method.exchange. Shared.* shares no layer"
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Provides ``plain(fedavg or alone, **options)``: a run to compare with, made once."""
+    return cache(lambda method, **options: normed_run(tmp_path_factory.mktemp("plain"), method(), **options))
 
 
-@pytest.mark.filterwarnings(ALL_LAYERS)
+EPOCHS = LocalTraining(epochs=1)
+WARNINGS = ("ignore:method.exchange. Shared.* shares", "ignore:model.cut. NoisyNormed registers")
+
+
+@pytest.mark.filterwarnings(*WARNINGS)
+@pytest.mark.parametrize(
+    ("method", "local", "cut"),
+    [
+        pytest.param(lcfed, alone, "decision", id="lcfed, no pulls"),
+        pytest.param(partial(lcfed, local=EPOCHS), partial(alone, epochs=1), "decision", marks=pytest.mark.slow),
+        pytest.param(partial(fedac, 3, refresh_every=2), alone, "decision", id="fedac, no pulls"),
+        pytest.param(fedper, alone, "embedding.0", id="fedper, empty embedding"),
+    ],
+)
+def test_methods_that_equal_local_bit_for_bit(tmp_path, plain, method, local, cut):
+    own = plain(local, cut=cut)
+    assert_same_clients(normed_run(tmp_path, method(), cut), own)
+    assert 0 < len(list(own.clients)) < 12
+
+
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     ("method", "cut"),
     [(fedprox, "decision"), (fedper, None), (partial(lg_fedavg, 3), "decision")],
     ids=["fedprox, mu 0", "fedper, empty head", "lg, all layers"],
 )
-def test_methods_that_equal_fedavg_bit_for_bit(tmp_path, method, cut):
-    plain, other = normed_run(tmp_path, fedavg(), cut), normed_run(tmp_path, method(), cut)
-    assert torch.equal(other.global_model, plain.global_model)
-    assert other.total_bytes == plain.total_bytes
-    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
+def test_methods_that_equal_fedavg_bit_for_bit(tmp_path, plain, method, cut):
+    mean, other = plain(fedavg, cut=cut), normed_run(tmp_path, method(), cut)
+    assert torch.equal(other.global_model, mean.global_model)
+    assert other.total_bytes == mean.total_bytes
+    assert not torch.allclose(mean.global_model, mean.initial, atol=1e-2)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova_with_equal_steps_is_fedavg_up_to_rounding(tmp_path, momentum):
-    plain, other = (normed_run(tmp_path, method(), momentum=momentum) for method in (fedavg, fednova))
-    torch.testing.assert_close(other.global_model, plain.global_model, rtol=0, atol=1e-6)
-    unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=momentum)
-    assert not torch.allclose(unequal.global_model, plain.global_model, atol=1e-3)
+def test_fednova_with_equal_steps_is_fedavg_up_to_rounding(tmp_path, plain):
+    mean, other = plain(fedavg, momentum=0.9), normed_run(tmp_path, fednova(), momentum=0.9)
+    torch.testing.assert_close(other.global_model, mean.global_model, rtol=0, atol=1e-6)
+    unequal = normed_run(tmp_path, fednova(stragglers=0.5, steps=3), momentum=0.9)
+    assert not torch.allclose(unequal.global_model, mean.global_model, atol=1e-3)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("engine", ["compiled", "stacked", pytest.param("fused", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("engine", "momentum"),
+    [
+        ("compiled", 0.0),
+        ("stacked", 0.9),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("compiled", 0.9), ("stacked", 0.0), ("fused", 0.9))
+        ),
+    ],
+)
 def test_the_other_engines_keep_these_equalities(tmp_path, engine, momentum):
     """Uses a plain network; dropout and batch normalisation make the tests above run in the sequential engine."""
 
     def run(method):
-        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
-        module = FederatedModule(partial(MLP, 16, [16], 8), optimizer)
+        module = FederatedModule(partial(MLP, 16, [16], 8), partial(torch.optim.SGD, lr=0.05, momentum=momentum))
         return fit(module, blobs(12), method, tmp_path, rounds=3, clients_per_round=5, engine=engine).state
 
-    plain, local = run(fedavg()), run(alone())
-    assert torch.equal(run(fedprox()).global_model, plain.global_model)
-    assert not torch.allclose(plain.global_model, plain.initial, atol=1e-2)
-    assert_same_clients(run(lcfed()), local)
-    assert_same_clients(run(fedac(3, refresh_every=2)), local)
-    torch.testing.assert_close(run(fednova()).global_model, plain.global_model, rtol=0, atol=1e-6)
-
-
-@pytest.mark.filterwarnings(NO_LAYER, "ignore:model.cut. NoisyNormed registers")
-def test_fedper_with_an_empty_embedding_is_local(tmp_path):
-    assert_same_clients(
-        normed_run(tmp_path, fedper(), cut="embedding.0"), normed_run(tmp_path, alone(), cut="embedding.0")
-    )
+    mean, own = run(fedavg()), run(alone())
+    assert torch.equal(run(fedprox()).global_model, mean.global_model)
+    assert not torch.allclose(mean.global_model, mean.initial, atol=1e-2)
+    assert_same_clients(run(lcfed()), own)
+    assert_same_clients(run(fedac(3, refresh_every=2)), own)
+    torch.testing.assert_close(run(fednova()).global_model, mean.global_model, rtol=0, atol=1e-6)
 
 
 def test_lg_fedavg_that_shares_the_embedding_is_fedper(tmp_path):
@@ -183,6 +180,43 @@ def test_one_cluster_that_starts_from_its_centre_is_fedavg(tmp_path):
     assert not torch.equal(averaged.history[0].global_model, averaged.history[-1].global_model)
 
 
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """Provides ``averaged(weights)``: a run of FedAvg that weighs clients so, made once."""
+
+    def run(weights):
+        method = Method(LocalTraining(steps=3), FullModel(), GlobalMean(weights))
+        return fit(blobs_module(), blobs(12), method, tmp_path_factory.mktemp(weights), rounds=4, clients_per_round=5)
+
+    return cache(run)
+
+
+NO_SPLIT = {"eps1": 0.0, "eps2": 0.0, "min_round": 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        (ifca(1, max_redraws=10), "samples"),
+        (fl_hc(2, num_clusters=1), "samples"),
+        (pacfl(threshold=180.0, num_clusters=None), "samples"),
+        (fedclust(num_clusters=1), "samples"),
+        (fesem(1), "uniform"),
+        (fesem(1, mean=SAMPLES), "samples"),
+        (cfl(**NO_SPLIT, stale_max=0), "uniform"),
+        (cfl(**NO_SPLIT, stale_max=10), "uniform"),  # old updates are not applied again
+    ],
+    ids=["ifca", "fl_hc", "pacfl", "fedclust", "fesem", "fesem, samples", "cfl", "cfl, old updates"],
+)
+def test_one_cluster_is_fedavg_bit_for_bit(tmp_path, averaged, method, weights):
+    """Runs without the models of warm-up rounds. Few clients take part, so most have not trained in the last round."""
+    one, plain = fit(blobs_module(), blobs(12), method, tmp_path, rounds=4, clients_per_round=5), averaged(weights)
+    history = [each for each in one.history if each.round >= 0]
+    assert_same_models(history, plain.history)
+    assert one.sampled == plain.sampled
+    assert [one.state.clients[i].consumed for i in range(12)] == [plain.state.clients[i].consumed for i in range(12)]
+
+
 # ties
 
 
@@ -223,7 +257,9 @@ PERMUTED = {  # method, mu and lambda
 }
 
 
-@pytest.mark.parametrize("name", PERMUTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow]) for name in PERMUTED]
+)
 def test_permuting_the_clients_permutes_the_results(tmp_path, name):
     """Gives every client one batch, so that no random draw depends on its number."""
     inputs, targets, train, test = two_sided(6, size=8)

@@ -106,7 +106,7 @@ def expected(policy, kind, merged):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fedavg_computed_by_hand(tmp_path, policy):
     made = module(policy)
-    watch = fit(made, data(), fedavg(epochs=1), tmp_path)
+    watch = fit(made, data(), fedavg(epochs=1), tmp_path, final_models=None)
     state, exchanged = watch.state, policy == "average"
     assert len(state.global_model) == made.layout.size == P + Q * exchanged
     assert watch.rows[0]["comm/total_bytes"] == 2 * 2 * 4 * (P + Q * exchanged)
@@ -128,7 +128,7 @@ def test_fedavg_computed_by_hand(tmp_path, policy):
 def test_lcfed_with_one_cluster_computed_by_hand(tmp_path, policy):
     made = module(policy)
     method = Method(LocalTraining(epochs=1), CentreAndEmbedding(), ClusterMean())
-    watch = fit(made, data(), method, tmp_path)
+    watch = fit(made, data(), method, tmp_path, final_models=None)
     assert torch.equal(watch.state.global_model[:P], made.initial_model(0)[:P])
     for kind in ("personal", "cluster", "global"):
         wanted = losses(made, [row[:2] for row in expected(policy, kind, UNIFORM)])

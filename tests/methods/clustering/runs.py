@@ -1,4 +1,4 @@
-"""What the tests of clusterings check in runs: twelve clients in four groups, models, and BatchNorm's counters."""
+"""What the tests of clusterings check in runs: twelve clients in four groups, and models."""
 
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
@@ -15,8 +15,3 @@ def assert_same_models(history, other):
     """Checks that the centres and global models of every round are equal to the last bit."""
     for left, right in zip(history, other, strict=True):
         assert same(left.centres, right.centres) and same(left.global_model, right.global_model)
-
-
-def batches_counted(watch, centres):
-    """Returns BatchNorm's counter in each of these models of a run."""
-    return centres[:, watch.server.layout.integer_slices()[0]].flatten().tolist()

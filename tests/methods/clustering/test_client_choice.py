@@ -8,32 +8,11 @@ from lcfl.core.messages import Uplink
 from lcfl.methods.clustering import ClientChoice
 from lcfl.runs.serialization import plain_copy
 from tests.helpers.bits import same
-from tests.helpers.builders import (
-    blobs,
-    blobs_module,
-    dealt,
-    fedavg,
-    fit,
-    linear_module,
-    linear_step,
-    state_of,
-    two_sided,
-)
-from tests.helpers.clustered import Evaluations, ifca, normed_module
-from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+from tests.helpers.builders import blobs, blobs_module, dealt, fit, linear_module, linear_step, state_of
+from tests.helpers.clustered import Evaluations, ifca
+from tests.methods.in_numpy import Clients
 
-INPUTS, TARGETS, TRAIN, TEST = two_sided(3, size=6)
-TRAIN = [TRAIN[0], TRAIN[1][:4], TRAIN[2]]
-
-
-def loss_of(w, client, share=TRAIN):
-    return linear_step(w, INPUTS[share[client]], TARGETS[share[client]])[0]
-
-
-def trained(w, client, lr=0.5, steps=2):
-    for _ in range(steps):
-        w = w - lr * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
-    return w
+CLIENTS = Clients(6, 4, 6)
 
 
 def in_numpy(module, rounds, num_clusters=2):
@@ -44,18 +23,18 @@ def in_numpy(module, rounds, num_clusters=2):
     omega = np.stack([module.initial_model(0, k).double().numpy() for k in range(num_clusters)])
     history = []
     for _ in range(rounds):
-        j = [int(np.argmin([loss_of(w, i) for w in omega])) for i in range(3)]
-        w = [trained(omega[j[i]], i) for i in range(3)]
+        j = [int(np.argmin([CLIENTS.loss(w, i) for w in omega])) for i in range(3)]
+        w = [CLIENTS.trained(omega[j[i]], i, 2) for i in range(3)]
         for k in set(j):
             members = [i for i in range(3) if j[i] == k]
-            omega[k] = sum(len(TRAIN[i]) * w[i] for i in members) / sum(len(TRAIN[i]) for i in members)
+            omega[k] = CLIENTS.mean(w, members)
         history.append((omega.copy(), j))
     return history
 
 
 def test_three_rounds_match_numpy(tmp_path):
     module, evaluations = linear_module(lr=0.5), Evaluations()
-    data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    data = CLIENTS.data()
     watch = fit(module, data, ifca(2, steps=2), tmp_path, rounds=3, callbacks=[evaluations])
     expected = in_numpy(module, 3)
     for each, (omega, j) in zip(watch.history, expected, strict=True):
@@ -64,15 +43,9 @@ def test_three_rounds_match_numpy(tmp_path):
     assert {tuple(j) for _, j in expected} != {(0, 0, 0)}
     assert watch.history[0].row["cluster/moved"] == 3  # all clients moved from no cluster
     omega = expected[-1][0]
-    best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
+    best = [omega[int(np.argmin([CLIENTS.loss(w, i) for w in omega]))] for i in range(3)]
     values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
-    np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
-
-
-def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
-    one = fit(blobs_module(), blobs(12), ifca(1, max_redraws=10), tmp_path, rounds=4, clients_per_round=5)
-    plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, rounds=4, clients_per_round=5)
-    assert_same_models(one.history, plain.history)
+    np.testing.assert_allclose(values, [CLIENTS.loss(w, i, CLIENTS.test) for i, w in enumerate(best)], rtol=1e-4)
 
 
 def test_the_models_differ_and_the_first_is_the_common_initial_model(tmp_path):
@@ -89,14 +62,6 @@ def test_equal_initial_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"remove model\.init_from"):
         fit(module, blobs(12), ifca(2), tmp_path)
     fit(module, blobs(12), ifca(1), tmp_path)
-
-
-def test_bytes(tmp_path):
-    watch = fit(blobs_module(), blobs(12), ifca(3), tmp_path, rounds=2, clients_per_round=5)
-    size = watch.state.initial.numel()
-    for row in watch.rows:
-        assert row["comm/down_bytes"] == 5 * 3 * 4 * size
-        assert row["comm/up_bytes"] == 5 * (4 * size + 4)
 
 
 def test_redraws_are_extra_rounds_of_all_clients_and_counted_in_round_0(tmp_path):
@@ -158,12 +123,6 @@ def test_the_best_draw_is_kept_if_none_is_good_enough():
     assert state.centres.tolist() == [[2.0], [3.0]] and clustering.extra_round(state, []) is None
 
 
-def test_separable_groups_are_found(tmp_path):
-    watch = fit(blobs_module(0.1), blobs(12), ifca(4, 20, 1.0, steps=10), tmp_path, rounds=8)
-    assert are_the_groups(watch.state.assignment)
-    assert watch.rows[-1]["cluster/count"] == 4
-
-
 def test_clusters_that_no_client_chose_keep_their_model(tmp_path):
     watch = fit(blobs_module(), blobs(12), ifca(5), tmp_path, rounds=1, clients_per_round=2)
     chosen = set(watch.state.assignment.tolist()) - {-1}
@@ -183,39 +142,38 @@ def test_evaluation_lets_all_clients_choose_and_changes_nothing(tmp_path):
 
 
 def test_a_client_that_was_not_sampled_is_evaluated_with_the_model_of_least_training_loss(tmp_path):
-    evaluations, data = Evaluations(), dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    evaluations, data = Evaluations(), CLIENTS.data()
     watch = fit(linear_module(), data, ifca(3, steps=2), tmp_path, clients_per_round=1, callbacks=[evaluations])
     assert (watch.state.assignment < 0).sum() == 2
     omega = watch.state.centres.double().numpy()
-    best = [omega[int(np.argmin([loss_of(w, i) for w in omega]))] for i in range(3)]
+    best = [omega[int(np.argmin([CLIENTS.loss(w, i) for w in omega]))] for i in range(3)]
     values = evaluations.found[-1].by_name["test/own_split/cluster/loss"].values
-    np.testing.assert_allclose(values, [loss_of(w, i, TEST) for i, w in enumerate(best)], rtol=1e-4)
+    np.testing.assert_allclose(values, [CLIENTS.loss(w, i, CLIENTS.test) for i, w in enumerate(best)], rtol=1e-4)
 
 
 def test_the_choice_does_not_use_test_data(tmp_path):
     """This holds in training and in evaluation. Public code lets clients choose by their test data in evaluation."""
-    wrong = TARGETS.copy()
-    for share in TEST:
+    wrong = CLIENTS.targets.copy()
+    for share in CLIENTS.test:
         wrong[share] = 1 - wrong[share]
     runs, found = [], []
-    for targets in (TARGETS, wrong):
-        evaluations, data = Evaluations(), dealt(INPUTS, targets, TRAIN, test=TEST)
+    for targets in (CLIENTS.targets, wrong):
+        evaluations, data = Evaluations(), dealt(CLIENTS.inputs, targets, CLIENTS.train, test=CLIENTS.test)
         runs.append(fit(linear_module(), data, ifca(3), tmp_path, callbacks=[evaluations]))
         found.append(evaluations.found[-1].by_name["test/own_split/cluster/loss"].values)
     assert same(runs[0].state.assignment, runs[1].state.assignment)
     assert same(runs[0].state.centres, runs[1].state.centres)
     omega = runs[1].state.centres.double().numpy()
-    train_iK = np.array([[loss_of(w, i) for w in omega] for i in range(3)])
-    for targets, values in zip((TARGETS, wrong), found, strict=True):
-        test_iK = np.array([[linear_step(w, INPUTS[TEST[i]], targets[TEST[i]])[0] for w in omega] for i in range(3)])
+    train_iK = np.array([[CLIENTS.loss(w, i) for w in omega] for i in range(3)])
+    for targets, values in zip((CLIENTS.targets, wrong), found, strict=True):
+        test_iK = np.array(
+            [
+                [linear_step(w, CLIENTS.inputs[CLIENTS.test[i]], targets[CLIENTS.test[i]])[0] for w in omega]
+                for i in range(3)
+            ]
+        )
         np.testing.assert_allclose(values, test_iK[range(3), train_iK.argmin(axis=1)], rtol=1e-4)
     assert (test_iK.argmin(axis=1) != train_iK.argmin(axis=1)).any()
-
-
-def test_batch_normalisation(tmp_path):
-    watch = fit(normed_module(), blobs(12), ifca(2), tmp_path, rounds=3)
-    assert watch.state.centres.isfinite().all()
-    assert set(batches_counted(watch, watch.state.centres)) <= {0.0, 3.0, 6.0, 9.0}
 
 
 def test_redraws_are_part_of_a_checkpoint():

@@ -12,37 +12,13 @@ from lcfl.methods.exchange.transforms import GaussianNoise, ReleaseCounts, Uploa
 from lcfl.methods.local import LocalTraining
 from lcfl.models import Layout
 from tests.helpers.bits import same
-from tests.helpers.builders import (
-    Normed,
-    blobs,
-    blobs_module,
-    dealt,
-    fedavg,
-    fit,
-    linear_module,
-    linear_step,
-    server_of,
-    state_of,
-    two_sided,
-    upload,
-)
-from tests.helpers.clustered import fl_hc, normed_module
+from tests.helpers.builders import Normed, blobs, blobs_module, fit, linear_module, server_of, state_of, upload
+from tests.helpers.clustered import fl_hc
 from tests.methods.clustering.models import LAYOUT, axis
-from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+from tests.methods.in_numpy import Clients
 
-INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
-TRAIN = [share[: 6 - i] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
+CLIENTS = Clients(6, 5, 4, 3, 2)
 LR = 0.5
-
-
-def trained(w, client, steps=2):
-    for _ in range(steps):
-        w = w - LR * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
-    return w
-
-
-def mean(models, clients):
-    return sum(len(TRAIN[i]) * models[i] for i in clients) / sum(len(TRAIN[i]) for i in clients)
 
 
 def farthest(one, other):
@@ -80,27 +56,18 @@ def joined(points, apart, number):
 )
 def test_pre_training_clustering_and_the_next_round_match_numpy(tmp_path, options, apart, expected):
     method = fl_hc(1, LocalTraining(steps=2), **options)
-    watch = fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=2)
+    watch = fit(linear_module(LR), CLIENTS.data(), method, tmp_path, rounds=2)
     w0 = linear_module().initial_model(0).double().numpy()
-    w1 = mean([trained(w0, i) for i in range(5)], range(5))
+    w1 = CLIENTS.mean([CLIENTS.trained(w0, i, 2) for i in range(5)], range(5))
     np.testing.assert_allclose(watch.history[0].centres, w1[None], atol=2e-6)
     # The clustering round and training round 1 have the same local runs here, both with full batches from w1.
-    w = [trained(w1, i) for i in range(5)]
+    w = [CLIENTS.trained(w1, i, 2) for i in range(5)]
     groups, threshold = joined(np.stack(w) - w1, apart, options["num_clusters"])
     for group in groups:
         (number,) = set(watch.state.assignment[group].tolist())
-        np.testing.assert_allclose(watch.state.centres[number], mean(w, group), atol=3e-6)
+        np.testing.assert_allclose(watch.state.centres[number], CLIENTS.mean(w, group), atol=3e-6)
     assert sorted(groups) == expected
     assert watch.rows[1]["cluster/threshold"] == pytest.approx(threshold, rel=1e-4)
-
-
-def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
-    options = {"rounds": 5, "clients_per_round": 5}
-    one = fit(blobs_module(), blobs(12), fl_hc(2, num_clusters=1), tmp_path, **options)
-    plain = fit(blobs_module(), blobs(12), fedavg(), tmp_path, **options)
-    assert_same_models(one.history, plain.history)
-    assert one.sampled == plain.sampled
-    assert [one.state.clients[i].consumed for i in range(12)] == [plain.state.clients[i].consumed for i in range(12)]
 
 
 def test_bytes_of_the_extra_round_are_counted_once(tmp_path):
@@ -120,21 +87,6 @@ def test_every_client_has_a_cluster_even_if_it_was_never_sampled(tmp_path):
     common = watch.history[0].centres[0]
     for cluster in range(4):  # clusters without a sampled client are still at the common model
         assert same(watch.state.centres[cluster], common) is (cluster not in sampled)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_clusters": 4},
-        {"num_clusters": 4, "metric": "cosine", "linkage": "average"},
-        {"num_clusters": 4, "metric": "l1", "linkage": "complete"},
-        {"num_clusters": None, "metric": "cosine", "linkage": "average", "threshold": 0.5},
-    ],
-)
-def test_separable_groups_are_found_at_once(tmp_path, options):
-    method = fl_hc(2, LocalTraining(steps=10), **options)
-    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=3, clients_per_round=4)
-    assert are_the_groups(watch.state.assignment)
 
 
 def clustered(clustering, updates, common):
@@ -219,17 +171,11 @@ def test_uploads_of_the_extra_round_go_through_the_transforms_and_no_guarantee_i
     method, counting = fl_hc(1, num_clusters=2), Counting()
     method.exchange = ClusterModel(transforms=[counting])
     fit(blobs_module(), blobs(12), method, tmp_path, rounds=2, clients_per_round=5)
-    assert counting.count == 5 + 12 + 5 + 12  # the last twelve are for the evaluation after local training
+    assert counting.count == 5 + 12 + 5
     method.exchange = ClusterModel(transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
     assert method.privacy_guarantee(ReleaseCounts(2, 5, 12)) is None
     method.clustering = []
     assert method.privacy_guarantee(ReleaseCounts(2, 5, 12)) is not None
-
-
-def test_batch_normalisation(tmp_path):
-    watch = fit(normed_module(), blobs(12), fl_hc(1, num_clusters=3), tmp_path, rounds=3)
-    assert watch.state.centres.isfinite().all()
-    assert batches_counted(watch, watch.state.centres) == [9.0] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,32 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.clustering import ModelKMeans
-from lcfl.methods.exchange import ClusterModel, FullModel
+from lcfl.methods.exchange import ClusterModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models import Layout
 from tests.helpers.bits import same
-from tests.helpers.builders import (
-    Normed,
-    blobs,
-    blobs_module,
-    dealt,
-    fit,
-    linear_module,
-    linear_step,
-    server_of,
-    state_of,
-    two_sided,
-    upload,
-)
-from tests.helpers.clustered import UNIFORM, Evaluations, fesem, normed_module
+from tests.helpers.builders import Normed, blobs, blobs_module, fit, linear_module, server_of, state_of, upload
+from tests.helpers.clustered import UNIFORM, Evaluations, fesem
 from tests.methods.clustering.models import LAYOUT, axis
-from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+from tests.methods.in_numpy import Clients
 
-INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes show that means are unweighted
+CLIENTS = Clients(6, 6, 5, 5)  # means are unweighted all the same
 STORED = ClusterMean("stored", "stored", "uniform")
 
 
@@ -52,28 +39,17 @@ def best_halves(points):
 def test_three_rounds_match_numpy(tmp_path, mean):
     module = linear_module(lr=0.5)
     method = fesem(2, mean.over, mean, steps=2)
-    watch = fit(module, dealt(INPUTS, TARGETS, TRAIN, test=TEST), method, tmp_path, rounds=3)
+    watch = fit(module, CLIENTS.data(), method, tmp_path, rounds=3)
     w0 = module.initial_model(0).double().numpy()
     start, omega = [w0] * 4, None
     for each in watch.history:
-        w = np.stack(start)
-        for _ in range(2):
-            slopes = [linear_step(w[i], INPUTS[TRAIN[i]], TARGETS[TRAIN[i]])[1] for i in range(4)]
-            w = w - 0.5 * np.stack(slopes)
+        w = np.stack([CLIENTS.trained(start[i], i, 2) for i in range(4)])
         r = best_halves(w) if omega is None else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
         omega = np.stack([w[r == k].mean(axis=0) if (r == k).any() else omega[k] for k in (0, 1)])
         np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
         np.testing.assert_allclose(each.global_model, w.mean(axis=0), atol=2e-6)
         start = list(omega[r])
     assert r.tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
-
-
-@pytest.mark.parametrize("mean", [UNIFORM, ClusterMean("participants", "participants", "samples")])
-def test_one_cluster_is_fedavg(tmp_path, mean):
-    one = fit(blobs_module(), blobs(12), fesem(1, mean=mean), tmp_path, rounds=4, clients_per_round=5)
-    plain = Method(LocalTraining(steps=3), FullModel(), GlobalMean(mean.weights))
-    averaged = fit(blobs_module(), blobs(12), plain, tmp_path, rounds=4, clients_per_round=5)
-    assert_same_models(one.history, averaged.history)
 
 
 def rounds_of(clustering, models, uploads, state):
@@ -179,34 +155,15 @@ def test_an_empty_cluster_keeps_its_centre(tmp_path):
     assert same(first.centres[[0, 2]], second.centres[[0, 2]]) and not same(first.centres[1], second.centres[1])
 
 
-@pytest.mark.parametrize("clients_per_round", [1.0, 6])
-def test_separable_groups_are_found(tmp_path, clients_per_round):
-    method = fesem(4, steps=10)
-    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=10, clients_per_round=clients_per_round)
-    seen = watch.state.participated
-    assert seen.all()
-    assert are_the_groups(watch.state.assignment)
-
-
 def test_a_client_that_was_never_sampled_is_evaluated_with_the_global_model(tmp_path):
     evaluations = Evaluations()
-    watch = fit(blobs_module(), blobs(12), fesem(2), tmp_path, clients_per_round=4, callbacks=[evaluations])
+    watch = fit(
+        blobs_module(), blobs(12), fesem(2), tmp_path, clients_per_round=4, final_models=None, callbacks=[evaluations]
+    )
     found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
     never = ~watch.state.participated.numpy()
     same_for = found["test/own_split/cluster/loss"] == found["test/own_split/global/loss"]
     assert never.sum() == 8 and same_for.tolist() == never.tolist()
-
-
-def test_bytes(tmp_path):
-    watch = fit(blobs_module(), blobs(12), fesem(3), tmp_path, rounds=2, clients_per_round=5)
-    for row in watch.rows:
-        assert row["comm/down_bytes"] == row["comm/up_bytes"] == 5 * 4 * watch.state.initial.numel()
-
-
-def test_batch_normalisation_is_averaged(tmp_path):
-    watch = fit(normed_module(), blobs(12), fesem(4), tmp_path, rounds=3)
-    assert watch.state.centres.isfinite().all()
-    assert batches_counted(watch, watch.state.centres) == [9.0] * 4
 
 
 def test_invalid_options_are_refused():

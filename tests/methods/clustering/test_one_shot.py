@@ -13,21 +13,9 @@ from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models import Layout, LeNet5
 from tests.helpers.bits import same
-from tests.helpers.builders import (
-    Normed,
-    alone,
-    blobs,
-    blobs_module,
-    dealt,
-    fedavg,
-    fit,
-    linear_module,
-    linear_step,
-    server_of,
-    state_of,
-    two_sided,
-)
+from tests.helpers.builders import Normed, alone, blobs, blobs_module, fit, linear_module, server_of, state_of
 from tests.methods.clustering.models import LAYOUT
+from tests.methods.in_numpy import Clients
 
 BY_NUMBER = {"choose": None, "num_clusters": 2}
 
@@ -158,37 +146,17 @@ def test_bytes_match_the_formula(tmp_path, layers, up):
 # whole runs
 
 
-@pytest.mark.parametrize("linkage", ["average", "complete", "single", "weighted", "ward"])
-@pytest.mark.parametrize("options", [{"choose": None, "num_clusters": 4}, {"choose": "gap"}, {"choose": "silhouette"}])
-def test_separable_groups_are_found_at_once(tmp_path, linkage, options):
-    watch = fit(blobs_module(), blobs(12), fedclust(linkage=linkage, **options), tmp_path, 1)
+@pytest.mark.parametrize(
+    "options", [{"choose": None, "num_clusters": 4}, {"choose": "gap", "linkage": "ward"}, {"choose": "silhouette"}]
+)
+def test_separable_groups_are_found_at_once(tmp_path, options):
+    watch = fit(blobs_module(), blobs(12), fedclust(**options), tmp_path, 1)
     assert watch.history[0].row["cluster/count"] == 4
     assert watch.rows[0]["cluster/ari"] == 1
 
 
-def test_two_groups_of_disjoint_labels(tmp_path):
-    """Each group has half of the classes, on a small network."""
-    from lcfl.data.partition import Pathological
-
-    data = blobs(10, partition=Pathological(4))
-    watch = fit(blobs_module(), data, fedclust(num_clusters=2), tmp_path, 1)
-    assert watch.rows[0]["cluster/ari"] == 1
-
-
-@pytest.mark.parametrize("options", [{"num_clusters": 1}, {"choose": None, "threshold": 1e9}])
-def test_one_cluster_is_fedavg(tmp_path, options):
-    one = fit(blobs_module(), blobs(12), fedclust(**options), tmp_path, 4, 5)
-    averaged = fit(blobs_module(), blobs(12), fedavg(), tmp_path, 4, 5)
-    assert one.sampled == averaged.sampled
-    for left, right in zip(one.history[1:], averaged.history, strict=True):
-        torch.testing.assert_close(left.centres[0], right.global_model, rtol=0, atol=1e-6)
-        assert left.row["train/loss"] == pytest.approx(right.row["train/loss"], abs=1e-6)
-    assert not torch.equal(averaged.history[0].global_model, averaged.history[-1].global_model)
-
-
-@pytest.mark.parametrize("options", [{"num_clusters": 12}, {"choose": None, "threshold": 0.0}])
-def test_as_many_clusters_as_clients_equals_local_training(tmp_path, options):
-    clustered = fit(blobs_module(), blobs(12), fedclust(**options), tmp_path, 4, 5).state
+def test_as_many_clusters_as_clients_equals_local_training(tmp_path):
+    clustered = fit(blobs_module(), blobs(12), fedclust(num_clusters=12), tmp_path, 4, 5).state
     local = fit(blobs_module(), blobs(12), alone(), tmp_path, 4, 5).state
     assert clustered.assignment.tolist() == list(range(12))
     for client in range(12):
@@ -226,19 +194,10 @@ def test_a_whole_run_matches_numpy(tmp_path):
 
     Every batch holds all samples.
     """
-    inputs, targets, train, test = two_sided(4, size=6)
-    train = [share[: 6 - client] for client, share in enumerate(train)]
-    module = linear_module(lr=0.5)
-    data = dealt(inputs, targets, train, test=test)
-    watch = fit(module, data, fedclust({"steps": 2}, num_clusters=2, warmup_steps=3), tmp_path, rounds=2)
+    clients, module = Clients(6, 5, 4, 3), linear_module(lr=0.5)
+    watch = fit(module, clients.data(), fedclust({"steps": 2}, num_clusters=2, warmup_steps=3), tmp_path, rounds=2)
     w0 = module.initial_model(0).double().numpy()
-
-    def run_optimizer(w, client, steps):
-        for _ in range(steps):
-            w = w - 0.5 * linear_step(w, inputs[train[client]], targets[train[client]])[1]
-        return w
-
-    last = [run_optimizer(w0, client, 3)[9:] for client in range(4)]  # decision head: 3 * 2 weights and 2 biases
+    last = [clients.trained(w0, client, 3)[9:] for client in range(4)]  # decision head: 3 * 2 weights and 2 biases
     clusters = [[client] for client in range(4)]
     while len(clusters) > 2:  # average linkage, naively
         pairs = [(i, j) for i in range(len(clusters)) for j in range(i + 1, len(clusters))]
@@ -251,11 +210,8 @@ def test_a_whole_run_matches_numpy(tmp_path):
     assert watch.history[0].assignment.tolist() == r
     omega = np.stack([w0, w0])
     for each in watch.history[1:]:
-        w = [run_optimizer(omega[r[i]], i, 2) for i in range(4)]
-        n = [len(share) for share in train]
-        omega = np.stack(
-            [sum(n[i] * w[i] for i in range(4) if r[i] == k) / sum(n[i] for i in range(4) if r[i] == k) for k in (0, 1)]
-        )
+        w = [clients.trained(omega[r[i]], i, 2) for i in range(4)]
+        omega = np.stack([clients.mean(w, [i for i in range(4) if r[i] == k]) for k in (0, 1)])
         np.testing.assert_allclose(each.centres, omega, atol=2e-6)
     assert len(set(r)) == 2
     assert np.abs(omega[0] - omega[1]).max() > 0.1

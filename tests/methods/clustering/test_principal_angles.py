@@ -18,7 +18,6 @@ from tests.helpers.builders import (
     blobs_module,
     dealt,
     engine,
-    fedavg,
     fit,
     linear_module,
     linear_step,
@@ -26,9 +25,9 @@ from tests.helpers.builders import (
     state_of,
     two_sided,
 )
-from tests.helpers.clustered import normed_module, pacfl
+from tests.helpers.clustered import pacfl
 from tests.methods.clustering.models import LAYOUT
-from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+from tests.methods.clustering.runs import are_the_groups
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(4, size=7)
 TRAIN = [share[: 7 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
@@ -135,13 +134,6 @@ def test_the_linkage_decides_where_the_tree_is_cut():
         assert clustered(PrincipalAngles(num_clusters=2, linkage=linkage), at).assignment.tolist() == expected
 
 
-def test_one_cluster_is_fedavg_bit_for_bit(tmp_path):
-    one = pacfl(threshold=180.0, num_clusters=None)
-    runs = [fit(blobs_module(), blobs(12), each, tmp_path, rounds=4, clients_per_round=5) for each in (one, fedavg())]
-    assert_same_models(runs[0].history[1:], runs[1].history)
-    assert runs[0].sampled == runs[1].sampled
-
-
 @pytest.mark.parametrize("angle", ["vector_min", "principal", "trace"])
 def test_separable_groups_are_found_at_once(tmp_path, angle):
     watch = fit(blobs_module(), blobs(12), pacfl(angle=angle, num_vectors=2), tmp_path, rounds=1, clients_per_round=3)
@@ -160,12 +152,6 @@ def test_pixels_undo_the_normalisation():
         torch.testing.assert_close(examples.pixels(inputs), images.float(), rtol=0, atol=1e-3)
         seen, _ = engine(linear_module(), SimpleNamespace(samples=examples)).pixels(np.array([3, 1]))
         torch.testing.assert_close(seen, images[[3, 1]].flatten(1).float(), rtol=0, atol=1e-3)
-
-
-def test_batch_normalisation(tmp_path):
-    watch = fit(normed_module(), blobs(12), pacfl(), tmp_path, rounds=2)
-    assert watch.state.centres.isfinite().all()
-    assert batches_counted(watch, watch.state.centres) == [6.0] * 4
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,10 @@ def test_a_client_that_all_others_have_left_continues_alone(tmp_path, begin):
     assert torch.equal(watch.state.centre_of(3), watch.state.clients[3].model)
 
 
-@pytest.mark.parametrize("similarity", ["low_rank_cosine", "cosine", "low_rank_l2", "l2"])
+@pytest.mark.parametrize(
+    "similarity",
+    ["low_rank_cosine", "l2", *(pytest.param(s, marks=pytest.mark.slow) for s in ("cosine", "low_rank_l2"))],
+)
 def test_the_groups_of_a_federation_are_found(tmp_path, similarity):
     method = fedac(4, dimension=8, refresh_every=4, similarity=similarity)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)

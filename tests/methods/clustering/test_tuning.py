@@ -109,12 +109,16 @@ def test_a_loose_cluster_is_split_in_two():
     assert_means(s)
 
 
-@pytest.mark.parametrize("num_clusters", [1, 2, 8, 12])
+SLOW = pytest.mark.slow
+ANY_NUMBER = [1, pytest.param(2, marks=SLOW), pytest.param(8, marks=SLOW), 12]
+
+
+@pytest.mark.parametrize("num_clusters", ANY_NUMBER)
 def test_silhouette_finds_the_groups_and_stays(num_clusters):
-    models, groups = groups_of()
+    models, groups = groups_of(size=4)
     s = state(models, [client % num_clusters if num_clusters > 1 else 0 for client in range(len(models))])
     tuning = ClusterNumberTuning("silhouette")
-    for s.round in range(20):
+    for s.round in range(12):
         tuning.on_aggregated(server(), s)
         assert_means(s)
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
@@ -256,7 +260,7 @@ def test_tuning_needs_stored_models():
         Method(LocalTraining(steps=1), FullModel(), mean, [ClusterNumberTuning()])
 
 
-@pytest.mark.parametrize("num_clusters", [1, 2, pytest.param(8, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("num_clusters", ANY_NUMBER)
 def test_the_groups_of_a_federation_are_found_from_any_number_of_clusters(tmp_path, num_clusters):
     method = fedac(num_clusters, tuning=ClusterNumberTuning("silhouette"), dimension=8, refresh_every=5)
     module = blobs_module(cluster_weight=0.1, global_weight=0.1)
@@ -268,10 +272,10 @@ def test_the_groups_of_a_federation_are_found_from_any_number_of_clusters(tmp_pa
     "clustering",
     [
         OneShotHierarchical(num_clusters=7, choose=None),
-        PrincipalAngles(num_clusters=7),
-        HierarchicalUpdates(1, num_clusters=6),
-        UpdateDirections(6, pretrain_steps=5),
         ModelKMeans(6),
+        pytest.param(PrincipalAngles(num_clusters=7), marks=SLOW),
+        pytest.param(HierarchicalUpdates(1, num_clusters=6), marks=SLOW),
+        pytest.param(UpdateDirections(6, pretrain_steps=5), marks=SLOW),
     ],
     ids=lambda clustering: type(clustering).__name__,
 )

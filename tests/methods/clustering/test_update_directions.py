@@ -11,36 +11,18 @@ from lcfl.methods.clustering import UpdateDirections
 from lcfl.methods.clustering.update_directions import decomposed_cosines, mean_cosine_differences
 from lcfl.models import Layout
 from lcfl.models.module import FederatedModule
-from tests.helpers.builders import (
-    Normed,
-    blobs,
-    blobs_module,
-    dealt,
-    fedavg,
-    fit,
-    linear_module,
-    linear_step,
-    server_of,
-    two_sided,
-    upload,
-)
-from tests.helpers.clustered import Evaluations, fedgroup, normed_module
+from tests.helpers.builders import Normed, blobs, blobs_module, dealt, fedavg, fit, linear_module, server_of, upload
+from tests.helpers.clustered import Evaluations, fedgroup
 from tests.methods.clustering.models import LAYOUT, SIZE, axis, four_ways, opened
-from tests.methods.clustering.runs import are_the_groups, assert_same_models, batches_counted
+from tests.methods.clustering.runs import assert_same_models
+from tests.methods.in_numpy import Clients
 
-INPUTS, TARGETS, TRAIN, TEST = two_sided(5, size=6)
-TRAIN = [share[: 6 - i // 2] for i, share in enumerate(TRAIN)]  # unequal sizes make weights by samples visible
+CLIENTS = Clients(6, 6, 5, 5, 4)
 LR = 0.5
 
 
 def cosine(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-
-
-def trained(w, client, steps):
-    for _ in range(steps):
-        w = w - LR * linear_step(w, INPUTS[TRAIN[client]], TARGETS[TRAIN[client]])[1]
-    return w
 
 
 def least_scatter(points):
@@ -56,10 +38,10 @@ def least_scatter(points):
 
 def test_pre_training_a_cold_start_and_a_round_match_numpy(tmp_path):
     module = linear_module(LR)
-    data = dealt(INPUTS, TARGETS, TRAIN, test=TEST)
+    data = CLIENTS.data()
     watch = fit(module, data, fedgroup(2, 3, 2, steps=2), tmp_path)
     w0 = module.initial_model(0).double().numpy()
-    early, delta = [0, 1, 3, 4], {i: trained(w0, i, 3) - w0 for i in range(5)}
+    early, delta = [0, 1, 3, 4], {i: CLIENTS.trained(w0, i, 3) - w0 for i in range(5)}
     matrix = np.stack([delta[i] for i in early], axis=1)  # P x n
     direction = np.linalg.svd(matrix, full_matrices=False)[0][:, :2]
     embedding = np.array([[cosine(delta[i], v) for v in direction.T] for i in early])
@@ -75,8 +57,7 @@ def test_pre_training_a_cold_start_and_a_round_match_numpy(tmp_path):
     groups[int(np.argmin([(1 - cosine(delta[2], mean)) / 2 for mean in means]))].append(2)
     for group, centre in zip(groups, omega, strict=True):
         (number,) = set(watch.state.assignment[group].tolist())
-        sizes = [len(TRAIN[i]) for i in group]
-        expected = np.average([trained(centre, i, 2) for i in group], axis=0, weights=sizes)
+        expected = CLIENTS.mean({i: CLIENTS.trained(centre, i, 2) for i in group}, group)
         np.testing.assert_allclose(watch.state.centres[number], expected, atol=3e-6)
     assert sorted(map(sorted, groups)) == [[0, 2, 4], [1, 3]]
     size = len(w0)
@@ -190,7 +171,9 @@ def test_every_client_pre_trains_once_and_keeps_its_group(tmp_path):
 
 def test_a_client_without_a_group_is_evaluated_with_the_mean_of_all(tmp_path):
     evaluations, method = Evaluations(), fedgroup(2, clients_per_group=2)
-    watch = fit(blobs_module(), blobs(12), method, tmp_path, clients_per_round=5, callbacks=[evaluations])
+    watch = fit(
+        blobs_module(), blobs(12), method, tmp_path, clients_per_round=5, final_models=None, callbacks=[evaluations]
+    )
     found = {name: metric.values for name, metric in evaluations.found[-1].by_name.items()}
     alike = found["test/own_split/cluster/loss"] == found["test/own_split/global/loss"]
     without = (watch.state.assignment < 0).numpy()
@@ -198,21 +181,18 @@ def test_a_client_without_a_group_is_evaluated_with_the_mean_of_all(tmp_path):
 
 
 def test_a_new_client_whose_pre_training_fails_has_no_group_and_the_round_continues(tmp_path):
-    inputs = INPUTS.copy()
-    inputs[TRAIN[2]] *= 1e30
+    inputs = CLIENTS.inputs.copy()
+    inputs[CLIENTS.train[2]] *= 1e30
     with pytest.warns(UserWarning, match=r"round 0: the loss or the upload of 1 of 1 clients is not finite \(2\)"):
-        watch = fit(linear_module(LR), dealt(inputs, TARGETS, TRAIN, test=TEST), fedgroup(2, 3, 2, steps=2), tmp_path)
+        watch = fit(
+            linear_module(LR),
+            dealt(inputs, CLIENTS.targets, CLIENTS.train, test=CLIENTS.test),
+            fedgroup(2, 3, 2, steps=2),
+            tmp_path,
+        )
     assert watch.state.assignment.tolist()[2] == -1
     assert watch.rows[0]["train/failed_clients"] == 2  # in the extra round and in the round itself
     assert watch.state.centres.isfinite().all()
-
-
-def test_separable_groups_are_found_at_once_also_for_new_clients(tmp_path):
-    method = fedgroup(4, 20, clients_per_group=2)
-    watch = fit(blobs_module(0.1), blobs(12), method, tmp_path, rounds=6, clients_per_round=6)
-    assert (watch.history[0].assignment >= 0).sum() == 8
-    assert (watch.state.assignment >= 0).all()
-    assert are_the_groups(watch.state.assignment)
 
 
 def test_later_clients_find_their_group_after_clusters_were_merged():
@@ -245,12 +225,6 @@ def test_buffers_do_not_count():
     assert state.assignment[:4].tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     clustering.on_extra_round_end(server_of(layout), state, [upload(4, model(1, 90.0))])
     assert state.assignment[4] == state.assignment[2]
-
-
-def test_batch_normalisation_is_averaged(tmp_path):
-    watch = fit(normed_module(), blobs(12), fedgroup(4), tmp_path, rounds=2)
-    assert batches_counted(watch, watch.history[0].centres) == [5.0] * 4
-    assert watch.state.centres.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Tests of the bytes on the wire: the papers' formulas, for the messages and in a run's comm/* columns."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -23,6 +25,8 @@ from tests.helpers.builders import (
     per_fedavg,
     state_of,
 )
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fesem, ifca
+from tests.methods.test_ascfl import ascfl
 
 P, P_PHI = 62_006, 61_156
 LENET = Layout.from_network(LeNet5())
@@ -96,6 +100,12 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (fedper, EMBEDDING, EMBEDDING, 0),
         (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
         (per_fedavg, SIZE, SIZE, 0),
+        (partial(ifca, 3), 3 * SIZE, SIZE + 1, 0),  # the models of all clusters down, and the choice up
+        (fesem, SIZE, SIZE, 0),
+        (cfl, SIZE, SIZE, 0),
+        (cgpfl, SIZE, SIZE, 0),
+        (cgpfl_prox, SIZE, SIZE, 0),
+        (partial(ascfl, incentive=False), SIZE, SIZE, 0),
         (fedac, SIZE + EMBEDDING, SIZE, 0),
         (lcfed, SIZE + EMBEDDING, SIZE, 12 * 2 * SIZE),  # |S_d| = all 12 clients, P down and P up
     ],

@@ -74,11 +74,8 @@ def test_the_accounting_uses_the_smallest_number_of_clients_of_any_round(tmp_pat
     data = blobs(12, newcomers=2, leavers=dict(zip(leavers, (0, 1, 2), strict=True)))
     watch = fit(blobs_module(), data, noisy, tmp_path, rounds=2, clients_per_round=4)
     # ten clients start; one has left by round 0 and two by round 1, the last round
-    assert watch.server.privacy_guarantee() == noisy.privacy_guarantee(ReleaseCounts(2, 4, 8))
-    assert (
-        noisy.privacy_guarantee(ReleaseCounts(2, 4, 8)).epsilon
-        > noisy.privacy_guarantee(ReleaseCounts(2, 4, 12)).epsilon
-    )
+    few, many = (noisy.privacy_guarantee(ReleaseCounts(2, 4, number)) for number in (8, 12))
+    assert watch.server.privacy_guarantee() == few and few.epsilon > many.epsilon
 
 
 def test_warmup_rounds_are_releases_too():

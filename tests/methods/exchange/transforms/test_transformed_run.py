@@ -1,4 +1,4 @@
-"""Tests of runs with client transforms: from the command line, on several ranks, and resumed."""
+"""Tests of client transforms on the command line. Their runs on two ranks are in test_clustered_fits.py."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 
 import lcfl as package
 from lcfl.runs.checkpoint import CheckpointError
-from tests.federation.test_resume import assert_same_run, fit
 from tests.helpers.commandline import CONFIGS, LCFED, SMALL, here, lcfl, printed  # noqa: F401
 
 DIGITS = ("-c", CONFIGS / "data" / "digits.yaml")
@@ -18,7 +17,6 @@ ROTATED = (
     "--data.client_transforms.by=group",
 )
 NOISE = ("--data.client_transforms+=GaussianNoise", "--data.client_transforms.sigma=0.1")
-SEEN = ("--data.client_transforms+=LabelPermutation", *NOISE)
 
 
 def test_transforms_can_be_given_by_their_short_names(here, capsys):  # noqa: F811
@@ -40,11 +38,3 @@ def test_another_transform_is_another_run(here):  # noqa: F811
     assert lcfl(*words, "--trainer.rounds=3", "--ckpt_path=last").state.round == 3
     with pytest.raises(CheckpointError, match="partition: the checkpoint has"):
         lcfl(*words, "--data.client_transforms.sigma=0.2", "--trainer.rounds=4", "--ckpt_path=last")
-
-
-def test_client_transforms_do_not_depend_on_ranks(tmp_path):
-    one, two = (fit(tmp_path / str(ranks), "lcfed", ranks, 3, *SEEN).path for ranks in (1, 2))
-    assert_same_run(one, two)
-    other = fit(tmp_path / "other", "lcfed", 1, 3, *SEEN, "--data.client_transforms.sigma=0.2").path
-    with pytest.raises(AssertionError):
-        assert_same_run(one, other)
