@@ -36,7 +36,7 @@ def as_set(lists):
     return set(np.concatenate(lists).tolist())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     PARTITIONS,
     st.sampled_from(SUBSETS),
@@ -89,7 +89,7 @@ def test_no_client_learns_test_samples(partition, protocols, pool, num_clients, 
         assert tested.tolist() == sorted(official - learnt - own)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PARTITIONS, st.sampled_from(SUBSETS), st.sampled_from(["train", "all"]), st.integers(1, 8), st.integers(0, 99))
 def test_from_file_restores_a_written_population(tmp_path_factory, partition, protocols, pool, num_clients, seed):
     options = {"protocols": protocols, "pool": pool, "num_clients": num_clients, "seed": seed}

@@ -57,7 +57,7 @@ def checked(partition, labels, num_clients, seed):
     return shares
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DISJOINT_PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
 def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, seed):
     shares = checked(partition, labels, num_clients, seed)
@@ -66,14 +66,14 @@ def test_an_index_belongs_to_at_most_one_client(partition, labels, num_clients, 
         assert len(set(everything.tolist())) == len(everything) and not shares.overlapping
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(OVERLAPPING_PARTITIONS, LABELS, st.integers(1, 12), st.integers(0, 2**32))
 def test_only_overlapping_partitions_share_indices(partition, labels, num_clients, seed):
     shares = checked(partition, labels, num_clients, seed)
     assert shares is None or shares.overlapping
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(OVERLAPPING[CopyPerGroup], LABELS, st.integers(1, 12), st.integers(0, 2**32))
 def test_an_index_belongs_to_at_most_one_client_of_a_group(partition, labels, num_clients, seed):
     shares = checked(partition, labels, num_clients, seed)

@@ -22,7 +22,7 @@ def module(partition=None, **options):
 
 
 @pytest.mark.filterwarnings("ignore:data.proxy")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS),
     st.sampled_from(["train", "all"]),

@@ -1,14 +1,17 @@
 """Ranks that are started by torchrun, as scripts or by spawning give the same bits and files as one process."""
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.bits import assert_same_state
 from tests.helpers.commandline import LCFED, SYNTHETIC, lcfl
@@ -27,6 +30,7 @@ OPTIONS = (
     "--method.clustering.init_args.dimension=10",
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+JOB = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}
 ENDLESS = ("--trainer.rounds=1000000", "--trainer.callbacks=Checkpoint", "--trainer.callbacks.every_n_rounds=1000000")
 SECONDS = 300  # a process that takes longer hangs, also on a busy machine
 KILLED = "forcefully exiting"  # torchrun's message about a rank that has not ended 30 s after the signal
@@ -69,17 +73,33 @@ def single():
     return "one"
 
 
-def test_two_processes_of_torchrun_give_the_same_bits_and_directory_as_one(single):
-    stdout, stderr = run_python(*TORCHRUN, "-m", "lcfl", "fit", *OPTIONS, "--trainer.default_root_dir=two")
-    assert "2 x cpu" in stdout and stdout.count("majority class") == 1
-    assert "Traceback" not in stderr
-    assert_same_state(state_of(single), state_of("two"))
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def fit_as_rank(rank, port):
+    """Runs one of two ranks with the environment that torchrun gives it. Its output goes to a file."""
+    os.environ.update(JOB, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)  # a forked process that computes with several threads may hang
+    with open(f"rank{rank}.txt", "w") as file, redirect_stdout(file):
+        lcfl("fit", *OPTIONS, "--trainer.default_root_dir=two")
+
+
+def test_two_ranks_of_torchrun_give_the_same_bits_and_directory_as_one_process(single, deadline):
+    """The ranks are forked, because imports would take seconds."""
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    ranks = [fork.Process(target=fit_as_rank, args=(rank, port)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    first, second = (Path(f"rank{rank}.txt").read_text() for rank in (0, 1))
+    assert "2 x cpu" in first and "majority class" in first
+    assert "majority class" not in second
+    assert_same_state(state_of(single), state_of("two"))
 
 
 @pytest.mark.slow
@@ -98,10 +118,18 @@ def test_two_machines_give_the_same_bits_as_one_process(single):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-def test_scripts_and_spawned_ranks_give_the_same_bits_as_one(single, strategy):
-    words = ("--trainer.default_root_dir=two", "--trainer.devices=2", f"--trainer.strategy={strategy}")
-    stdout, stderr = run_python("-m", "lcfl", "fit", *OPTIONS, *words)
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        (TORCHRUN, ()),
+        ((), ("--trainer.devices=2", "--trainer.strategy=ddp")),
+        ((), ("--trainer.devices=2", "--trainer.strategy=ddp_spawn")),
+    ],
+    ids=["torchrun", "ddp", "ddp_spawn"],
+)
+def test_ranks_that_start_python_anew_give_the_same_bits_as_one_process(single, launcher, words):
+    words = ("--trainer.default_root_dir=two", *words)
+    stdout, stderr = run_python(*launcher, "-m", "lcfl", "fit", *OPTIONS, *words)
     assert "2 x cpu" in stdout and stdout.count("majority class") == 1
     assert "Traceback" not in stderr
     assert_same_state(state_of(single), state_of("two"))
@@ -179,7 +207,7 @@ def test_a_signal_to_torchrun_saves_the_last_complete_round():
     ],
 )
 def test_options_that_disagree_with_torchrun_are_refused(monkeypatch, option, named):
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}.items():
+    for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError) as error:
         lcfl("fit", *OPTIONS, option)

@@ -1,5 +1,7 @@
 """One rank and several give the same bits, also if the parent has computed with two threads."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -12,19 +14,16 @@ from tests.helpers import builders
 from tests.helpers.builders import blobs, blobs_module, dealt, fedavg, lcfed, linear_module, two_sided
 from tests.helpers.fits import ROUNDS, assert_same_run, fit
 
-
-@pytest.mark.parametrize("method", ["fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"])
-def test_baselines_have_the_same_bits_on_two_ranks(tmp_path, reference, method):
-    one, _ = reference(method)
-    assert_same_run(one, fit(tmp_path, method, 2).path)
+CLUSTERED = ("lcfed", "lcfed_plus", "fedac")
+BASELINES = ("fedavg", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg")
+QUICK = {("lcfed", 2), ("lcfed", 3), ("per_fedavg", 2)}  # all others are marked slow
 
 
 @pytest.mark.parametrize(
     ("method", "ranks"),
     [
-        pytest.param(method, ranks, marks=[pytest.mark.slow] if ranks == 3 and method != "lcfed" else [])
-        for method in ("lcfed", "lcfed_plus", "fedac", "fedavg", "local")
-        for ranks in (2, 3)
+        pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.slow])
+        for each in product((*CLUSTERED, *BASELINES), (2, 3))
     ],
 )
 def test_ranks_do_not_change_bits(tmp_path, reference, method, ranks):
@@ -37,13 +36,12 @@ def test_a_parent_that_computed_with_two_threads_does_not_change_bits(tmp_path, 
     torch.set_num_threads(2)
     left = torch.rand(700, 700)
     (left @ left).sum()
-    alone, both = (fit(tmp_path / str(ranks), "lcfed", ranks).path for ranks in (1, 2))
+    for ranks in (1, 2):
+        assert_same_run(one, fit(tmp_path / str(ranks), "lcfed", ranks).path)
     assert torch.get_num_threads() == 2
-    assert_same_run(one, alone)
-    assert_same_run(one, both)
 
 
-@pytest.mark.parametrize("method", ["lcfed", "per_fedavg"])
+@pytest.mark.parametrize("method", ["lcfed", pytest.param("per_fedavg", marks=pytest.mark.slow)])
 def test_bfloat16_steps_have_the_same_bits_on_two_ranks(tmp_path, method):
     one = fit(tmp_path / "1", method, 1, 2, "--trainer.precision=bf16-mixed").path
     two = fit(tmp_path / "2", method, 2, 2, "--trainer.precision=bf16-mixed").path
@@ -72,7 +70,7 @@ def test_ranks_that_have_chosen_another_engine_use_the_servers(tmp_path, on_rank
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["StackedEngine"] * 2
 
 
-@pytest.mark.parametrize("method", ["lcfed", "fednova"])
+@pytest.mark.parametrize("method", ["fednova", pytest.param("lcfed", marks=pytest.mark.slow)])
 def test_ranks_without_shared_memory_give_the_same_bits(tmp_path, reference, monkeypatch, method):
     """Every message goes over gloo, as between several machines."""
     links, send = tmp_path / "links", NetworkConnection.send

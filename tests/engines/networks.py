@@ -1,10 +1,12 @@
 """Networks with all layers that the kernels support, written in the usual ways."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lcfl.models import SplitNetwork
+from lcfl.models import CNN, MLP, LeNet5, SplitNetwork
 
 SHAPE = (3, 11, 9)
 
@@ -116,3 +118,16 @@ class Watching(Inner):
         if self.training:
             self.seen.mul_(0.9).add_(0.1 * x.detach().mean())
         return super().forward(x)
+
+
+# A name, a network, and the shape of its inputs.
+NETWORKS = {
+    "plain": (Plain, SHAPE),
+    "normal": (Normal, SHAPE),
+    "functional": (Functional, SHAPE),
+    "inner": (Inner, (7,)),
+    "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),
+    "CNN": (partial(CNN, 3, 9, 4, channels=(5, 9), hidden=(11,), batch_norm=True), (3, 9, 9)),
+    "MLP": (partial(MLP, 3 * 11 * 9, (33,), 4), SHAPE),
+    "logistic regression": (partial(MLP, 7, (), 4), (7,)),
+}

@@ -28,8 +28,15 @@ def compiler(tmp_path, script):
     return str(path)
 
 
-def test_builds_once_and_leaves_one_file(fresh, tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", compiler(tmp_path, f'echo "$@" >> {tmp_path}/calls; exec c++ -O0 "$@"'))
+@pytest.fixture(scope="module")
+def library():
+    """The file of the kernels that other tests use."""
+    return kernels.load()._name
+
+
+def test_builds_once_and_leaves_one_file(library, fresh, tmp_path, monkeypatch):
+    copies = f'echo "$@" >> {tmp_path}/calls; for output; do :; done; [ "$1" = --version ] || cp {library} "$output"'
+    monkeypatch.setenv("CXX", compiler(tmp_path, copies))
     kernels.load()
     (first,) = fresh.iterdir()
     kernels.load()

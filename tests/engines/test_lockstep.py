@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -108,14 +107,24 @@ def test_after_an_exception_no_thread_is_left(fails):
 
 
 def test_an_interrupt_while_a_task_computes_ends_it_at_its_next_request():
-    continued = []
+    """The handler is the test's own, because a process in the background of a shell ignores SIGINT from its start."""
+    interrupted, continued = threading.Event(), []
+
+    def interrupt(number, frame):
+        interrupted.set()
+        raise KeyboardInterrupt
 
     def task(submit):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        time.sleep(0.2)  # the main thread has left by now
+        assert interrupted.wait(60)
         submit(1)
         continued.append(True)
 
-    with pytest.raises(KeyboardInterrupt):
-        run_in_lockstep([task], doubled)
-    assert not continued
+    before, threads = signal.signal(signal.SIGINT, interrupt), threading.active_count()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_in_lockstep([task], doubled)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted.is_set() and not continued
+    assert threading.active_count() == threads

@@ -15,18 +15,8 @@ from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
 from lcfl.models import LeNet5, SplitNetwork
 from lcfl.models.module import FederatedModule, Pulls
-from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded, two_sided
-
-INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
-DATA = dealt(INPUTS, TARGETS, TRAIN)
-
-
-def start(module):
-    return module.initial_model(0)
-
-
-def batch(*positions):
-    return np.array(positions)
+from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded
+from tests.helpers.points import DATA, INPUTS, TARGETS, TRAIN, batch, start
 
 
 def test_means_over_the_steps():

@@ -7,75 +7,37 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 
-from lcfl.core import rng
 from lcfl.data.augmentation import CropAndFlip
-from lcfl.data.datasets import Tensors
-from lcfl.data.partition import IID
-from lcfl.engines import SequentialEngine, StackedEngine
 from lcfl.engines.stacked import check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
-from tests.engines.networks import SHAPE, Inner, Normal, Plain
-from tests.engines.test_compiled import NETWORKS, near
-from tests.helpers.builders import blobs, loaded
-
-TOLERANCE = {"rtol": 5e-5, "atol": 1e-5}
-SIZES = [(32, 5, 17), (32, 32, 32, 9), (6,), (32, 17)]  # of the batches of four clients, in samples
-
-
-def engines(network, shape, optimizer=None, precision="32-true", augmentation=None, budget=None, **options):
-    """Makes both engines on the same data, each with its own module."""
-    draw = torch.Generator().manual_seed(0)
-    inputs, labels = torch.randn(160, *shape, generator=draw), torch.randint(4, (160,), generator=draw)
-    data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
-    data.samples.augmentation = augmentation
-    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    made = [FederatedModule(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
-    stacked = StackedEngine(fabric, made[1], data.samples, shape, torch.float32, 32, budget=budget)
-    return SequentialEngine(fabric, made[0], data.samples), stacked
-
-
-def batches_of(client, sizes):
-    draw = np.random.default_rng(client)
-    return [draw.integers(0, 100, size) for size in sizes]
-
-
-def both(pair, task, clients=range(4)):
-    """Returns the results of the task for both engines: for each client, in its random stream, with its buffers."""
-
-    def one(client, engine):
-        engine.buffers = None if first is None else first + client
-        with rng.seeded(0, "local", client):
-            return task(client, engine), engine.buffers
-
-    first = pair[0].module.initial_buffers(3)
-    return [engine.run_all([partial(one, client) for client in clients]) for engine in pair]
-
-
-def model_of(engine, client):
-    return near(engine.module.initial_model(3), client)
-
-
-def assert_same_runs(expected, actual, **tolerance):
-    tolerance = {**TOLERANCE, **tolerance}
-    for (one, kept), (other, own) in zip(expected, actual, strict=True):
-        torch.testing.assert_close(other.model, one.model, **tolerance)
-        assert other.loss == pytest.approx(one.loss, rel=1e-4)
-        assert other.logged == pytest.approx(one.logged, rel=1e-4)
-        if kept is not None:
-            torch.testing.assert_close(own, kept, **tolerance)
+from tests.engines.networks import NETWORKS, SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
+from tests.engines.pairs import (
+    SIZES,
+    TOLERANCE,
+    Logging,
+    LoggingScores,
+    assert_only_this_client_diverges,
+    assert_same_runs,
+    assert_same_training,
+    batches_of,
+    both,
+    data_of,
+    model_of,
+    near,
+    stacked_pair,
+    train,
+)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_runs_of_unequal_clients_with_every_network(name):
     network, shape = NETWORKS[name]
-    pair = engines(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
-    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
-    assert_same_runs(*runs, rtol=1e-3, atol=1e-4)
+    pair = stacked_pair(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    assert_same_training(pair, rtol=1e-3, atol=1e-4)
     assert pair[1]._ignores_padding == (name not in ("normal", "CNN"))
 
 
@@ -108,7 +70,7 @@ OPTIMIZERS = [
     [*((pulls, SGD) for pulls in ("centre", "embedding")), *(("both", each) for each in OPTIMIZERS)],
 )
 def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
-    pair = engines(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3)
+    pair = stacked_pair(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3)
 
     def task(client, engine):
         model = model_of(engine, client)
@@ -124,7 +86,7 @@ def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
 
 @pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
 def test_buffers_follow_the_policy(policy):
-    pair = engines(Normal, SHAPE, buffer_policy=policy)
+    pair = stacked_pair(Normal, SHAPE, buffer_policy=policy)
     runs = both(
         pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, (9, 5, 9)[i:])), range(3)
     )
@@ -135,11 +97,13 @@ def test_buffers_follow_the_policy(policy):
         assert kept is own is None or torch.allclose(kept, own, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["plain", "normal", "LeNet5", "logistic regression"])
-@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "pulled"),
+    [("plain", True), ("normal", True), ("logistic regression", True), ("logistic regression", False)],
+)
 def test_gradients_and_their_other_outputs(name, pulled):
     network, shape = NETWORKS[name]
-    pair = engines(network, shape, cluster_weight=0.5, global_weight=0.3)
+    pair = stacked_pair(network, shape, cluster_weight=0.5, global_weight=0.3)
 
     def task(client, engine):
         model = model_of(engine, client)
@@ -155,7 +119,7 @@ def test_gradients_and_their_other_outputs(name, pulled):
 
 
 def test_hessian_products():
-    pair = engines(Inner, (7,))
+    pair = stacked_pair(Inner, (7,))
 
     def task(client, engine):
         model = model_of(engine, client)
@@ -167,12 +131,11 @@ def test_hessian_products():
         torch.testing.assert_close(other.vector, one.vector, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["normal", "LeNet5"])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("name", "shared"), [("normal", True), ("LeNet5", False)])
 def test_scores_and_losses(name, shared, monkeypatch):
     monkeypatch.setattr("lcfl.engines.stacked.SCORED_BATCH", 50)
     network, shape = NETWORKS[name]
-    pair = engines(network, shape)
+    pair = stacked_pair(network, shape)
 
     def task(client, engine):
         indices = np.arange(75) if shared else np.arange(client, 20 + 40 * client)
@@ -186,7 +149,7 @@ def test_scores_and_losses(name, shared, monkeypatch):
 
 
 def test_clients_with_different_tasks_do_not_affect_each_other():
-    pair = engines(Inner, (7,))
+    pair = stacked_pair(Inner, (7,))
 
     def task(client, engine):
         model = model_of(engine, client)
@@ -198,12 +161,13 @@ def test_clients_with_different_tasks_do_not_affect_each_other():
             model = engine.gradient(model, batches_of(client, [8])[0], number).step_from(model, 0.1)
         return float(model.sum())
 
-    assert [other for other, _ in both(pair, task)[1]] == pytest.approx([one for one, _ in both(pair, task)[0]])
+    expected, actual = ([found for found, _ in each] for each in both(pair, task))
+    assert actual == pytest.approx(expected)
 
 
 def test_every_client_has_its_own_random_draws(monkeypatch):
     """Covers augmentation before and between requests, and other draws from the global generators."""
-    pair = engines(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), augmentation=CropAndFlip(2))
+    pair = stacked_pair(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), augmentation=CropAndFlip(2))
 
     def task(client, engine):
         model = model_of(engine, client)
@@ -221,32 +185,17 @@ def test_every_client_has_its_own_random_draws(monkeypatch):
         assert torch.equal(other[-5:], one[-5:])
 
 
-class Logging(FederatedModule):
-    """Its step adds a term to the loss and logs values."""
-
-    def training_step(self, batch, batch_idx=0):
-        inputs, targets = batch
-        scores = self(inputs)
-        self.log("hits", (scores.argmax(dim=1) == targets).float().mean())
-        if batch_idx == 1:
-            self.log("second", scores.square().mean())
-        return super().training_step(batch, batch_idx) + 0.01 * scores.square().mean()
-
-
 def test_a_custom_training_step_is_used_and_its_values_are_logged():
-    sequential, _ = engines(Inner, (7,))
-    made = [Logging(Inner, partial(torch.optim.SGD, lr=0.1)) for _ in range(2)]
-    check_stacked(made[0], (7,), torch.float32)
-    args = sequential.samples, (7,), torch.float32, 32
-    pair = SequentialEngine(sequential.fabric, made[0], args[0]), StackedEngine(sequential.fabric, made[1], *args)
+    pair = stacked_pair(Inner, (7,), kind=Logging)
+    check_stacked(pair[0].module, (7,), torch.float32)
     assert not pair[1]._ignores_padding, "the share of hits would count the padding"
-    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
+    runs = both(pair, train)
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
 
 
 def test_an_exception_reaches_the_client_that_causes_it():
-    pair = engines(Normal, SHAPE)
+    pair = stacked_pair(Normal, SHAPE)
 
     def task(client, engine):
         try:
@@ -259,25 +208,12 @@ def test_an_exception_reaches_the_client_that_causes_it():
     assert actual[:2] + actual[3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-4)
 
 
-def assert_only_this_client_diverges(pair, diverged):
-    """Checks that a client whose model is not finite does not affect the others among four."""
-
-    def task(client, engine):
-        model = model_of(engine, client) * (float("inf") if client == diverged else 1)
-        return engine.run_optimizer(model, batches_of(client, SIZES[client]))
-
-    expected, actual = both(pair, task)
-    assert not actual.pop(diverged)[0].model.isfinite().all()
-    expected.pop(diverged)
-    assert_same_runs(expected, actual, rtol=1e-3, atol=1e-4)
-
-
 def test_a_client_that_diverges_does_not_affect_the_others():
-    assert_only_this_client_diverges(engines(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 1)
+    assert_only_this_client_diverges(stacked_pair(Plain, SHAPE, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), 1)
 
 
 def test_arguments_are_not_changed_and_results_own_their_memory():
-    _, engine = engines(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
+    _, engine = stacked_pair(Normal, SHAPE, buffer_policy="local", cluster_weight=1.0)
     model, buffers = engine.module.initial_model(3), engine.module.initial_buffers(3)
     copies, centre, weights = (model.clone(), buffers.clone()), near(model), engine.layout.pack(engine.module.network)
 
@@ -295,13 +231,13 @@ def test_arguments_are_not_changed_and_results_own_their_memory():
 
 @pytest.mark.parametrize("budget", [1, 10**9])
 def test_a_budget_limits_the_clients_that_train_at_once(budget):
-    pair = engines(partial(MLP, 7, (50,), 4), (7,), budget=budget)
+    pair = stacked_pair(partial(MLP, 7, (50,), 4), (7,), budget=budget)
     seen, training = [], set()
 
     def task(client, engine):
         training.add(client)
         seen.append(len(training))
-        found = engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
+        found = train(client, engine)
         training.remove(client)
         return found
 
@@ -311,33 +247,46 @@ def test_a_budget_limits_the_clients_that_train_at_once(budget):
 
 
 def test_the_budget_allows_fewer_clients_with_larger_models():
-    few, many = (engines(partial(MLP, 7, (width,), 4), (7,), budget=10**7)[1].most_clients for width in (500, 50))
+    few, many = (stacked_pair(partial(MLP, 7, (width,), 4), (7,), budget=10**7)[1].most_clients for width in (500, 50))
     assert few < many < 256
 
 
 def test_max_steps_cuts_a_run():
-    pair = engines(Inner, (7,))
+    pair = stacked_pair(Inner, (7,))
     for engine in pair:
         engine.max_steps = 1
-    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
-    assert_same_runs(*runs)
+    assert_same_training(pair)
 
 
-@pytest.mark.parametrize("name", ["LeNet5", "MLP"])
+@pytest.mark.parametrize("name", [pytest.param("LeNet5", marks=pytest.mark.slow), "MLP"])
 def test_bf16_differs_from_the_sequential_engine_no_more_than_that_differs_from_float32(name):
     network, shape = NETWORKS[name]
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    pair = engines(network, shape, optimizer, precision="bf16-mixed")
+    pair = stacked_pair(network, shape, optimizer, precision="bf16-mixed")
     check_stacked(pair[0].module, shape, torch.float32, "bf16-mixed")
 
-    def task(client, engine):
-        return engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]))
-
-    narrow, stacked = ([run for run, _ in runs] for runs in both(pair, task))
-    wide = [run for run, _ in both(engines(network, shape, optimizer), task)[0]]
+    narrow, stacked = ([run for run, _ in runs] for runs in both(pair, train))
+    wide = [run for run, _ in both(stacked_pair(network, shape, optimizer), train)[0]]
     for one, other, exact in zip(narrow, stacked, wide, strict=True):
         assert 0 < (other.model - one.model).norm() < 1.5 * (one.model - exact.model).norm()
         assert other.loss == pytest.approx(exact.loss, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "ignores_padding"),
+    [
+        (FederatedModule, Frozen, True),
+        (FederatedModule, Counting, True),
+        (FederatedModule, Watching, False),
+        (LoggingScores, Inner, False),
+    ],
+)
+def test_buffers_logged_values_and_parameters_that_are_not_trained(kind, network, ignores_padding):
+    """Batches are padded only if the padding does not change a buffer or a logged value."""
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    pair = stacked_pair(network, (7,), optimizer, kind)
+    assert pair[1]._ignores_padding == ignores_padding
+    assert_same_training(pair)
 
 
 class Deciding(FederatedModule):
@@ -396,12 +345,5 @@ def test_integer_inputs():
         def forward(self, x):
             return self.decision(self.words(x).mean(dim=1))
 
-    module = FederatedModule(Bag)
-    check_stacked(module, (5,), torch.int64)
-    fabric = Fabric(accelerator="cpu", devices=1)
-    inputs, labels = torch.randint(20, (160, 5)), torch.randint(4, (160,))
-    data = loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
-    stacked = StackedEngine(fabric, FederatedModule(Bag), data.samples, (5,), torch.int64, 32)
-    pair = SequentialEngine(fabric, module, data.samples), stacked
-    runs = both(pair, lambda i, engine: engine.run_optimizer(model_of(engine, i), batches_of(i, SIZES[i])))
-    assert_same_runs(*runs)
+    check_stacked(FederatedModule(Bag), (5,), torch.int64)
+    assert_same_training(stacked_pair(Bag, (5,), data=data_of((5,), words=20)))

@@ -232,20 +232,16 @@ def test_exported_models_have_the_buffers_of_the_client(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "method"),
     [
-        ("keep_server", "lcfed"),
         ("local", "lcfed"),
-        ("local", "fedavg"),
-        pytest.param("local", "local", marks=pytest.mark.slow),
-        pytest.param("average", "lcfed", marks=pytest.mark.slow),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("keep_server", "lcfed"), ("average", "lcfed"), ("local", "fedavg"), ("local", "local"))
+        ),
     ],
 )
 def test_the_number_of_ranks_and_a_resumption_do_not_change_the_bits(tmp_path, policy, method):
-    words = (
-        "-c",
-        "model: {network: {class_path: tests.helpers.builders.NormedMLP}}",
-        f"--model.buffer_policy={policy}",
-    )
-    words += ("--data.drop_last=true",)
+    network = "model: {network: {class_path: tests.helpers.builders.NormedMLP}}"
+    words = ("-c", network, f"--model.buffer_policy={policy}", "--data.drop_last=true")
     whole = command(tmp_path / "whole", method, 1, 4, *words).path
     command(tmp_path / "parts", method, 2, 2, *words)
     assert_same_run(whole, command(tmp_path / "parts", method, 1, 4, *words, "--ckpt_path=last").path)
@@ -299,15 +295,9 @@ def test_an_unknown_policy_is_refused_and_a_policy_without_buffers_causes_a_warn
         fit(blobs_module(buffer_policy="local"), blobs(), fedavg(steps=1), tmp_path, clients_per_round=2)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        lcfed(2, dimension=2),
-        pytest.param(fedavg(), marks=pytest.mark.slow),
-        pytest.param(alone(), marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("policy", ["local", *(pytest.param(each, marks=pytest.mark.slow) for each in POLICIES[:2])])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [lcfed(2, dimension=2), fedavg(), alone()])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_resnet18(tmp_path, method, policy):
     made = FederatedModule(
         partial(resnet18, num_classes=2), partial(torch.optim.SGD, lr=0.01), "fc", buffer_policy=policy

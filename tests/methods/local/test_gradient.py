@@ -10,18 +10,8 @@ from torch import nn
 from lcfl.methods.local.training import Gradient
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule, Pulls
-from tests.helpers.builders import Normed, dealt, engine, linear, linear_module, linear_step, two_sided
-
-INPUTS, TARGETS, TRAIN, _ = two_sided(size=9)
-DATA = dealt(INPUTS, TARGETS, TRAIN)
-
-
-def start(module):
-    return module.initial_model(0)
-
-
-def batch(*positions):
-    return np.array(positions)
+from tests.helpers.builders import Normed, engine, linear, linear_module, linear_step
+from tests.helpers.points import DATA, INPUTS, TARGETS, batch, start
 
 
 def test_a_gradient_by_hand():
