@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lcfl.distributed import launch
 from tests.helpers.bits import assert_same_state
 from tests.helpers.commandline import LCFED, SYNTHETIC, lcfl
 from tests.helpers.fits import newest_state
@@ -79,9 +80,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def fit_as_rank(rank, port):
+def fit_as_rank(rank, port, parent):
     """Runs one of two ranks with the environment that torchrun gives it. Its output goes to a file."""
     os.environ.update(JOB, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+    launch._die_with(parent)
     torch.set_num_threads(1)  # a forked process that computes with several threads may hang
     with open(f"rank{rank}.txt", "w") as file, redirect_stdout(file):
         lcfl("fit", *OPTIONS, "--trainer.default_root_dir=two")
@@ -90,7 +92,7 @@ def fit_as_rank(rank, port):
 def test_two_ranks_of_torchrun_give_the_same_bits_and_directory_as_one_process(single, deadline):
     """The ranks are forked, because imports would take seconds."""
     fork, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [fork.Process(target=fit_as_rank, args=(rank, port)) for rank in (0, 1)]
+    ranks = [fork.Process(target=fit_as_rank, args=(rank, port, os.getpid())) for rank in (0, 1)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

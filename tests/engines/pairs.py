@@ -28,19 +28,10 @@ def data_of(shape, number=160, words=None):
 
 
 def stacked_pair(
-    network,
-    shape,
-    optimizer=None,
-    kind=FederatedModule,
-    data=None,
-    precision="32-true",
-    augmentation=None,
-    budget=None,
-    **options,
+    network, shape, optimizer=None, kind=FederatedModule, data=None, precision="32-true", budget=None, **options
 ):
     """Makes a sequential and a stacked engine on the same data, each with its own module."""
     data = data or data_of(shape)
-    data.samples.augmentation = augmentation
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     made = [kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
     stacked = StackedEngine(fabric, made[1], data.samples, shape, data.samples.inputs.dtype, 32, budget=budget)

@@ -165,9 +165,11 @@ def test_clients_with_different_tasks_do_not_affect_each_other():
     assert actual == pytest.approx(expected)
 
 
-def test_every_client_has_its_own_random_draws(monkeypatch):
+def test_every_client_has_its_own_random_draws():
     """Covers augmentation before and between requests, and other draws from the global generators."""
-    pair = stacked_pair(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), augmentation=CropAndFlip(2))
+    data = data_of((1, 8, 8))
+    data.samples.augmentation = CropAndFlip(2)
+    pair = stacked_pair(partial(CNN, 1, 8, 4, channels=(2,), hidden=()), (1, 8, 8), data=data)
 
     def task(client, engine):
         model = model_of(engine, client)
