@@ -33,3 +33,13 @@ def four_ways(num=12, seed=0):
     draw = torch.Generator().manual_seed(seed)
     models = [axis(i % 4, 1 + i / 4) + 0.02 * torch.randn(SIZE, generator=draw) for i in range(num)]
     return models, np.arange(num) % 4
+
+
+def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
+    """Returns models along one axis per group, with noise, and their groups."""
+    draw = torch.Generator().manual_seed(seed)
+    groups = [client % num_groups for client in range(num_groups * size)]
+    models = noise * torch.randn(len(groups), SIZE, generator=draw)
+    for client, group in enumerate(groups):
+        models[client, group] += 1.0
+    return list(models), groups

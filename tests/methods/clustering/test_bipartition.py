@@ -176,17 +176,3 @@ def test_earlier_updates_are_kept_without_buffers(tmp_path):
     watch = fit(normed_module(), blobs(12), cfl(), tmp_path, rounds=1)
     updates = watch.server.method.clustering[0].state_dict()["updates"].values()
     assert {len(update) for update in updates} == {watch.server.layout.num_parameters}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"eps1": -1.0}, "eps1=-1.0; it must be at least 0"),
-        ({"min_size": 1}, "min_size=1; it must be at least 2"),
-        ({"bipartition": "single"}, "bipartition='single'; allowed are complete and optimal"),
-        ({"gamma_max": 2.0}, "gamma_max=2.0; it must lie between 0 and 1"),
-    ],
-)
-def test_invalid_options_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        RecursiveBipartition(**options)

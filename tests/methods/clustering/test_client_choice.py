@@ -183,9 +183,3 @@ def test_redraws_are_part_of_a_checkpoint():
     other.load_state_dict(clustering.state_dict())
     assert other.state_dict() == {"draw": 1, "least": [0], "is_settled": False}
     assert plain_copy(clustering.state_dict(), "ClientChoice") == clustering.state_dict()
-
-
-@pytest.mark.parametrize("options", [{"num_clusters": 0}, {"max_redraws": -1}, {"min_share": 1.5}])
-def test_invalid_options_are_refused(options):
-    with pytest.raises(ValueError, match="ClientChoice: got num_clusters"):
-        ClientChoice(**options)

@@ -251,20 +251,3 @@ def test_layers_output_needs_an_output_layer():
     with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut leaves no decision"):
         GreedyIncentive().check_layout(layout)
     GreedyIncentive(layers="all").check_layout(layout)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"rule": "loose"}, "rule='loose'; allowed are relative and strict"),
-        ({"factorised": "models"}, "factorised='models'; allowed are updates and similarities"),
-        ({"layers": "last"}, "layers='last'; allowed are output and all"),
-        ({"theta": 0.0}, "theta=0.0; it must lie in"),
-        ({"candidates": 1.5}, "candidates=1.5"),
-        ({"explained_variance": 0.0}, "explained_variance=0.0"),
-        ({"margin": -0.1}, "margin=-0.1"),
-    ],
-)
-def test_invalid_settings_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
-        GreedyIncentive(**options)

@@ -176,19 +176,3 @@ def test_uploads_of_the_extra_round_go_through_the_transforms_and_no_guarantee_i
     assert method.privacy_guarantee(ReleaseCounts(2, 5, 12)) is None
     method.clustering = []
     assert method.privacy_guarantee(ReleaseCounts(2, 5, 12)) is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"after": -1}, "after=-1; it must be at least 0"),
-        ({"threshold": 1.0}, "threshold=1.0, num_clusters=4; give exactly one"),
-        ({"metric": "l3"}, "metric='l3'; allowed are l2, l1 and cosine"),
-        ({"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
-    ],
-)
-def test_invalid_options_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        HierarchicalUpdates(**options)
-    with pytest.raises(ValueError, match="num_clusters=4 for"):
-        HierarchicalUpdates().check(3)

@@ -171,25 +171,6 @@ def test_offline_steps_and_ordinary_runs(tmp_path):
     assert not torch.equal(codes[0], codes[2])
 
 
-# settings
-
-
-@pytest.mark.parametrize("name", ["num_clusters", "dimension", "offline_clients", "offline_steps"])
-def test_counts_must_be_at_least_one(name):
-    with pytest.raises(ValueError, match=f"LowRankCosine: got {name}=0; it must be at least 1"):
-        LowRankCosine(**{name: 0})
-
-
-def test_one_offline_client_is_not_enough():
-    with pytest.raises(ValueError, match=r"got offline_clients=1; principal components need at least 2 models"):
-        LowRankCosine(offline_clients=1)
-
-
-def test_a_misspelt_init_is_refused():
-    with pytest.raises(ValueError, match=r"got init='k-means'; allowed are kmeans and random"):
-        LowRankCosine(init="k-means")
-
-
 def test_more_clusters_than_clients_are_refused():
     LowRankCosine(num_clusters=5).check(5)
     with pytest.raises(ValueError, match=r"num_clusters=6 for data.num_clients=5; .*Lower num_clusters or raise data"):

@@ -229,26 +229,6 @@ def test_a_leaver_is_not_part_of_a_reference(tmp_path):
     assert members
 
 
-# settings
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_clusters": 3}, r"choose=gap; exactly one must be given"),
-        ({"choose": None}, "exactly one must be given"),
-        ({"linkage": "mean"}, r"linkage='mean'; allowed are average"),
-        ({"choose": "elbow"}, r"choose='elbow'; allowed are gap, silhouette and null"),
-        ({"layers": []}, r"layers=\[\]; name at least one layer"),
-        ({"warmup_epochs": 1, "warmup_steps": 2}, r"warmup_epochs=1 and warmup_steps=2; give at most one"),
-        ({"warmup_steps": 0}, "warmup_steps=0; it must be at least 1"),
-    ],
-)
-def test_invalid_settings_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        OneShotHierarchical(**options)
-
-
 def test_more_clusters_than_clients_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"num_clusters=5 for data.num_clients=4; .*Lower num_clusters"):
         fit(blobs_module(), blobs(4), fedclust(num_clusters=5), tmp_path)

@@ -152,19 +152,3 @@ def test_pixels_undo_the_normalisation():
         torch.testing.assert_close(examples.pixels(inputs), images.float(), rtol=0, atol=1e-3)
         seen, _ = engine(linear_module(), SimpleNamespace(samples=examples)).pixels(np.array([3, 1]))
         torch.testing.assert_close(seen, images[[3, 1]].flatten(1).float(), rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"num_vectors": 0}, "num_vectors=0; it must be at least 1"),
-        ({"angle": "sum"}, "angle='sum'; allowed are vector_min, principal and trace"),
-        ({"threshold": 5.0}, r"threshold=5\.0, num_clusters=4; give exactly one"),
-        ({"linkage": "ward"}, "linkage=ward joins Euclidean vectors only"),
-    ],
-)
-def test_invalid_options_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        PrincipalAngles(**options)
-    with pytest.raises(ValueError, match="num_clusters=4 for"):
-        PrincipalAngles().check(3)

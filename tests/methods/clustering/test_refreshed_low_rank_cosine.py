@@ -163,22 +163,6 @@ def test_buffers_are_not_compared():
     assert state.projection.shape == (layout.num_parameters, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
-        ({"init": "zeros"}, "init='zeros'; allowed are kmeans, random and common"),
-        ({"dimension": 0}, "dimension=0"),
-        ({"refresh_every": 0}, "refresh_every=0"),
-        ({"fit_over": "all"}, "fit_over='all'; allowed are stored and participants"),
-        ({"similarity": "l1"}, "similarity='l1'; allowed are low_rank_cosine, cosine, low_rank_l2 and l2"),
-    ],
-)
-def test_invalid_settings_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
-        RefreshedLowRankCosine(**options)
-
-
 def test_at_least_two_clients_and_one_per_cluster_are_needed():
     for num_clusters, num_clients in ((4, 3), (1, 1)):
         with pytest.raises(ValueError, match=rf"num_clusters={num_clusters} for data.num_clients={num_clients}; at le"):

@@ -21,7 +21,7 @@ from lcfl.methods.exchange import ClusterModel, FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from tests.helpers.builders import blobs, blobs_module, fedac, fit, state_of
-from tests.methods.clustering.models import LAYOUT, SIZE
+from tests.methods.clustering.models import LAYOUT, SIZE, groups_of
 
 
 def model(*entries):
@@ -41,16 +41,6 @@ def state(models, assignment, **fields):
 def server():
     logged = {}
     return SimpleNamespace(seed=0, layout=LAYOUT, log=logged.__setitem__, logged=logged)
-
-
-def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
-    """Returns models along one axis per group, with noise, and their groups."""
-    draw = torch.Generator().manual_seed(seed)
-    groups = [client % num_groups for client in range(num_groups * size)]
-    models = noise * torch.randn(len(groups), SIZE, generator=draw)
-    for client, group in enumerate(groups):
-        models[client, group] += 1.0
-    return list(models), groups
 
 
 def assert_means(s):
@@ -235,23 +225,6 @@ def test_results_are_unchanged_since_the_criteria_were_shared(options, assignmen
         tuning.on_aggregated(where, s)
     assert "".join(map(str, s.assignment.tolist())) == assignment
     assert hashlib.sha256(s.centres.numpy().tobytes()).hexdigest()[:16] == digest
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"criterion": "best"}, "criterion='best'; allowed are ratio and silhouette"),
-        ({"lower": 0.8, "upper": 0.2}, "lower=0.8, upper=0.2; 0 <= lower < upper must hold"),
-        ({"criterion": "silhouette", "literal": True}, "literal=true works with criterion=ratio only"),
-        ({"interval": 0}, "interval=0; it must be at least 1"),
-        ({"cooldown": -1}, "cooldown=-1"),
-        ({"min_clusters": 0}, "min_clusters=0"),
-        ({"margin": -0.1}, "margin=-0.1"),
-    ],
-)
-def test_invalid_settings_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
-        ClusterNumberTuning(**options)
 
 
 def test_tuning_needs_stored_models():

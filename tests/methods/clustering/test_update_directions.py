@@ -225,16 +225,3 @@ def test_buffers_do_not_count():
     assert state.assignment[:4].tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     clustering.on_extra_round_end(server_of(layout), state, [upload(4, model(1, 90.0))])
     assert state.assignment[4] == state.assignment[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
-        ({"pretrain_steps": 0}, "pretrain_steps=0; it must be at least 1"),
-        ({"measure": "l2"}, "measure='l2'; allowed are edc and madc"),
-    ],
-)
-def test_invalid_options_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        UpdateDirections(**options)

@@ -8,6 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from lcfl.methods.clustering import SplitAndMerge, UpdateEM
 from lcfl.methods.clustering.similarity import squared_distances, squared_distances_to_means
 from lcfl.methods.clustering.update_em import dispersion, em, separation
+from tests.methods.clustering.models import groups_of as models_of_groups
 from tests.methods.clustering.test_greedy_incentive import SIZE, Proxy, answered, state
 
 POINTS = [(0, 0), (2, 0), (10, 0), (10, 2), (0, 30)]
@@ -21,12 +22,8 @@ def sent(points):
     return [answered(client, flat(*point)) for client, point in enumerate(points)]
 
 
-def groups_of(num_groups=4, size=6, noise=0.05, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    groups = [client % num_groups for client in range(num_groups * size)]
-    changes = noise * torch.randn(len(groups), SIZE, generator=draw)
-    for client, group in enumerate(groups):
-        changes[client, group] += 1.0
+def groups_of(**options):
+    changes, groups = models_of_groups(**options)
     return [answered(client, change) for client, change in enumerate(changes)], groups
 
 
@@ -169,8 +166,3 @@ def test_a_cooldown_survives_a_resume():
         other.on_round_end(Proxy(), s, uploads)
         sizes.append(s.num_clusters)
     assert sizes == [3, 3, 2]
-
-
-def test_em_needs_an_iteration():
-    with pytest.raises(ValueError, match="max_iterations=0; it must be at least 1"):
-        UpdateEM(0)
