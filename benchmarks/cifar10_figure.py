@@ -8,7 +8,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lcfl.figures.base import COLOURS, new_panels, save
+from lcfl.figures.base import KIND_COLOURS, new_panels, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,11 +40,13 @@ def draw(tables: dict[str, Table]) -> "Figure":
     figure, panels = new_panels(11, 0.3 * len(methods) + 1.2, [TITLES[name] for name in tables])
     for (title, axes), table in zip(panels.items(), tables.values(), strict=True):
         axes.axvline(table[BASELINE][""][0], linestyle=":", color="grey", label="always the most frequent class")
-        for colour, (kind, (marker, below)) in zip(COLOURS[:3] + COLOURS[4:5], KINDS.items(), strict=True):
+        for kind, (marker, below) in KINDS.items():
             having = [(place - below, table[method]) for place, method in enumerate(methods) if kind in table[method]]
             points = [(place, *accuracies[kind]) for place, accuracies in having]
             places, means, deviations = zip(*points, strict=True)
-            axes.errorbar(means, places, xerr=deviations, fmt=marker, color=colour, markersize=6, label=kind)
+            axes.errorbar(
+                means, places, xerr=deviations, fmt=marker, color=KIND_COLOURS[kind], markersize=6, label=kind
+            )
         axes.set_yticks(range(len(methods)), methods)
         axes.set_xlabel("test accuracy on own_split in %")
         axes.grid(axis="x", alpha=0.3)

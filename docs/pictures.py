@@ -27,7 +27,7 @@ from PIL import Image
 
 from lcfl.cli import federated_cli
 from lcfl.cli.commands import partition
-from lcfl.figures.base import COLOURS
+from lcfl.figures.base import COLOURS, KIND_COLOURS
 from lcfl.runs.result import Run
 
 # The four parts of a method, and what is the same for every method.
@@ -200,10 +200,10 @@ def draw_accuracies(rows: Sequence[dict[str, str]], majority: float) -> Figure:
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     axes = figure.add_subplot()
     rounds = [int(row["round"]) + 1 for row in rows]
-    for colour, kind in zip(COLOURS, ("personal", "cluster"), strict=False):
+    for kind in ("personal", "cluster"):
         for style, metric, words in (("-", "acc", "mean"), (":", "acc_worst10", "worst 10 % of clients")):
             values = [100 * float(row[f"test/own_split/{kind}/{metric}"]) for row in rows]
-            axes.plot(rounds, values, style, color=colour, label=f"{kind} models, {words}")
+            axes.plot(rounds, values, style, color=KIND_COLOURS[kind], label=f"{kind} models, {words}")
     axes.axhline(100 * majority, color=FRAME, lw=1, ls="--", label="most frequent class of each client")
     axes.set(xlabel="round", ylabel="test accuracy in %", ylim=(0, 102), xlim=(0, rounds[-1]))
     axes.set_title("LCFed on 20 clients, scikit-learn's digits", fontsize=11)

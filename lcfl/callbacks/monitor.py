@@ -3,7 +3,7 @@
 Legend: N clients, n shown clients, T rounds.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.schema import Array, check_form
 from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choice
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
 from lcfl.server.metrics import Evaluation
@@ -58,15 +59,17 @@ class Monitor(Callback):
 
     Args:
         figure_every: number of evaluations between two sets of figures.
+        figure_format: the format of the files.
 
     Raises:
-        ValueError: for a number below 1.
+        ValueError: for a number below 1, or another format.
     """
 
-    def __init__(self, figure_every: int = 10) -> None:
+    def __init__(self, figure_every: int = 10, figure_format: Literal["png", "svg", "pdf"] = "png") -> None:
         if figure_every < 1:
             raise ValueError(f"Monitor: got figure_every={figure_every}; it must be at least 1.")
-        self.figure_every = figure_every
+        check_choice("Monitor: got figure_format=", figure_format, ("png", "svg", "pdf"))
+        self.figure_every, self.figure_format = figure_every, figure_format
         self._rounds: list[int] = []
         self._assignments: list[Tensor] = []
         self._evaluation = Evaluation()
@@ -113,11 +116,6 @@ class Monitor(Callback):
         for name, metric in evaluation.by_name.items():
             if name.endswith("/acc"):
                 self._histogram(server, f"{name}_clients", metric.values, ACCURACY_BINS)
-        if server.method.is_clustered:
-            borders = np.arange(max(state.num_clusters, int(state.assignment.max()) + 1) + 1) - 0.5
-            members = state.assignment[state.active & (state.assignment >= 0)]
-            if len(members):
-                self._histogram(server, "cluster/members", members.numpy(), borders)
         every = server.schedule.evaluate_every * self.figure_every
         if every and state.round % every == 0:
             self._draw(server, state)
@@ -213,7 +211,7 @@ class Monitor(Callback):
             self._figure(server, f"accuracies_{stage}_{protocol}", figure)
 
     def _figure(self, server: Server, name: str, figure: "Figure") -> None:
-        figures.save(figure, server.run_dir / "figures" / f"{name}.png")
+        figures.save(figure, server.run_dir / "figures" / f"{name}.{self.figure_format}")
         figure.set_layout_engine("none")  # keeps the layout, because computing it again is most of the work
         for writer in self._writers(server, "add_figure"):
             writer.add_figure(f"figures/{name}", figure, self._step, close=False)  # there is no pyplot window to close

@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # importing it takes half a second, and only a run that draws
 
 __all__ = [
     "COLOURS",
-    "LINE_STYLES",
+    "KIND_COLOURS",
+    "KIND_STYLES",
     "Array",
     "block_labels",
     "blocks_of",
@@ -42,7 +43,9 @@ COLOURS = (
     *("#A40122", "#00C2F9", "#FFB2FD", "#00FCCF", "#E20134", "#9F0162"),
 )
 NO_CLUSTER = "#D0D0D0"
-LINE_STYLES = ("-", "--", "-.", ":")
+# The colour and the line style of a kind of model are the same in every picture.
+KIND_COLOURS = {"personal": COLOURS[0], "cluster": COLOURS[1], "global": COLOURS[2], "after_local": COLOURS[4]}
+KIND_STYLES = {"personal": "-", "cluster": "--", "global": "-.", "after_local": ":"}
 MOST_CLIENTS = 256  # in a picture, because more rows are indistinguishable
 MOST_LABELS = 40  # client numbers that fit next to an axis
 SMALLEST_LABELLED = 0.03  # a block of clients with a smaller share of its axis gets no label
@@ -69,11 +72,11 @@ def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Writes a complete PNG file or none at all, and makes its folder."""
+    """Writes a complete file or none at all, in the format that its name ends with, and makes its folder."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        figure.savefig(temporary, format="png")
+        figure.savefig(temporary, format=path.suffix.removeprefix("."))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

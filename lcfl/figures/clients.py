@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lcfl.figures.base import COLOURS, LINE_STYLES, Array, integer_ticks, label_clients, mark_groups, new_figure
+from lcfl.figures.base import (
+    COLOURS,
+    KIND_COLOURS,
+    KIND_STYLES,
+    Array,
+    integer_ticks,
+    label_clients,
+    mark_groups,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,11 +92,11 @@ def sorted_accuracies(values: Mapping[str, Array], name: str) -> "Figure":
     if not values:
         raise ValueError(f"figures: there are no accuracies of {name}.")
     figure, axes = new_figure(6.4, 4.0)
-    for number, (kind, accuracies) in enumerate(values.items()):
+    for kind, accuracies in values.items():
         accuracy_N = 100 * np.sort(np.asarray(accuracies))
         edges_N1 = np.linspace(0, 100, len(accuracy_N) + 1)
-        style, colour = LINE_STYLES[number % len(LINE_STYLES)], COLOURS[number % len(COLOURS)]
-        axes.stairs(accuracy_N, edges_N1, baseline=None, ls=style, color=colour, lw=1.5, label=kind.replace("_", " "))
+        line = {"ls": KIND_STYLES.get(kind, "-"), "color": KIND_COLOURS.get(kind, "black"), "lw": 1.5}
+        axes.stairs(accuracy_N, edges_N1, baseline=None, label=kind.replace("_", " "), **line)
     axes.set_xlim(0, 100)
     axes.set_xlabel("clients, from worst to best (%)")
     axes.set_ylabel("accuracy (%)")

@@ -1,12 +1,11 @@
 """The accuracy of methods over rounds and over bytes, drawn by pure functions from numbers to a matplotlib `Figure`."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lcfl.figures.base import COLOURS, LINE_STYLES, new_panels
+from lcfl.figures.base import COLOURS, KIND_STYLES, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,6 +87,5 @@ def _places(keys: Sequence[tuple[str, str]], title: str) -> dict[tuple[str, str]
     """Returns the place of each line. Few lines share a panel, with a style per kind; else each kind has a panel."""
     kinds = list(dict.fromkeys(kind for _, kind in keys))
     if len(keys) > MOST_LINES and len(kinds) > 1:
-        return {(method, kind): _Place(f"{title}, {kind}", LINE_STYLES[0], method) for method, kind in keys}
-    styles = dict(zip(kinds, cycle(LINE_STYLES), strict=False))
-    return {(method, kind): _Place(title, styles[kind], f"{method}, {kind}") for method, kind in keys}
+        return {(method, kind): _Place(f"{title}, {kind}", "-", method) for method, kind in keys}
+    return {(method, kind): _Place(title, KIND_STYLES.get(kind, "-"), f"{method}, {kind}") for method, kind in keys}

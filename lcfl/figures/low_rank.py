@@ -100,18 +100,22 @@ def granularity_bars(ratio_K: Array, size_K: Array) -> "Figure":
 def _draw_places(
     axes: "Axes", place_N2: NDArray[np.float64], share_2: NDArray[np.float64], label_N: NDArray[Any], name: str
 ) -> None:
-    """Draws one marker and colour per label, and a legend only if it is short enough to read."""
+    """Draws one marker and colour per label, and a legend only if it is short enough to read.
+
+    Markers are transparent, and the legend counts them, because similar clients lie upon each other.
+    """
     present = np.unique(label_N)
     colours, _ = cluster_colours(label_N)
     for label in present:
         labelled_N = label_N == label
         axes.scatter(
-            place_N2[labelled_N, 0], place_N2[labelled_N, 1], s=22, lw=0.3, edgecolors="white",
-            color=colours(int(label)), marker=MARKERS[int(label) % len(MARKERS)], label=f"{label}",
+            place_N2[labelled_N, 0], place_N2[labelled_N, 1], s=40, lw=0.5, edgecolors="black", alpha=0.5,
+            color=colours(int(label)), marker=MARKERS[int(label) % len(MARKERS)],
+            label=f"{label}: {labelled_N.sum()}",
         )  # fmt: skip
     axes.set_xlabel(f"first axis ({100 * share_2[0]:.0f} % of the variance)")
     axes.set_ylabel(f"second axis ({100 * share_2[1]:.0f} %)")
     axes.set_title(f"by {name}", fontsize=10)
     axes.grid(alpha=0.3)
     if len(present) <= len(COLOURS):
-        axes.legend(fontsize=7, ncols=2 if len(present) > 6 else 1)
+        axes.legend(title=f"{name}: clients", title_fontsize=7, fontsize=7, ncols=2 if len(present) > 6 else 1)

@@ -106,7 +106,7 @@ def test_tags_and_steps(run):
     figures = {f"figures/{name}": [1, 3] for name in OF_CLUSTERS}
     last_figures = {f"figures/accuracies_{stage}_own_split": [3] for stage in ("val", "test")}
     figures |= {"figures/partition": [0]}
-    assert steps == during | at_the_end | figures | last_figures | {"cluster/members": [1, 3]}
+    assert steps == during | at_the_end | figures | last_figures
     assert not steps.keys() & scalars.keys()  # TensorBoard shows only one kind of data for a tag
 
 
@@ -115,9 +115,6 @@ def test_histograms_hold_every_client(run):
     accuracy = events.Histograms("test/own_split/personal/acc_clients")[-1].histogram_value
     assert accuracy.num == NUM_CLIENTS
     assert accuracy.sum / NUM_CLIENTS == pytest.approx(run.metrics["test/own_split/personal/acc"])
-    members = events.Histograms("cluster/members")[-1].histogram_value
-    sizes = {limit - 0.5: count for limit, count in zip(members.bucket_limit, members.bucket, strict=True) if count}
-    assert sizes == dict(zip(*(part.tolist() for part in run.state.assignment.unique(return_counts=True)), strict=True))
 
 
 def test_pictures_on_disk_are_those_of_the_last_step(run):
@@ -165,7 +162,7 @@ def test_resumed_run_draws_the_same_pictures_and_duplicates_nothing(run, tmp_pat
         np.testing.assert_array_equal(found[name], rendered(run)[name], err_msg=name)
     _, steps, scalars = written(resumed)
     assert all(len(set(each)) == len(each) for each in (steps | scalars).values())
-    assert steps["figures/assignment"] == steps["cluster/members"] == [1, 3]
+    assert steps["figures/assignment"] == [1, 3]
 
 
 def test_monitor_does_not_change_the_run(run, tmp_path):
@@ -234,7 +231,6 @@ def test_pictures_come_at_every_third_evaluation_and_at_the_end(tmp_path, blank)
     server, state, writer = fake(tmp_path)
     play(Monitor(figure_every=3), server, state, rounds=4)
     assert [step for tag, step in writer.calls if tag == "figures/assignment"] == [2, 3]
-    assert [step for tag, step in writer.calls if tag == "cluster/members"] == list(range(4))
 
 
 def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path, blank):

@@ -39,7 +39,7 @@ def test_the_map_has_one_panel_by_cluster_and_one_by_true_group():
     left, right = figure.axes
     assert (left.get_title(), right.get_title()) == ("by cluster", "by true group")
     assert [len(each.get_offsets()) for each in right.collections] == [5, 4]
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["0", "1"]
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["0: 5", "1: 4"]
     assert clashes(figure) == 0
 
 

@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--mix", action="store_true", help="allow runs with different data or protocols, in sections")
     options.add_argument("--wide", action="store_true", help="accuracies only: a line per method, a column per model")
     options.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md, curves.csv, pictures")
+    options.add_argument(
+        "--format", choices=("png", "svg", "pdf"), default="png", help="format of the pictures (default: png)"
+    )
     return options
 
 
@@ -83,7 +86,7 @@ def main(args: Sequence[str]) -> None:
         console.print(_table(_caption(setting, protocol, target, many), _accuracies(lines)))
         console.print(_table("cost of a run", _costs(lines)))
     if options.out is not None:
-        _write(options.out, rows, targets, entries)
+        _write(options.out, rows, targets, entries, options.format)
         console.print(f"written to {options.out}", highlight=False)
 
 
@@ -175,7 +178,13 @@ def _markdown(lines: Lines) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
 
 
-def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], float], entries: Sequence[Entry]) -> None:
+def _write(
+    folder: Path,
+    rows: Sequence[Row],
+    targets: dict[tuple[int, str], float],
+    entries: Sequence[Entry],
+    picture_format: str,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(folder / "comparison.csv", [field.name for field in fields(Row)], map(astuple, rows))
     many = len({row.setting for row in rows}) > 1
@@ -198,7 +207,8 @@ def _write(folder: Path, rows: Sequence[Row], targets: dict[tuple[int, str], flo
             for point in curve
         ]
         baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
-        _draw(folder, f"{protocol}_{setting}" if many else protocol, curves, f"Test accuracy, {protocol}", baseline)
+        name = f"{protocol}_{setting}" if many else protocol
+        _draw(folder, f"{name}.{picture_format}", curves, f"Test accuracy, {protocol}", baseline)
     _write_csv(folder / "curves.csv", CURVE_COLUMNS, points)
 
 
@@ -217,7 +227,7 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) 
             for kind, methods in curves.items()
         }
         picture = figures.accuracy_curves(drawn, x_label, title, baseline)
-        figures.save(picture, folder / f"accuracy_over_{over}_{name}.png")
+        figures.save(picture, folder / f"accuracy_over_{over}_{name}")
 
 
 def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
