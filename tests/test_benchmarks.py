@@ -26,6 +26,7 @@ def module(monkeypatch):
     return importlib.import_module
 
 
+@pytest.mark.slow
 def test_round_writes_an_entry_per_engine_and_number_of_devices(module, tmp_path, capsys):
     path = tmp_path / "round.json"
     rows = module("round").main([*SHORT, "--only", "sequential", "reference-loop, 1 thread", "--json", str(path)])
@@ -118,6 +119,7 @@ def test_kernels_measures_every_width_of_vectors(module, tmp_path):
     assert list(rows["mlp 784"])[:2] == ["sequential", "native"] and all(ms > 0 for ms in rows["mlp 784"].values())
 
 
+@pytest.mark.slow
 def test_gpu_runs_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
     path = tmp_path / "gpu.json"
     words = ["--root", "random", "--accelerator", "cpu", "--tasks", "lenet", "crowd", "lcfed", "--rounds", "1"]

@@ -4,7 +4,7 @@ Legend: N clients, C classes.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def sorted_accuracies(values: Mapping[str, Array], name: str) -> "Figure":
     for kind, accuracies in values.items():
         accuracy_N = 100 * np.sort(np.asarray(accuracies))
         edges_N1 = np.linspace(0, 100, len(accuracy_N) + 1)
-        line = {"ls": KIND_STYLES.get(kind, "-"), "color": KIND_COLOURS.get(kind, "black"), "lw": 1.5}
+        line: dict[str, Any] = {"ls": KIND_STYLES.get(kind, "-"), "color": KIND_COLOURS.get(kind, "black"), "lw": 1.5}
         axes.stairs(accuracy_N, edges_N1, baseline=None, label=kind.replace("_", " "), **line)
     axes.set_xlim(0, 100)
     axes.set_xlabel("clients, from worst to best (%)")
