@@ -24,7 +24,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
-from lcfl.methods.clustering.base import ExtraRound
+from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange.transforms import PrivacyGuarantee
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalOutput
@@ -38,6 +38,8 @@ from lcfl.server.metrics import Evaluation, co_membership_jaccard
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
+
+MOST_EXTRA_ROUNDS = 10_000  # before one training round; more than any clustering needs
 
 
 class Server:
@@ -149,6 +151,22 @@ class Server:
         self.state.round += 1
         self.finish_row(self.state.round - 1, begin)
 
+    def extra_rounds(self, clustering: Clustering, sampled: Sequence[int]) -> Iterator[ExtraRound]:
+        """Yields the extra rounds that a clustering requests before this training round.
+
+        Raises:
+            RuntimeError: if it requests more than any clustering needs, because the run would never go on.
+        """
+        for _ in range(MOST_EXTRA_ROUNDS):
+            extra = clustering.extra_round(self.state, sampled)
+            if extra is None:
+                return
+            yield extra
+        raise RuntimeError(
+            f"{type(clustering).__name__}.extra_round: requested {MOST_EXTRA_ROUNDS} rounds before round "
+            f"{self.state.round}; it must return None when it needs no more."
+        )
+
     def run_extra_round(self, extra: ExtraRound) -> None:
         """Runs a warm-up or extra round with the clients that it names.
 
@@ -182,7 +200,7 @@ class Server:
         sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.full_participation)
         self.call("on_clients_sampled", sampled=sampled)
         for clustering in self.method.clustering:
-            while (extra := clustering.extra_round(state, sampled)) is not None:
+            for extra in self.extra_rounds(clustering, sampled):
                 self.run_extra_round(extra)
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
