@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
+from threadpoolctl import threadpool_limits
 
 from lcfl.callbacks import Monitor
 from tests.helpers.commandline import built, here, parts  # noqa: F401 - fixtures
@@ -15,6 +16,10 @@ from tests.helpers.fits import reference, started  # noqa: F401 - fixtures
 # Autograd looks for devices at the first backward pass of a process. If torch.export has registered some by then,
 # autograd starts threads for them, and forked ranks can no longer compute gradients.
 torch.zeros(1, requires_grad=True).sum().backward()
+
+# One thread, as in every rank. With several, processes on a busy machine wait for each other's threads.
+torch.set_num_threads(1)
+threadpool_limits(1)
 
 SECONDS = 180  # a test that starts processes and takes longer hangs, even on a busy machine
 WRITES = Monitor._figure
