@@ -22,6 +22,7 @@ from lcfl.core.messages import Downlink, Uplink, all_finite
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
+from lcfl.distributed.client_output import ClientError, ClientOutputError, check_output, check_payload
 from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
@@ -29,10 +30,6 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
 __all__ = ["ClientError", "EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
-
-
-class ClientError(RuntimeError):
-    """Raised if a client's task raised an exception; the message names client, round and cause."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,17 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on a rank, as text. It is raised once, on the server."""
+    """An exception on a rank, as text. It is raised once, on the server.
+
+    Attributes:
+        message: names the task and the exception.
+        details: the traceback; empty if the message says everything.
+        kind: what the server raises.
+    """
 
     message: str
-    details: str
+    details: str = ""
+    kind: type[ClientError] = ClientError
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class Worker:
     def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
         try:
             return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
+        except ClientOutputError as error:
+            return Failure(f"{task}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:
             message = f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
             return Failure(message, traceback.format_exc())
@@ -184,8 +190,12 @@ class Worker:
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
         with rng.seeded(self.seed, "local", task.round, task.client):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
+        check_output(
+            type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
+        )
         draw = rng.generator(self.seed, "upload", task.round, task.client)
         payload = exchange.encode(output, task.downlink, engine.layout, draw)
+        check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
         model = output.model if exchange.keeps_model else None
         own = engine.buffers if engine.module.buffer_policy == "local" else None

@@ -19,7 +19,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.ranks import Transport
-from lcfl.distributed.worker import ClientError, EvaluationTask, Failure, TrainingResult, TrainingTask, measure
+from lcfl.distributed.worker import EvaluationTask, Failure, TrainingResult, TrainingTask, measure
 from lcfl.methods.exchange import Exchange, ModelKind
 from lcfl.methods.local.training import LocalUpdate
 from lcfl.methods.method import Method
@@ -212,6 +212,7 @@ def raise_failures(results: Sequence[object]) -> None:
     """Raises the first failure among the results, with the details from its rank as a note."""
     for result in results:
         if isinstance(result, Failure):
-            error = ClientError(result.message)
-            error.add_note(result.details)
+            error = result.kind(result.message)
+            if result.details:
+                error.add_note(result.details)
             raise error

@@ -244,7 +244,7 @@ class Server:
             warnings.warn(
                 f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(tasks)} clients is not "
                 f"finite ({abbreviated(failed)}); they are left out of this round and keep their previous models. A "
-                "smaller learning rate may help.",
+                "smaller learning rate may help, unless their samples are not finite.",
                 stacklevel=2,
             )
         up_bytes = sum(result.uplink.num_bytes for result in results)

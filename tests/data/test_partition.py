@@ -1,6 +1,7 @@
 """Tests of the properties of every partition: disjoint, in range, sorted and reproducible, or a clear error."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -192,7 +193,7 @@ class Broken(Partition):
         (Broken([0, 1], [1, 2]), r"index 1 at client\(s\) 0, 1"),
         (Broken([0, 0], [1, 2]), r"index 0 at client\(s\) 0\)"),
         (Broken([0, 1, 0], [1, 2], overlapping=True), r"1 indices .* at client\(s\) 0\); .* only once in a client"),
-        (Broken([0], [4]), "index 4 is outside the pool, whose indices are 0 to 3"),
+        (Broken([0], [4]), "index 4 of client 1 is outside the pool, whose indices are 0 to 3"),
         (Broken([0], [-1]), "index -1"),
         (Broken([0], []), "1 of 2 clients got no samples .the first is client 1"),
         (Broken([0]), "holds 1 clients, but num_clients is 2"),
@@ -235,12 +236,17 @@ def test_from_file_restores_a_written_partition(tmp_path: Path, groups, partitio
         ("[" * 10**5, "cannot be read as JSON"),
         ("[]", "'indices'"),
         (json.dumps({"index": [[0]]}), "'indices'"),
-        (json.dumps({"indices": [[0], [1.5]]}), r"indices\[1\] .* integers"),
-        (json.dumps({"indices": [[0], [True]]}), r"indices\[1\] .* integers"),
+        (json.dumps({"indices": [[0], [0, 1.5]]}), r"indices\[1\] .* a list of integers, got 1\.5"),
+        (json.dumps({"indices": [[0], [True]]}), r"indices\[1\] .* a list of integers, got true"),
+        (json.dumps({"indices": [[0], None]}), r"indices\[1\] .* a list of integers, got null"),
+        (json.dumps({"indices": [[0], ["x" * 99]]}), r"indices\[1\] .* a list of integers, got \.\.\."),
+        ('{"indices": [[0], [NaN]]}', r"indices\[1\] .* a list of integers, got NaN"),
+        (json.dumps({"indices": [[0], [1]], "groups": [0, "a"]}), 'groups .* a list of integers, got "a"'),
+        ("\0", "cannot be read as JSON"),
         (json.dumps({"indices": [[0], [2**70]]}), "64 bits"),
         (json.dumps({"indices": [[0], [0]]}), "more than once"),
         (json.dumps({"indices": [[0], [0]], "overlapping": 1}), "overlapping .* must be true or false, got 1"),
-        (json.dumps({"indices": [[0], [7]]}), "index 7 is outside"),
+        (json.dumps({"indices": [[0], [7]]}), "index 7 of client 1 is outside"),
         (json.dumps({"indices": [[0], []]}), "got no sample"),
         (json.dumps({"indices": [[0]]}), "num_clients is 2"),
     ],
@@ -250,6 +256,67 @@ def test_invalid_file_is_refused(tmp_path: Path, text, words):
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         FromFile(str(path))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "an endless device", "a link to itself", "a zero in the name"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind):
+    path = tmp_path / ("p\0.json" if "zero" in kind else "p.json")
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    elif "zero" not in kind:
+        path.symlink_to("/dev/zero" if "device" in kind else path)
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
+        FromFile(str(path))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+def test_a_link_to_a_file_is_read(tmp_path: Path):
+    (tmp_path / "there.json").write_text('{"indices": [[0, 1], [2, 3]]}')
+    (tmp_path / "p.json").symlink_to("there.json")
+    assert (
+        len(FromFile(str(tmp_path / "p.json"))(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0)).indices) == 2
+    )
+
+
+SPOILED = [None, -1, 0, 7, 2**62, 2**70, 1.5, float("nan"), "x", [], [0], {"x": 0}, True]
+
+
+def spoiled(value):
+    """Yields every copy of a JSON value in which one part is replaced or missing."""
+    yield from SPOILED
+    for place in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for other in spoiled(value[place]):
+            copy = value.copy()
+            copy[place] = other
+            yield copy
+        copy = value.copy()
+        del copy[place]
+        yield copy
+
+
+@pytest.mark.slow
+def test_every_damaged_file_is_refused_in_words_or_harmless(tmp_path: Path):
+    path, refused = tmp_path / "p.json", 0
+    good = {"indices": [[0, 2, 5], [1, 3], [4]], "groups": [0, 1, 1], "overlapping": False}
+    text = json.dumps(good)
+    draw = np.random.default_rng(0)
+    damaged = [json.dumps(each).encode() for each in spoiled(good)]
+    damaged += [text[:end].encode() for end in range(len(text))]
+    for _ in range(2000):
+        raw = bytearray(text.encode())
+        raw[draw.integers(len(raw))] = draw.integers(256)
+        damaged.append(bytes(raw))
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            shares = FromFile(str(path))(np.zeros(6, dtype=np.int64), 3, np.random.default_rng(0))
+            assert len(shares.indices) == 3
+        except ValueError as error:
+            assert str(error).startswith("FromFile: ") and "\n" not in str(error), content
+            refused += 1
+        assert path.read_bytes() == content
+    assert refused > 2000
 
 
 def test_error_names_a_missing_file(tmp_path: Path):

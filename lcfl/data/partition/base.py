@@ -132,10 +132,14 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
             f"{name}: {len(empty)} of {num_clients} clients got no samples (the first is client {empty[0]}); "
             "use fewer clients or more samples"
         )
+    for client, share in enumerate(shares.indices):
+        outside = share[(share < 0) | (share >= num_samples)]
+        if outside.size:
+            raise ValueError(
+                f"{name}: index {outside[0]} of client {client} is outside the pool, whose indices are 0 to "
+                f"{num_samples - 1}"
+            )
     all_indices = np.concatenate(shares.indices)
-    outside = all_indices[(all_indices < 0) | (all_indices >= num_samples)]
-    if outside.size:
-        raise ValueError(f"{name}: index {outside[0]} is outside the pool, whose indices are 0 to {num_samples - 1}")
     repeated = _repeated(all_indices)
     if shares.overlapping:
         repeated = np.concatenate([_repeated(share) for share in shares.indices])

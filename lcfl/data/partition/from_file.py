@@ -1,13 +1,15 @@
 """A partition read from a file, and the function that writes such a file."""
 
 import json
+import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lcfl.core.files import write_json
+from lcfl.core.files import read_regular, write_json
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 
 __all__ = ["FromFile", "write_partition"]
@@ -28,7 +30,7 @@ class FromFile(Partition):
     def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Reads the shares from the file and draws nothing."""
         try:
-            content = json.loads(Path(self.path).read_text(encoding="utf-8"))
+            content = json.loads(read_regular(Path(os.path.realpath(self.path))))
         except FileNotFoundError as error:
             raise ValueError(f"FromFile: there is no file {self.path!r}; give the path of a partition file") from error
         except (OSError, ValueError, RecursionError) as error:
@@ -43,8 +45,10 @@ class FromFile(Partition):
 
     def _integers(self, key: str, values: Any) -> Indices:
         # In Python a bool is an int, but true is not an index.
-        if not isinstance(values, list) or any(type(value) is not int for value in values):
-            raise ValueError(f"FromFile: {key} in {self.path!r} must be a list of integers")
+        wrong = [values] if not isinstance(values, list) else [value for value in values if type(value) is not int]
+        if wrong:
+            got = textwrap.shorten(json.dumps(wrong[0]), 40, placeholder="...")
+            raise ValueError(f"FromFile: {key} in {self.path!r} must be a list of integers, got {got}")
         try:
             return np.array(values, dtype=np.int64)
         except OverflowError as error:

@@ -117,6 +117,10 @@ class PrincipalAngles(Clustering):
 
     def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R, and K centres at the initial model."""
+        if not uploads:
+            raise ValueError(
+                "PrincipalAngles: got no finite signature: every client holds samples with NaN or infinity."
+            )
         matrix = angles([upload.payload["signature"] for upload in uploads], self.angle)
         number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
         cut = cut_tree(matrix, self.linkage, self.threshold, number)

@@ -4,12 +4,13 @@ Legend: n samples of a client, D values of a sample, p vectors per label. Sample
 """
 
 from dataclasses import dataclass
+from math import nan
 
 import torch
 from torch import Tensor
 
 from lcfl.core.clients import ClientState
-from lcfl.core.messages import Downlink
+from lcfl.core.messages import Downlink, all_finite
 from lcfl.methods.local.training import Engine, LocalData, LocalOutput, LocalUpdate
 
 __all__ = ["PixelSignature", "left_singular_vectors"]
@@ -47,8 +48,10 @@ class PixelSignature(LocalUpdate):
     num_vectors: int = 3
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """Returns the signature in ``extras["signature"]``, and no model."""
+        """Returns the signature in ``extras["signature"]``, and no model; a NaN for samples that are not finite."""
         image_nD, label_n = engine.pixels(data.indices)
+        if not all_finite(image_nD):  # makes the server leave the client out, as one whose model is not finite
+            return LocalOutput(torch.empty(0), state.consumed, nan, extras={"signature": torch.full((1, 1), nan)})
         parts = [left_singular_vectors(image_nD[label_n == label].T, self.num_vectors) for label in label_n.unique()]
         signature = torch.cat(parts, dim=1).float()
         return LocalOutput(torch.empty(0), state.consumed, None, extras={"signature": signature})

@@ -127,6 +127,19 @@ def test_ties_thresholds_and_missing_clients():
     assert state.assignment.tolist() == [-1, 0, -1, 1]
 
 
+def test_a_client_whose_samples_are_nan_is_left_out_and_changes_nobody_else(tmp_path):
+    inputs = INPUTS.copy()
+    inputs[TRAIN[2][0]] = np.nan
+    method = pacfl(LocalTraining(steps=1), num_clusters=2)
+    with pytest.warns(UserWarning, match=r"round -1: .* 1 of 4 clients is not finite \(2\); they are left out"):
+        watch = fit(linear_module(LR), dealt(inputs, TARGETS, TRAIN, test=TEST), method, tmp_path)
+    assert [cluster >= 0 for cluster in watch.state.assignment.tolist()] == [True, True, False, True]
+    assert watch.state.participated.tolist() == [True, True, False, True]
+    assert watch.state.centres.isfinite().all() and watch.state.global_model.isfinite().all()
+    with pytest.raises(ValueError, match="got no finite signature"):
+        fit(linear_module(LR), dealt(INPUTS * np.nan, TARGETS, TRAIN, test=TEST), method, tmp_path)
+
+
 def test_the_linkage_decides_where_the_tree_is_cut():
     """The directions are at 0, 20, 42 and 65 degrees. The third is 22 from the first two, or 42 by complete linkage."""
     at = [columns([np.cos(np.radians(x)), np.sin(np.radians(x))]) for x in (0, 20, 42, 65)]

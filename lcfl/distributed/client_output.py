@@ -1,0 +1,77 @@
+"""Errors of a client's work, and checks of what a client's local update and exchange return.
+
+Both may be the user's own. Legend: P + Q length of a model's flat vector.
+"""
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+from lcfl.methods.local.training import LocalOutput
+
+__all__ = ["ClientError", "ClientOutputError", "check_output", "check_payload"]
+
+
+class ClientError(RuntimeError):
+    """Raised if a client's task raised an exception; the message names client, round and cause."""
+
+
+class ClientOutputError(ClientError, ValueError):
+    """Raised if a client's local update or exchange returned something that the server cannot use."""
+
+
+def check_output(name: str, output: object, size: int, may_be_empty: bool = False) -> None:
+    """Checks what a local update returned.
+
+    Args:
+        name: the class of the local update.
+        output: what it returned.
+        size: P + Q.
+        may_be_empty: whether the model may have no entry, as that of a run which only describes the client's data.
+
+    Raises:
+        ClientOutputError: if it cannot be used; names what it is and what it must be.
+    """
+    if not isinstance(output, LocalOutput):
+        raise ClientOutputError(f"{name} returned {_described(output)}; it must return a LocalOutput.")
+    model = output.model
+    is_vector = isinstance(model, Tensor) and model.layout == torch.strided and model.dtype == torch.float32
+    if not is_vector or (model.shape != (size,) and not (may_be_empty and model.shape == (0,))):
+        raise ClientOutputError(
+            f"{name} returned {_described(model)} as model; it must be a tensor of torch.float32 and shape [{size}], "
+            "one entry for each parameter and exchanged buffer."
+        )
+    if not isinstance(output.consumed, Integral) or output.consumed < 0:
+        raise ClientOutputError(
+            f"{name} returned {_described(output.consumed)} as consumed; it must be a number of samples >= 0."
+        )
+    for field, value in {"loss": 0.0 if output.loss is None else output.loss, **output.logged}.items():
+        if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
+            raise ClientOutputError(f"{name} returned {_described(value)} as {field}; it must be a number.")
+
+
+def check_payload(name: str, payload: object) -> None:
+    """Checks what an exchange makes of a client's output for the server.
+
+    Args:
+        name: the class of the exchange.
+        payload: what it returned.
+
+    Raises:
+        ClientOutputError: if it is not a mapping from names to tensors.
+    """
+    if not isinstance(payload, Mapping):
+        raise ClientOutputError(f"{name} uploads {_described(payload)}; it must be a mapping from names to tensors.")
+    for key, value in payload.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            raise ClientOutputError(f"{name} uploads {_described(value)} as {key!r}; it must be a dense tensor.")
+
+
+def _described(value: object) -> str:
+    """Returns the type of a value in words; for a tensor also its dtype and shape, for a number the number."""
+    if isinstance(value, Tensor):
+        kind = "tensor" if value.layout == torch.strided else "sparse tensor"
+        return f"a {kind} of {value.dtype} and shape {list(value.shape)}"
+    return repr(value) if value is None or isinstance(value, Real) else f"an object of type {type(value).__name__}"

@@ -1,0 +1,73 @@
+"""What a local update or an exchange of the user's own returns is checked, and the client is named in one line."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lcfl.distributed.client_output import ClientOutputError, check_output, check_payload
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.local.training import LocalOutput
+from lcfl.methods.method import Method
+from tests.helpers.builders import blobs, blobs_module, fit
+
+GOOD = LocalOutput(torch.zeros(5), 3, 0.5, {"train/extra": 1.0})
+REFUSED = {
+    "nothing": (None, r"Own returned None; it must return a LocalOutput\."),
+    "a tensor": (torch.zeros(5), r"returned a tensor of torch.float32 and shape \[5\]; it must return a LocalOutput"),
+    "a text": ("model", "returned an object of type str; it must return a LocalOutput"),
+    "a look-alike": (SimpleNamespace(model=torch.zeros(5)), "of type SimpleNamespace; it must return a LocalOutput"),
+    "no model": (replace(GOOD, model=None), r"returned None as model; it must be a tensor .* shape \[5\], one entry"),
+    "a shorter model": (replace(GOOD, model=torch.zeros(4)), r"float32 and shape \[4\] as model; it must be .* \[5\]"),
+    "an empty model": (replace(GOOD, model=torch.zeros(0)), r"shape \[0\] as model; it must be .* shape \[5\]"),
+    "a matrix": (replace(GOOD, model=torch.zeros(5, 1)), r"shape \[5, 1\] as model; it must be .* shape \[5\]"),
+    "another dtype": (replace(GOOD, model=torch.zeros(5).double()), r"torch.float64 .* it must be .*torch.float32"),
+    "a sparse model": (replace(GOOD, model=torch.zeros(5).to_sparse()), "a sparse tensor .* as model"),
+    "no count": (replace(GOOD, consumed=None), "returned None as consumed; it must be a number of samples >= 0"),
+    "a negative count": (replace(GOOD, consumed=-1), "returned -1 as consumed; it must be a number of samples >= 0"),
+    "a text as loss": (replace(GOOD, loss="low"), "of type str as loss; it must be a number"),
+    "a vector as loss": (replace(GOOD, loss=torch.zeros(2)), r"shape \[2\] as loss; it must be a number"),
+    "a text logged": (replace(GOOD, logged={"train/x": "y"}), "of type str as train/x; it must be a number"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_local_update_must_not_return(what):
+    output, said = REFUSED[what]
+    with pytest.raises(ClientOutputError, match=said):
+        check_output("Own", output, 5)
+
+
+def test_what_a_local_update_may_return():
+    for output in (GOOD, replace(GOOD, loss=None), replace(GOOD, loss=torch.tensor(0.5), logged={"a": torch.ones(1)})):
+        check_output("Own", output, 5)
+    check_output("Own", replace(GOOD, model=torch.zeros(0)), 5, may_be_empty=True)
+
+
+@pytest.mark.parametrize("payload", [None, torch.zeros(5), {"model": [0.0] * 5}, {"model": torch.zeros(5).to_sparse()}])
+def test_what_an_exchange_must_not_upload(payload):
+    check_payload("Own", {"model": torch.zeros(5)})
+    with pytest.raises(ClientOutputError, match=r"Own uploads .* it must be a (mapping|dense tensor)"):
+        check_payload("Own", payload)
+
+
+@dataclass(frozen=True)
+class Short(LocalTraining):
+    """Forgets the last entry of the model of one client."""
+
+    def __call__(self, state, downlink, data, engine):
+        output = super().__call__(state, downlink, data, engine)
+        return replace(output, model=output.model[:-1]) if data.client == 2 else output
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_client_is_named_in_one_line(tmp_path, deadline, devices):
+    method = Method(Short(steps=1), FullModel(), GlobalMean())
+    with pytest.raises(ClientOutputError) as error:
+        fit(blobs_module(), blobs(4), method, tmp_path, clients_per_round=4, devices=devices)
+    message = str(error.value)
+    assert message.startswith("client 2, round 0, rank ") and "Short returned a tensor" in message
+    assert "\n" not in message and isinstance(error.value, ValueError)  # which the command prints without a traceback
