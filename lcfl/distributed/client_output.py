@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lcfl.methods.local.training import LocalOutput
 
-__all__ = ["ClientError", "ClientOutputError", "check_output", "check_payload"]
+__all__ = ["ClientError", "ClientOutputError", "ClientTimeoutError", "check_output", "check_payload"]
 
 
 class ClientError(RuntimeError):
@@ -20,6 +20,10 @@ class ClientError(RuntimeError):
 
 class ClientOutputError(ClientError, ValueError):
     """Raised if a client's local update or exchange returned something that the server cannot use."""
+
+
+class ClientTimeoutError(ClientError, TimeoutError):
+    """Raised if a client's work was not done after ``trainer.client_timeout`` seconds."""
 
 
 def check_output(name: str, output: object, size: int, may_be_empty: bool = False) -> None:

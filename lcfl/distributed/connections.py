@@ -8,9 +8,13 @@ import io
 import mmap
 import os
 import pickle
+import re
+import socket
+import stat
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import IO, Any
 
@@ -19,10 +23,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lcfl.core.files import unlinked_memory
+from lcfl.distributed.launch import LostRankError
 
-__all__ = ["Connection", "SharedMemoryConnection", "NetworkConnection", "balance", "can_share_memory", "pack", "unpack"]
+__all__ = [
+    "Connection",
+    "NetworkConnection",
+    "SharedMemoryConnection",
+    "balance",
+    "can_share_memory",
+    "open_files",
+    "pack",
+    "unpack",
+    "watch_links",
+]
 
 ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element size
+
+# Seconds after which a silent link counts as lost. Without them the system would wait for a quarter of an hour.
+LINK_IDLE, LINK_INTERVAL, LINK_TIMEOUT = 10, 5, 40
 
 Shape = tuple[torch.Size, torch.dtype]
 
@@ -109,19 +127,33 @@ class Connection(ABC):
         content, tensors = pack(message)
         shapes = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
         header = pickle.dumps((content, shapes, self._write(tensors)))
-        dist.send(torch.tensor([len(header)]), self.peer, self.group)
-        dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), self.peer, self.group)
-        self._stream(tensors)
+        with self._naming_the_peer():
+            dist.send(torch.tensor([len(header)]), self.peer, self.group)
+            dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), self.peer, self.group)
+            self._stream(tensors)
 
     def receive(self, copy: bool = False) -> Any:
         """Returns the peer's next object. Unless copied, its tensors are valid until the next `receive` at this end."""
         length = torch.zeros(1, dtype=torch.int64)
-        dist.recv(length, self.peer, self.group)
-        header = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(header, self.peer, self.group)
-        content, shapes, place = pickle.loads(header.numpy().tobytes())
-        tensors = self._read([(torch.Size(shape), getattr(torch, dtype)) for shape, dtype in shapes], place)
+        with self._naming_the_peer():
+            dist.recv(length, self.peer, self.group)
+            header = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(header, self.peer, self.group)
+            content, shapes, place = pickle.loads(header.numpy().tobytes())
+            tensors = self._read([(torch.Size(shape), getattr(torch, dtype)) for shape, dtype in shapes], place)
         return unpack(content, [tensor.clone() for tensor in tensors] if copy else tensors)
+
+    @contextmanager
+    def _naming_the_peer(self) -> Iterator[None]:
+        """Turns gloo's errors into one that names the peer."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = re.sub(r"^\[\S+\] ", "", str(error).strip()).partition(". ")[0]  # without gloo's place and advice
+            raise LostRankError(
+                f"rank {self.peer} was lost, or the link to it ({reason}). See the messages of that rank; the run can "
+                "be resumed from its last checkpoint."
+            ) from error
 
     @abstractmethod
     def _write(self, tensors: list[Tensor]) -> str | None:
@@ -197,6 +229,38 @@ class SharedMemoryConnection(Connection):
                 flat = torch.frombuffer(self._in, dtype=dtype, count=shape.numel(), offset=offset)
                 tensors.append(flat.view(shape))
         return tensors
+
+
+def open_files() -> set[int]:
+    """Returns the numbers of this process's open files, if the system lists them."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:
+        return set()
+
+
+def watch_links(files: Collection[int]) -> None:
+    """Makes the system report a lost link after `LINK_TIMEOUT` seconds, whether data are on their way or not.
+
+    Args:
+        files: numbers of open files; those that are not connections over TCP are ignored.
+    """
+    options = {
+        "SO_KEEPALIVE": (socket.SOL_SOCKET, 1),
+        "TCP_KEEPIDLE": (socket.IPPROTO_TCP, LINK_IDLE),
+        "TCP_KEEPINTVL": (socket.IPPROTO_TCP, LINK_INTERVAL),
+        "TCP_KEEPCNT": (socket.IPPROTO_TCP, (LINK_TIMEOUT - LINK_IDLE) // LINK_INTERVAL),
+        "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, 1000 * LINK_TIMEOUT),
+    }
+    for number in files:
+        with suppress(OSError):  # it may have been closed since
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as link:
+                if link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM:
+                    for name, (level, value) in options.items():
+                        if hasattr(socket, name):
+                            link.setsockopt(level, getattr(socket, name), value)
 
 
 def _num_bytes(tensor: Tensor) -> int:

@@ -1,6 +1,7 @@
 """Start of the ranks: their number, how they are started, one clean error, and signals that become a flag."""
 
 import ctypes
+import faulthandler
 import gc
 import math
 import multiprocessing
@@ -11,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 __all__ = [
     "STRATEGIES",
+    "LostRankError",
     "Placement",
     "StopFlag",
     "device_type",
@@ -35,7 +37,12 @@ __all__ = [
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
+NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
 LOST = -1  # a rank has failed, so ranks that wait for it need not finish the round
+
+
+class LostRankError(RuntimeError, ConnectionError):
+    """Raised if a rank ended without an exception of its own, or if it can no longer be reached."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +139,16 @@ class StopFlag:
 
     The flag is made before the ranks are forked, so that they share its number. Forked and spawned ranks leave signals
     to the parent.
+
+    It also holds, in memory that the ranks share, what every rank works on.
+
+    Args:
+        num_ranks: the number of ranks that this process starts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 0) -> None:
         self._shared = torch.zeros(1, dtype=torch.int32).share_memory_()
+        self._notes = torch.zeros(num_ranks, NOTE_BYTES, dtype=torch.uint8).share_memory_()
         self._owner = os.getpid()
         self._asked = False
 
@@ -147,6 +160,16 @@ class StopFlag:
     def mark_lost(self) -> None:
         """Notes that a rank has failed."""
         self._shared.fill_(LOST)
+
+    def note(self, rank: int, task: str) -> None:
+        """Notes what a rank works on; an empty text for nothing."""
+        if len(self._notes):
+            text = task.encode()[:NOTE_BYTES].ljust(NOTE_BYTES)
+            self._notes[rank] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def noted(self, rank: int) -> str:
+        """Returns what a rank worked on when it ended."""
+        return bytes(self._notes[rank].tolist()).rstrip(b" \0").decode(errors="ignore")
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
@@ -201,9 +224,9 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     Under fork and spawn the return value must be small and plain. The first exception of any rank is raised here, not
     the exceptions that follow from it. Its notes contain the rank and the traceback on that rank.
     """
-    flag = StopFlag()
     launcher = fabric.strategy.launcher
     start_method = getattr(launcher, "_start_method", None)
+    flag = StopFlag(0 if start_method is None else fabric.world_size)
     # A queue only works with processes of the same start method. If no processes are started here, it is not needed,
     # and its semaphores would outlive a rank that is killed.
     errors = None if start_method is None else multiprocessing.get_context(start_method).SimpleQueue()
@@ -219,7 +242,7 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return fabric.launch(guarded, *args)
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise _cause(error, errors) from None
+            raise _cause(error, errors, flag) from None
         finally:
             gc.unfreeze()
             # Lightning leaves the address of the ranks behind, and a second launch would try to use it again.
@@ -240,6 +263,9 @@ class _Guarded:
             _die_with(self.parent)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent's flag is enough
         torch.set_num_threads(1)
+        if not faulthandler.is_enabled():
+            with suppress(OSError, ValueError):  # standard error may have no file, as in a notebook
+                faulthandler.enable(all_threads=False)  # shows the line of user code that crashes the process
         try:
             return self.function(fabric, self.flag, *args)
         except BaseException as error:
@@ -264,17 +290,28 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-def _cause(error: Exception, errors: Any) -> BaseException:
-    """Returns the first exception, or a RuntimeError if a rank ended without reporting one."""
-    if errors.empty():
-        return RuntimeError(f"a rank was lost: {str(error).strip().splitlines()[-1]}")
-    rank, first = errors.get()
-    if isinstance(first, RuntimeError) and "gloo" in str(first).lower():
-        lost = str(error).strip().splitlines()[-1]
-        return RuntimeError(f"a rank was lost (out of memory, or killed): {lost}")
+def _cause(error: Exception, errors: Any, flag: StopFlag) -> BaseException:
+    """Returns the first exception, or a LostRankError if a rank ended without reporting one."""
+    rank, first = (None, None) if errors.empty() else errors.get()
+    is_consequence = isinstance(first, RuntimeError) and "gloo" in str(first).lower()
+    if first is None or isinstance(first, LostRankError) or is_consequence:
+        return LostRankError(
+            f"a rank was lost: {_end_of(error, flag)}. The run can be resumed from its last checkpoint."
+        )
     assert isinstance(first, BaseException)
     first.add_note(f"(raised on rank {rank})")
     return first
+
+
+def _end_of(error: Exception, flag: StopFlag) -> str:
+    """Returns how a rank ended that reported no exception, and what it worked on."""
+    how = str(error).strip().splitlines()[-1]  # ends with the signal or the status
+    if not isinstance(error, ProcessExitedException):
+        return how
+    task = flag.noted(error.error_index)
+    how = f"rank {error.error_index} ended with {error.signal_name or f'status {error.exit_code}'}"
+    how += " (out of memory, or killed)" * (error.signal_name == "SIGKILL")
+    return f"{how} during {task}" if task else how
 
 
 def _die_with(parent: int) -> None:

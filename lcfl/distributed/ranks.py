@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,10 @@ from lcfl.distributed.connections import (
     SharedMemoryConnection,
     balance,
     can_share_memory,
+    open_files,
+    watch_links,
 )
-from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.launch import LostRankError, StopFlag
 
 __all__ = ["Ranks", "Transport"]
 
@@ -70,9 +73,11 @@ class Ranks:
         self._links: list[Connection] = []
         self._owed: list[Connection] = []  # links of ranks that have not returned their share of a `map` yet
         if fabric.world_size > 1:
+            before = open_files()
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
             machines = _machines(fabric.world_size, group)
+            watch_links(open_files() - before)
             near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
             peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
             self._links = [
@@ -127,7 +132,8 @@ class Ranks:
         """
         for link in self._links:
             if link not in self._owed:
-                link.send(_Farewell(self.result))
+                with suppress(LostRankError):  # the other ranks still need theirs
+                    link.send(_Farewell(self.result))
 
 
 @dataclass(frozen=True)

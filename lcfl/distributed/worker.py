@@ -22,7 +22,14 @@ from lcfl.core.messages import Downlink, Uplink, all_finite
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
-from lcfl.distributed.client_output import ClientError, ClientOutputError, check_output, check_payload
+from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
+from lcfl.distributed.client_output import (
+    ClientError,
+    ClientOutputError,
+    ClientTimeoutError,
+    check_output,
+    check_payload,
+)
 from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
@@ -134,6 +141,7 @@ class Worker:
         seed: the run's seed.
         engine: the name of the engine that trains.
         max_steps: cuts every local run after so many steps.
+        deadline: limits the seconds that a client's work may take; none if not given.
     """
 
     def __init__(
@@ -145,20 +153,27 @@ class Worker:
         seed: int,
         engine: EngineName = "sequential",
         max_steps: int | None = None,
+        deadline: ClientDeadline | None = None,
     ) -> None:
         module = copy.deepcopy(module)  # spawned ranks would otherwise share, and train, the same memory
         self.fabric = fabric
         self.data = data
         self.method = method
         self.seed = seed
+        self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
 
-        An exception becomes a `Failure` of its task with the place of the exception. The other tasks continue.
+        An exception becomes a `Failure` of its task with the place of the exception. The other tasks continue. If a
+        client's work takes too long, all tasks fail.
         """
-        return self.engine.run_all([partial(self._run, task) for task in tasks])
+        try:
+            with self.deadline.interruptible():
+                return self.engine.run_all([partial(self._run, task) for task in tasks])
+        except ClientTookTooLong as error:
+            return [Failure(str(error), kind=ClientTimeoutError)] * len(tasks)
 
     def run(self, task: Task) -> Outcome:
         """Carries out one task and returns its outcome; see `run_all`."""
@@ -166,8 +181,10 @@ class Worker:
         return outcome
 
     def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
+        num_clients = len(task.sets) if isinstance(task, EvaluationTask) else 1
         try:
-            return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
+            with self.deadline.limit(str(task), num_clients):
+                return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
         except ClientOutputError as error:
             return Failure(f"{task}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:

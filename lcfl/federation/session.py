@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -24,6 +25,7 @@ import lcfl
 from lcfl.core.files import write_json
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.client_deadline import ClientDeadline
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.worker import Worker
@@ -80,7 +82,8 @@ class Session:
         settings = self.settings
         engine = fabric.broadcast(self.engine)  # under torchrun each rank chooses, perhaps without a compiler
         max_steps = 1 if settings.fast_dev_run else None
-        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps)
+        deadline = ClientDeadline(settings.client_timeout, fabric.global_rank, partial(flag.note, fabric.global_rank))
+        worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps, deadline)
         ranks = Ranks(fabric, worker.run_all, flag)
         if not fabric.is_global_zero:
             result: dict[str, Any] | None = ranks.serve()

@@ -27,6 +27,7 @@ NO_SPLITTING = (
     " Strategies that split one model over devices (fsdp, deepspeed) are not supported: a client's model fits on one "
     "device."
 )
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
 
@@ -44,6 +45,9 @@ class Settings:
         final_models: kinds of model that the final evaluation, `validate` and `test` measure in addition to those that
             the method's paper reports; None measures all that the method has.
         client_dropout: probability that a sampled client receives the server's message and never answers.
+        client_timeout: number of seconds after which a client's work counts as hung, which ends the run and names the
+            client; None waits as long as it takes. The limit is for one client. Work for several clients at once, as
+            in an evaluation, may take that many times as long.
         client_store: where the clients' models are kept: in ``memory``, or in memory-``mapped`` files next to the run
             directories, for populations that do not fit into memory. A client needs space only after it has taken
             part. The files have no names, end with the run and are never read by another run.
@@ -82,6 +86,7 @@ class Settings:
     evaluate_clients: int | float = 1.0
     final_models: list[ModelKind] | None = None
     client_dropout: float = 0.0
+    client_timeout: float | None = None
     client_store: ClientStorage = "memory"
     accelerator: Accelerator = "auto"
     devices: int | list[int] | str = "auto"
@@ -148,6 +153,11 @@ class Settings:
             check_choice("trainer.final_models: got ", kind, get_args(ModelKind))
         if not 0 <= self.client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {self.client_dropout}; it must lie in [0, 1).")
+        if self.client_timeout is not None and not 0 < self.client_timeout < LONGEST_TIMEOUT:
+            raise ValueError(
+                f"trainer.client_timeout: got {self.client_timeout}; it must be a number of seconds above 0 and below "
+                f"{LONGEST_TIMEOUT:.0f} (a month), or null for no limit."
+            )
         check_choice("trainer.client_store: got ", self.client_store, get_args(ClientStorage))
         check_choice("trainer.strategy: got ", self.strategy, STRATEGIES, NO_SPLITTING)
         check_choice("trainer.precision: got ", self.precision, get_args(Precision), ONLY_STEPS)
