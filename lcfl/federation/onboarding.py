@@ -39,6 +39,7 @@ __all__ = ["OnboardedClient", "Newcomer", "OnboardingResult", "onboard"]
 
 NO_CLUSTERS = "none: the method has no clusters"
 STAGES = ("before", "after")
+WARMUP = -1  # the round of the founders' warm-up, which a newcomer repeats: `LocalTraining.lr_decay` has not begun
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Newcomer:
         Raises:
             ValueError: if the local run diverges.
         """
-        uplink = self._train(downlink, exchange, local_update).uplink
+        uplink = self._train(WARMUP, downlink, exchange, local_update).uplink
         self.down_bytes += downlink.num_bytes
         self.up_bytes += uplink.num_bytes
         return uplink
@@ -149,7 +150,7 @@ class Newcomer:
 
         After this, the client is measured with its own buffers if these are not part of a model.
         """
-        result = self._train(Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
+        result = self._train(self._round, Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
         if result.state.buffers is not None:
             self._own = result.state
         return result.output.model
@@ -166,8 +167,10 @@ class Newcomer:
         raise_failures([values])
         return cast(list[dict[str, float]], values)
 
-    def _train(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None) -> TrainingResult:
-        task = TrainingTask(self.client, self._round, self._own, downlink, local_update, exchange)
+    def _train(
+        self, number: int, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None
+    ) -> TrainingResult:
+        task = TrainingTask(self.client, number, self._own, downlink, local_update, exchange)
         result = self._worker.run(task)
         raise_failures([result])
         assert isinstance(result, TrainingResult)

@@ -98,6 +98,16 @@ def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
     assert summary["test/own_split/before/acc"] > 0.95
 
 
+def test_a_newcomer_warms_up_with_the_learning_rate_of_the_founders(tmp_path):
+    data, module = blobs(20, newcomers=0.3), blobs_module()
+    method = fedclust({"steps": 5, "lr_decay": 0.5}, num_clusters=4)  # the rate of round 8 would be eta / 256
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module)])
+    found = onboard(path, module, data, method, 1, "cpu")
+    state = checkpoint.read(path).state
+    for each in found.joined:
+        assert {int(data.population.groups[i]) for i in state.members(each.cluster)} == {each.group}
+
+
 @pytest.mark.parametrize("name", ["fedclust_model", "lcfed", "fedac", "fedgroup"])
 def test_batch_norm_statistics_do_not_decide_which_cluster_a_newcomer_joins(name, tmp_path):
     data, module = blobs(20, newcomers=0.3), FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.1))

@@ -56,7 +56,10 @@ class NewcomerInterface(Protocol):
         """The layout of models in flat vectors."""
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
-        """Sends `downlink`, runs the local update (None for the method's own), and returns the uplink."""
+        """Sends `downlink`, runs the local update (None for the method's own), and returns the uplink.
+
+        The run counts as a warm-up round, so its learning rate is that of the founders' warm-up.
+        """
 
     def losses(self, model_KP: Tensor) -> list[float]:
         """Sends models ``[K, P + Q]`` down and returns the loss of each on the client's training samples."""
