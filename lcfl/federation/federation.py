@@ -139,7 +139,14 @@ class Federation(Settings):
         )
         trial = 2 if self.fast_dev_run else None
         return Schedule(
-            self.rounds, sampled, self.evaluate_every, trial, self.client_dropout, self.final_models, measured
+            self.rounds,
+            sampled,
+            self.evaluate_every,
+            trial,
+            self.client_dropout,
+            self.final_models,
+            measured,
+            self.evaluate_models,
         )
 
     def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:

@@ -38,7 +38,7 @@ from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.identity import describe, describe_module, differences
-from lcfl.server.evaluation import final_kinds, reported_metrics
+from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.schedule import Schedule
 from lcfl.server.server import Server
 
@@ -115,7 +115,8 @@ class Session:
 
     def _check_monitors(self) -> None:
         """Refuses a callback that waits for a metric which no evaluation of the run will have."""
-        names = reported_metrics(self.module, self.data, self.method) if self.schedule.evaluate_every else []
+        kinds = self.schedule.evaluated_kinds(self.method.exchange)
+        names = evaluated_metrics(self.module, self.data, kinds) if self.schedule.evaluate_every else []
         for callback in self.settings.all_callbacks:
             callback.check_monitor(names)
 
@@ -123,7 +124,7 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             state = self._state()
             server = self._server(fabric, ranks, state, Path(folder), [])
-            kinds = final_kinds(self.method.exchange, self.schedule.final_models)
+            kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test instead.")

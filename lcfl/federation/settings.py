@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -42,8 +42,9 @@ class Settings:
             goes to ``summary.json`` and belongs to no round, so interrupted and uninterrupted runs have the same rows.
         evaluate_clients: how many clients an evaluation measures, as a count (1000) or a fraction (0.1); 1.0 measures
             all. The clients are drawn once at random and stay the same.
-        final_models: kinds of model that the final evaluation, `validate` and `test` measure in addition to those that
-            the method's paper reports; None measures all that the method has.
+        evaluate_models: kinds of model that every evaluation measures in addition to those that the method's paper
+            reports; None measures all that the method has.
+        final_models: the same for the final evaluation, `validate` and `test`, which also measure `evaluate_models`.
         client_dropout: probability that a sampled client receives the server's message and never answers.
         client_timeout: number of seconds after which a client's work counts as hung, which ends the run and names the
             client; None waits as long as it takes. The limit is for one client. Work for several clients at once, as
@@ -84,6 +85,7 @@ class Settings:
     clients_per_round: int | float = 1.0
     evaluate_every: int = 10
     evaluate_clients: int | float = 1.0
+    evaluate_models: list[ModelKind] | None = field(default_factory=list)
     final_models: list[ModelKind] | None = None
     client_dropout: float = 0.0
     client_timeout: float | None = None
@@ -149,8 +151,9 @@ class Settings:
             raise ValueError(
                 f"trainer: got rounds={self.rounds}, evaluate_every={self.evaluate_every}; neither may be negative."
             )
-        for kind in self.final_models or ():
-            check_choice("trainer.final_models: got ", kind, get_args(ModelKind))
+        for option in ("evaluate_models", "final_models"):
+            for kind in getattr(self, option) or ():
+                check_choice(f"trainer.{option}: got ", kind, get_args(ModelKind))
         if not 0 <= self.client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {self.client_dropout}; it must lie in [0, 1).")
         if self.client_timeout is not None and not 0 < self.client_timeout < LONGEST_TIMEOUT:

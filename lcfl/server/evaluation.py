@@ -20,14 +20,14 @@ from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import EvaluationTask, Failure, TrainingResult, TrainingTask, measure
-from lcfl.methods.exchange import Exchange, ModelKind
+from lcfl.methods.exchange import ModelKind
 from lcfl.methods.local.training import LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.server.metrics import Evaluation
 
-__all__ = ["Evaluator", "final_kinds", "raise_failures", "reported_metrics", "local_sets"]
+__all__ = ["Evaluator", "evaluated_metrics", "local_sets", "raise_failures"]
 
 TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
 
@@ -158,14 +158,6 @@ class Evaluator:
         }
 
 
-def final_kinds(exchange: Exchange, wanted: Sequence[ModelKind] | None) -> list[ModelKind]:
-    """Returns the kinds of model that an evaluation after training measures.
-
-    These are all kinds that the exchange has if `wanted` is None, otherwise the paper's kinds and those in `wanted`.
-    """
-    return [kind for kind in exchange.models if wanted is None or kind in wanted or kind in exchange.reported]
-
-
 def local_sets(
     population: Population, protocols: Sequence[str], stages: Iterable[str]
 ) -> dict[str, list[NDArray[np.int64]]]:
@@ -182,13 +174,13 @@ def local_sets(
     return sets
 
 
-def reported_metrics(module: FederatedModule, data: FederatedDataModule, method: Method) -> list[str]:
-    """Returns the sorted names of the metrics that every evaluation during a run logs."""
+def evaluated_metrics(module: FederatedModule, data: FederatedDataModule, kinds: Sequence[ModelKind]) -> list[str]:
+    """Returns the sorted names of the metrics that an evaluation of these kinds of model logs."""
     scores, targets = torch.zeros(1, data.dataset.num_classes), torch.zeros(1, dtype=torch.int64)
     metrics = measure(copy.deepcopy(module), scores, targets)
     evaluation = Evaluation()
     for name, client_sets in local_sets(data.population, data.protocols, ("val", "test")).items():
-        for kind in method.exchange.reported if any(map(len, client_sets)) else ():
+        for kind in kinds if any(map(len, client_sets)) else ():
             evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
     return sorted(evaluation.summary())
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lcfl.core import rng
-from lcfl.methods.exchange import ModelKind
+from lcfl.methods.exchange import Exchange, ModelKind
 from lcfl.methods.exchange.transforms import ReleaseCounts
 
 __all__ = ["Schedule"]
@@ -28,6 +28,7 @@ class Schedule:
         client_dropout: probability that a sampled client does not report.
         final_models: kinds of model that the last evaluation measures in addition to the paper's; None for all.
         num_evaluated: number of clients that an evaluation measures; None for all.
+        evaluate_models: kinds of model that every evaluation measures in addition to the paper's; None for all.
     """
 
     rounds: int
@@ -37,6 +38,7 @@ class Schedule:
     client_dropout: float = 0.0
     final_models: Sequence[ModelKind] | None = None
     num_evaluated: int | None = None
+    evaluate_models: Sequence[ModelKind] | None = ()
 
     def sample(self, seed: int, number: int, active_N: Tensor, full_participation: bool = False) -> list[int]:
         """Draws S_t of round `number`, ascending, uniformly without replacement and identically for every method.
@@ -63,6 +65,20 @@ class Schedule:
             is_other[sampled] = False
             sampled += others[is_other[others]][: len(chosen) - len(sampled)].tolist()
         return sorted(sampled)
+
+    def evaluated_kinds(self, exchange: Exchange, is_final: bool = False) -> list[ModelKind]:
+        """Returns the kinds of model that an evaluation measures, in the order of the exchange.
+
+        Args:
+            exchange: the method's exchange.
+            is_final: whether it is an evaluation after training. It measures at least what every other one measures.
+        """
+        wanted = [self.evaluate_models, *([self.final_models] if is_final else [])]
+        return [
+            kind
+            for kind in exchange.models
+            if kind in exchange.reported or any(kinds is None or kind in kinds for kinds in wanted)
+        ]
 
     def sample_evaluated(self, seed: int, active_N: Tensor) -> list[int]:
         """Returns the clients that an evaluation measures, ascending.

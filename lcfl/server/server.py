@@ -33,7 +33,7 @@ from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
-from lcfl.server.evaluation import Evaluator, final_kinds, raise_failures
+from lcfl.server.evaluation import Evaluator, raise_failures
 from lcfl.server.metrics import Evaluation, co_membership_jaccard
 from lcfl.server.schedule import Schedule
 
@@ -315,19 +315,20 @@ class Server:
             self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
 
     def log_evaluation(self) -> None:
-        """Evaluates the kinds of model that the method's paper reports and logs every summary."""
+        """Evaluates the kinds of model that the schedule names and logs every summary."""
         with self.timed("eval"):
-            evaluation = self.evaluator(self.state, self.method.exchange.reported)
+            evaluation = self.evaluator(self.state, self.schedule.evaluated_kinds(self.method.exchange))
         self._evaluated = (self.state.round, evaluation)
         self.call("on_evaluated", evaluation=evaluation)
         self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
-        missing, known = final_kinds(self.method.exchange, self.schedule.final_models), Evaluation()
+        missing, known = self.schedule.evaluated_kinds(self.method.exchange, is_final=True), Evaluation()
         if self._evaluated is not None and self._evaluated[0] == self.state.round:
             known = self._evaluated[1]
-            missing = [kind for kind in missing if kind not in self.method.exchange.reported]
+            evaluated = self.schedule.evaluated_kinds(self.method.exchange)
+            missing = [kind for kind in missing if kind not in evaluated]
         evaluation = known | self.evaluator(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]

@@ -37,7 +37,7 @@ class Exchange(ABC):
         returns: the names in its uplink, as the server reads it.
         extras: the names in `returns` that it takes from `LocalOutput.extras`.
         models: the kinds of model that the method has; the kind that its paper reports comes first.
-        reported: the kinds that its paper reports. They are evaluated during a run; all kinds are evaluated at its end.
+        reported: the kinds that its paper reports. Every evaluation measures them.
         full_participation: whether all clients take part in every round, sampled or not.
     """
 
