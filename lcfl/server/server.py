@@ -217,7 +217,8 @@ class Server:
         with self.timed("aggregate"):
             if uploads:
                 self.method.aggregation(state, uploads, self.layout)
-        self.call("on_aggregated", uploads=uploads)
+        with self.timed("cluster"):  # tuning of the number of clusters
+            self.call("on_aggregated", uploads=uploads)
         self.log_clusters(before, list(results))
         if self.schedule.client_dropout:
             self.log("train/dropped_clients", len(lost))

@@ -107,28 +107,42 @@ def ratio_moves(groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: f
     return moves
 
 
-def apply_one_by_one(look: Callable[[], ClusterGeometry], lower: float, upper: float) -> bool:
+def apply_one_by_one(
+    look: Callable[[], ClusterGeometry], groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: float
+) -> bool:
     """Applies the ratio rule to every cluster in turn, and returns whether anything has moved.
 
-    Distances are recomputed for each cluster, and any number of moves is allowed. Implements FedAC Algorithm 3, lines 1
-    to 10, and AS-CFL Algorithm 1, lines 19 to 24.
+    Implements FedAC Algorithm 3, lines 1 to 10, and AS-CFL Algorithm 1, lines 19 to 24, to the letter. Every cluster of
+    the K at the beginning is visited once, also one that has absorbed another before its turn. A cluster that has been
+    merged into another is gone, and the halves of a split are not visited again. Distances are those after the moves so
+    far, and any number of moves is allowed.
+
+    Args:
+        look: returns the clusters as they are at the moment.
+        groups: the clusters at the beginning.
+        ratio_K: their G.
+        lower: the value of G below which a cluster is merged into the closest one.
+        upper: the value of G above which a cluster is divided into two.
     """
-    state, moved = look().state, False
-    for members_N in [state.assignment == cluster for cluster in range(state.num_clusters)]:
-        groups = look()
-        unchanged = [k for k in range(state.num_clusters) if torch.equal(state.assignment == k, members_N)]
-        if not unchanged or groups.num_clusters == 1:
-            continue  # the cluster has been merged in the meantime, or G is not defined
-        cluster = unchanged[0]
-        ratio = float(groups.ratio()[cluster])
+    moved = False
+    original = list(range(groups.state.num_clusters))  # for each cluster its number at the beginning, -1 if it is new
+    for number in list(original):
+        if number not in original:
+            continue
+        cluster = original.index(number)
         moves = []
-        if ratio < lower:
+        if ratio_K[cluster] < lower:
             moves = [Move(cluster, groups.closest(cluster))]
-        elif ratio > upper and len(groups.members(cluster)) > 1:
+        elif ratio_K[cluster] > upper and len(groups.members(cluster)) > 1:
             moves = _cut(groups, cluster)
         for move in moves:
             groups.apply(move)
-            moved = True
+            if move.other is None:
+                original.append(-1)
+            else:
+                original.remove(number)
+            groups, moved = look(), True
+            ratio_K = groups.ratio()
     return moved
 
 

@@ -66,8 +66,8 @@ class ClusterTuning(Clustering):
         upper: the value above which ``ratio`` splits a cluster.
         margin: for ``silhouette``, how much better a move must be.
         single_threshold: for ``silhouette``, the score above which a single cluster is cut in two.
-        literal: for ``ratio``, whether to follow the papers' algorithms to the letter: one cluster after the other,
-            distances recomputed each time, any number of moves, no bounds.
+        literal: for ``ratio``, whether to follow the papers' algorithms to the letter: one cluster after the other, even
+            one that has just absorbed another, distances recomputed after each move, any number of moves, no bounds.
         start: the first round in which anything may move. None for the first round after 90 % of the clients have taken
             part.
         interval: the number of rounds from one check to the next.
@@ -107,15 +107,18 @@ class ClusterTuning(Clustering):
             self._moved = -inf
 
     def tune(self, server: ServerInterface, state: FederationState, look: Callable[[], ClusterGeometry]) -> None:
-        """Drops empty clusters, logs G, and makes the moves that are due."""
+        """Drops empty clusters. In a round in which moves are due, logs G and makes the moves.
+
+        G takes a pass over all stored models, so it is not computed in other rounds.
+        """
         drop_empty(state)
+        if not self._is_due(state):
+            return
         groups = look()
         ratio_K = groups.ratio()
         _log_ratio(server, ratio_K)
-        if not self._is_due(state):
-            return
         if self.literal:
-            moved = apply_one_by_one(look, self.lower, self.upper)
+            moved = apply_one_by_one(look, groups, ratio_K, self.lower, self.upper)
         else:
             if self.criterion == "ratio":
                 moves = ratio_moves(groups, ratio_K, self.lower, self.upper, self.min_clusters)

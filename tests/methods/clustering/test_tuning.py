@@ -3,10 +3,12 @@
 import hashlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from lcfl.core import rng
 from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.clustering import (
     ClusterNumberTuning,
@@ -54,17 +56,42 @@ FOUR = [model(0, 0), model(2, 0), model(10, 0), model(10, 2), model(0, 30)]
 
 
 def test_granularity_by_hand():
-    intra, inter = granularity(state(FOUR, [0, 0, 1, 1, 2]), SIZE)
-    # The centres (1, 0), (10, 1), (0, 30) have the squared distances 82, 901, 941.
-    torch.testing.assert_close(intra, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(inter, torch.tensor([983 / 2, 1023 / 2, 1842 / 2], dtype=torch.float64))
+    models = [model(0, 0), model(4, 0), model(10, 0), model(10, 6), model(0, 30)]
+    intra, inter = granularity(state(models, [0, 0, 1, 1, 2]), SIZE)
+    # Members are at the distances 2, 3 and 0 from the centres (2, 0), (10, 3), (0, 30), whose squared distances are 73,
+    # 904, 829.
+    torch.testing.assert_close(intra, torch.tensor([4.0, 9.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(inter, torch.tensor([977 / 2, 902 / 2, 1733 / 2], dtype=torch.float64))
+
+
+def test_granularity_is_the_mean_over_members_whose_distances_differ():
+    intra, _ = granularity(state([model(0), model(0), model(9), model(50)], [0, 0, 0, 1]), SIZE)
+    assert intra.tolist() == [(9 + 9 + 36) / 3, 0]  # squared distances of 0, 0, 9 to their mean 3
 
 
 def test_granularity_is_logged_per_cluster_and_on_average():
-    where = server()
-    ClusterNumberTuning(start=99).on_aggregated(where, state(FOUR, [0, 0, 1, 1, 2]))
+    where, s = server(), state(FOUR, [0, 0, 1, 1, 2])
+    ClusterNumberTuning(lower=0.0, upper=9.0).on_aggregated(where, s)
     assert where.logged["cluster/granularity_01"] == pytest.approx(2 / 1023)
     assert where.logged["cluster/granularity"] == pytest.approx((2 / 983 + 2 / 1023 + 0) / 3)
+    assert s.assignment.tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("criterion", ["ratio", "silhouette"])
+def test_no_stored_model_is_read_for_g_in_a_round_in_which_nothing_is_due(monkeypatch, criterion):
+    passes = []
+    monkeypatch.setattr(
+        "lcfl.methods.clustering.tuning.granularity", lambda *args: passes.append(1) or granularity(*args)
+    )
+    models, groups = groups_of()
+    s, where = state(models, groups), server()
+    each = ClusterNumberTuning(criterion, start=3, interval=2)
+    counts = []
+    for s.round in range(6):
+        where.logged.clear()
+        each.on_aggregated(where, s)
+        counts.append((len(passes), "cluster/granularity" in where.logged))
+    assert counts == [(0, False)] * 4 + [(1, True), (1, False)]
 
 
 def test_one_cluster_has_no_granularity_and_stays():
@@ -107,9 +134,9 @@ ANY_NUMBER = [1, pytest.param(2, marks=SLOW), pytest.param(8, marks=SLOW), 12]
 def test_silhouette_finds_the_groups_and_stays(num_clusters):
     models, groups = groups_of(size=4)
     s = state(models, [client % num_clusters if num_clusters > 1 else 0 for client in range(len(models))])
-    tuning = ClusterNumberTuning("silhouette")
+    each = ClusterNumberTuning("silhouette")
     for s.round in range(12):
-        tuning.on_aggregated(server(), s)
+        each.on_aggregated(server(), s)
         assert_means(s)
     assert s.num_clusters == 4 and adjusted_rand_score(groups, s.assignment.numpy()) == 1
 
@@ -120,6 +147,19 @@ def test_silhouette_leaves_one_group_alone():
     s = state(models, [0] * 40)
     ClusterNumberTuning("silhouette", min_clusters=1).on_aggregated(server(), s)
     assert s.num_clusters == 1
+
+
+def test_the_time_of_tuning_is_part_of_the_time_of_clustering(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+
+    class Slow(ClusterNumberTuning):
+        def on_aggregated(self, server, state):
+            clock.now += 7.0
+            super().on_aggregated(server, state)
+
+    monkeypatch.setattr("lcfl.server.server.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    row = fit(blobs_module(), blobs(8), fedac(2, tuning=Slow()), tmp_path).rows[0]
+    assert (row["time/cluster_s"], row["time/aggregate_s"], row["time/round_s"]) == (7.0, 0.0, 7.0)
 
 
 def test_codes_are_used_if_there_are_any():
@@ -193,10 +233,65 @@ def test_a_cooldown_survives_a_resume():
 def test_the_literal_rule_merges_nearly_everything():
     models, groups = groups_of()
     s = state(models, groups)
-    tuning = ClusterNumberTuning("ratio", literal=True)
-    tuning.on_aggregated(server(), s)
+    ClusterNumberTuning("ratio", literal=True).on_aggregated(server(), s)
     assert s.num_clusters <= 2
     assert_means(s)
+
+
+def test_the_literal_rule_also_visits_a_cluster_that_has_absorbed_another():
+    """Cluster 0 is merged into 1. Now G is (1/4) / (49/2)^2 for that one and 225 / (49/2)^2 = 0.37 for cluster 2."""
+    s = state([model(0), model(1), model(10), model(40)], [0, 1, 2, 2])
+    ClusterNumberTuning("ratio", literal=True).on_aggregated(server(), s)
+    assert s.num_clusters == 1
+
+
+def algorithm_3(models, codes, labels, a, b):
+    """Transcribes FedAC's Algorithm 3: a list of clusters, each a list of members; returns the clusters at the end.
+
+    A cluster is None once it has been merged. Where the paper says "divide", two members are drawn as centres, the
+    second with odds proportional to its squared distance in the direction of the codes, and every member goes to the
+    nearer one.
+    """
+    clusters = [[i for i, label in enumerate(labels) if label == k] for k in range(max(labels) + 1)]
+    for k in range(len(clusters)):  # line 1: each cluster k in [K]
+        alive = [j for j, members in enumerate(clusters) if members is not None]
+        others = [j for j in alive if j != k]
+        if clusters[k] is None or not others:
+            continue
+        centre = {j: models[clusters[j]].mean(axis=0) for j in alive}
+        intra = np.mean([((models[i] - centre[k]) ** 2).sum() for i in clusters[k]])  # line 2
+        inter = np.mean([((centre[k] - centre[j]) ** 2).sum() for j in others])  # line 3
+        if intra / inter < a:  # lines 5 and 6
+            closest = min(others, key=lambda j: ((centre[k] - centre[j]) ** 2).sum())
+            clusters[closest] = sorted(clusters[closest] + clusters[k])
+            clusters[k] = None
+        elif intra / inter > b and len(clusters[k]) > 1:  # lines 7 and 8
+            direction = codes[clusters[k]] / np.linalg.norm(codes[clusters[k]], axis=1, keepdims=True)
+            draw = rng.generator(0, "split", 1, alive.index(k))
+            first = direction[draw.integers(len(direction))]
+            odds = ((direction - first) ** 2).sum(axis=1)
+            second = direction[draw.choice(len(direction), p=odds / odds.sum())]
+            nearer = direction @ second > direction @ first
+            clusters.append([i for i, moves in zip(clusters[k], nearer, strict=True) if moves])
+            clusters[k] = [i for i, moves in zip(clusters[k], nearer, strict=True) if not moves]
+    return [members for members in clusters if members is not None]
+
+
+def test_the_literal_rule_is_algorithm_3_in_random_cases():
+    draw, kept, ended = np.random.default_rng(0), 0, set()
+    for _ in range(300):
+        num_clusters = int(draw.integers(2, 7))
+        labels = np.concatenate([np.arange(num_clusters), draw.integers(num_clusters, size=20)]).tolist()
+        models = draw.standard_normal((num_clusters, SIZE))[labels] * draw.uniform(0.2, 2)
+        models = (models + draw.standard_normal(models.shape) * draw.uniform(0.1, 1.5)).astype(np.float32)
+        codes, (a, b) = models[:, :3], np.sort(draw.uniform(0, 2, size=2))
+        s = state(list(torch.tensor(models)), labels, codes=torch.tensor(codes))
+        ClusterNumberTuning("ratio", literal=True, lower=a, upper=b).on_aggregated(server(), s)
+        expected = algorithm_3(models.astype(np.float64), codes.astype(np.float64), labels, a, b)
+        assert [s.members(k) for k in range(s.num_clusters)] == expected
+        kept += s.assignment.tolist() == labels
+        ended.add(s.num_clusters)
+    assert kept < 100 and len(ended) > 5  # most cases move clients, to various numbers of clusters
 
 
 def test_the_literal_rule_splits_every_loose_cluster():

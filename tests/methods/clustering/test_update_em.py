@@ -53,7 +53,7 @@ def test_granularity_by_hand():
     nearest = separation(square, label, 3).min(dim=1).values
     assert nearest.tolist() == pytest.approx([82**0.5, 82**0.5, 901**0.5])
     server = Proxy()
-    SplitAndMerge(start=99).on_round_end(server, state(5, [0, 0, 1, 1, 2]), sent(POINTS))
+    SplitAndMerge(lower=0.0, upper=9.0).on_round_end(server, state(5, [0, 0, 1, 1, 2]), sent(POINTS))
     assert server.logged["cluster/granularity_00"] == pytest.approx(1 / 82**0.5)
     assert server.logged["cluster/granularity"] == pytest.approx(2 / 82**0.5 / 3)
 
