@@ -40,6 +40,7 @@ GRIDS = {
     "lcfed": GLOBAL_PULLS,
     "lcfed_plus": PULLS,
     "fedac": GLOBAL_PULLS,
+    "fedac_silhouette": GLOBAL_PULLS,
     "fedac_plus": PULLS,
     "fedclust": [*TWO_RATES, "method.clustering.init_args.choose=gap,silhouette", FIVE_STEPS],
     "ascfl": [*FOUR_RATES, FIVE_STEPS],
@@ -62,6 +63,7 @@ MORE_CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=20,40"]
 DIRICHLET_GRIDS = GRIDS | {
     "lcfed": PULLS,
     "fedac": PULLS,
+    "fedac_silhouette": PULLS,
     "fedclust": [
         *TWO_RATES,
         "method.clustering.init_args={choose: null, num_clusters: 20},{choose: null, num_clusters: 40}",

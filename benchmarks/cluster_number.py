@@ -44,7 +44,7 @@ def train(criterion: str, num_clusters: int) -> list[dict[str, float]]:
     )
     clustering = [
         RefreshedLowRankCosine(num_clusters, dimension=20, refresh_every=20),
-        ClusterNumberTuning("ratio" if criterion == "ratio" else "silhouette"),
+        ClusterNumberTuning("silhouette" if criterion == "silhouette" else "ratio", literal=criterion == "literal"),
     ]
     mean = ClusterMean("stored", "participants")
     method = Method(LocalTraining(steps=5), CentreAndEmbedding(), mean, clustering)
@@ -67,7 +67,7 @@ def train(criterion: str, num_clusters: int) -> list[dict[str, float]]:
 def main() -> None:
     warnings.simplefilter("ignore")  # about components that a few models do not span
     print("clusters, adjusted Rand index, G after round " + ", ".join(map(str, SHOWN)))
-    for criterion in ("silhouette", "ratio"):
+    for criterion in ("silhouette", "ratio", "literal"):
         for num_clusters in (1, 2, 8, 12):
             rows = train(criterion, num_clusters)
             cells = []

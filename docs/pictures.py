@@ -162,7 +162,7 @@ def draw_partition(page: Path) -> None:
 def draw_monitoring() -> None:
     """The pictures of a run, by the command on the page of the same name."""
     with tempfile.TemporaryDirectory() as folder:
-        files = [f"-c={pages.ROOT / 'configs' / name}" for name in ("quickstart.yaml", "methods/fedac.yaml")]
+        files = [f"-c={pages.ROOT / 'configs' / name}" for name in ("quickstart.yaml", "methods/fedac_silhouette.yaml")]
         run = federated_cli.main(["fit", *files, "--trainer.rounds=40", f"--trainer.default_root_dir={folder}"])
         for path in run.path.glob("figures/*.png"):
             if f"monitoring/{path.name}" in (pages.DOCS / "monitoring.md").read_text():

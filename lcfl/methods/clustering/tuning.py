@@ -66,8 +66,8 @@ class ClusterTuning(Clustering):
         upper: the value above which ``ratio`` splits a cluster.
         margin: for ``silhouette``, how much better a move must be.
         single_threshold: for ``silhouette``, the score above which a single cluster is cut in two.
-        literal: for ``ratio``, whether to follow the papers' algorithms to the letter: one cluster after the other, even
-            one that has just absorbed another, distances recomputed after each move, any number of moves, no bounds.
+        literal: for ``ratio``, whether to follow the papers' algorithms to the letter: each cluster in turn, even one
+            that has just absorbed another, distances recomputed after each move, any number of moves, no bounds.
         start: the first round in which anything may move. None for the first round after 90 % of the clients have taken
             part.
         interval: the number of rounds from one check to the next.
