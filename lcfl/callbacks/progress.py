@@ -14,6 +14,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink
+from lcfl.core.metric_names import added_metrics
 from lcfl.core.state import FederationState
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["Progress", "evaluation_table"]
+__all__ = ["Progress", "evaluation_table", "evaluation_tables"]
 
 LINES = 10  # plain lines per run; evaluations may add as many again
 LONGEST_WITH_ROOM = 12  # longest name of a protocol that leaves room for wide gaps between the table's columns
@@ -101,7 +102,8 @@ class Progress(Callback):
         if not metrics:
             say(console, stopped(server))
             return
-        console.print(evaluation_table(metrics, "test"))
+        for table in evaluation_tables(metrics, "test"):
+            console.print(table)
         for line in closing_lines(server):
             say(console, line)
 
@@ -127,25 +129,32 @@ class Progress(Callback):
         return "  ".join([*parts, size(server.state.total_bytes), pace(seconds), f"{left} left"])
 
 
-def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "Table":
-    """Returns a table of the accuracies of one stage: a section per protocol, a row per kind of model.
+def evaluation_tables(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "list[Table]":
+    """Returns the `evaluation_table` of the accuracy, and one of every metric that the user added."""
+    return [evaluation_table(metrics, stage, name) for name in ("acc", *added_metrics(metrics))]
 
-    The columns are summaries over clients in percent: mean, standard deviation, mean of the worst 10 %, and mean
-    weighted by samples. The stage ``test`` also has the validation accuracy if there is one. The last row is the
-    accuracy of always predicting each client's most frequent training label. Values that `metrics` lacks are blank.
-    The table fits into 80 columns.
+
+def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"], metric: str = "acc") -> "Table":
+    """Returns a table of one metric of one stage: a section per protocol, a row per kind of model.
+
+    The columns are summaries over clients: mean, standard deviation, mean of the worst 10 %, and mean weighted by
+    samples. The stage ``test`` also has the validation mean if there is one. Accuracies are in percent. Their last row
+    is the accuracy of always predicting each client's most frequent training label. Values that `metrics` lacks are
+    blank. The table fits into 80 columns.
 
     Args:
         metrics: metrics by full name, e.g. ``test/own_split/personal/acc``.
         stage: ``val`` or ``test``.
+        metric: the last part of those names.
     """
     from rich import box
     from rich.table import Table
 
-    columns = table_columns(metrics, stage)
-    has_room = max(map(len, kinds_of(metrics, stage)), default=0) <= LONGEST_WITH_ROOM
+    columns = table_columns(metrics, stage, metric)
+    kinds_by_protocol, is_accuracy = kinds_of(metrics, stage, metric), metric == "acc"
+    has_room = max(map(len, kinds_by_protocol), default=0) <= LONGEST_WITH_ROOM
     table = Table(
-        title=f"{stage} accuracy over clients in %",
+        title=f"{stage} accuracy over clients in %" if is_accuracy else f"\n{stage} {metric} over clients",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -156,30 +165,30 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     table.add_column("model", no_wrap=True)
     for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
-    for protocol, kinds in kinds_of(metrics, stage).items():
+    for protocol, kinds in kinds_by_protocol.items():
         for number, kind in enumerate(sorted(kinds, key=place_of)):
             values = [metrics.get(name.format(protocol=protocol, kind=kind)) for name in columns.values()]
             label = "majority class" if kind == MAJORITY else kind
-            table.add_row("" if number else protocol, label, *map(percent, values))
+            table.add_row("" if number else protocol, label, *map(percent if is_accuracy else plain, values))
         table.add_section()
     return table
 
 
-def table_columns(metrics: Mapping[str, float], stage: str) -> dict[str, str]:
+def table_columns(metrics: Mapping[str, float], stage: str, metric: str) -> dict[str, str]:
     """Returns the metric of each column, as a name with placeholders ``{protocol}`` and ``{kind}``."""
-    suffixes = {"mean": "acc", "std": "acc_std", "worst 10 %": "acc_worst10", "weighted": "acc_weighted"}
-    columns = {header: f"{stage}/{{protocol}}/{{kind}}/{suffix}" for header, suffix in suffixes.items()}
+    suffixes = {"mean": "", "std": "_std", "worst 10 %": "_worst10", "weighted": "_weighted"}
+    columns = {header: f"{stage}/{{protocol}}/{{kind}}/{metric}{suffix}" for header, suffix in suffixes.items()}
     if stage == "test" and any(name.startswith("val/") for name in metrics):
-        columns["val"] = "val/own_split/{kind}/acc"  # validation data are the client's own under every test protocol
+        columns["val"] = f"val/own_split/{{kind}}/{metric}"  # the client's own data under every test protocol
     return columns
 
 
-def kinds_of(metrics: Mapping[str, float], stage: str) -> dict[str, list[str]]:
-    """Returns the kinds of model that have an accuracy, by protocol."""
+def kinds_of(metrics: Mapping[str, float], stage: str, metric: str) -> dict[str, list[str]]:
+    """Returns the kinds of model that have a metric, by protocol."""
     by_protocol: dict[str, list[str]] = {}
     for name in metrics:
         parts = name.split("/")
-        if len(parts) == 4 and parts[0] == stage and parts[3] == "acc":
+        if len(parts) == 4 and parts[0] == stage and parts[3] == metric:
             by_protocol.setdefault(parts[1], []).append(parts[2])
     return by_protocol
 
@@ -250,6 +259,11 @@ def place_of(kind: str) -> tuple[int, str]:
 def percent(share: float | None) -> str:
     """Returns a share as a percentage with two decimals; blank if there is none."""
     return "" if share is None or not isfinite(share) else f"{100 * share:.2f}"
+
+
+def plain(value: float | None) -> str:
+    """Returns a number with four decimals, or four digits of a large one; blank if there is none."""
+    return "" if value is None or not isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
 
 
 def size(num_bytes: int) -> str:

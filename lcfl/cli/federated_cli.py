@@ -206,10 +206,11 @@ def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
 
 @rank_zero_only
 def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -> None:
-    """Prints the table of an evaluation. Under torchrun, only rank 0 prints it."""
-    from lcfl.callbacks.progress import evaluation_table
+    """Prints the tables of an evaluation. Under torchrun, only rank 0 prints them."""
+    from lcfl.callbacks.progress import evaluation_tables
 
-    rich.print(evaluation_table(metrics, stage))
+    for table in evaluation_tables(metrics, stage):
+        rich.print(table)
 
 
 @rank_zero_only

@@ -253,7 +253,9 @@ class Sweep:
                     "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
         run = FinishedRun(folder, json.loads(summary.read_text()))
-        self.say(f"{trial.name}: done, validation {100 * validation_accuracy(run):.2f} %")
+        accuracy = validation_accuracy(run)
+        said = f"validation {100 * accuracy:.2f} %" if accuracy > -inf else "no validation accuracy"
+        self.say(f"{trial.name}: done, {said}")
         return run
 
     def _claim(self, trial: Trial, words: Sequence[str]) -> list[Path]:

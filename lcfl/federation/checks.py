@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback as TrainerCallback
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
@@ -177,13 +178,13 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries network and loss on two blank inputs of the data set's shape and type.
+    """Tries network, loss and metrics on two blank inputs of the data set's shape and type.
 
-    Also warns about a buffer policy if the network has no buffers.
+    Also warns about a buffer policy if the network has no buffers, and about scores that no label has.
 
     Raises:
         ValueError: if the network cannot take the inputs, or returns something other than scores or fewer scores than
-            there are classes, or if the loss cannot take the scores.
+            there are classes, or if the loss or a metric cannot take the scores or a metric is not one number.
     """
     shape, num_classes = data.dataset.shape, data.dataset.num_classes
     network = type(module.network).__name__
@@ -206,15 +207,44 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
             f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
         )
+    if scores.shape[1] > num_classes:
+        warnings.warn(
+            f"model.network: {network} returns {scores.shape[1]} scores, but {type(data.dataset).__name__} has "
+            f"{num_classes} classes: set its num_classes to {num_classes}, unless the others are wanted.",
+            stacklevel=2,
+        )
+    labels = torch.zeros(2, dtype=torch.int64, device=scores.device)
     try:
-        module.loss(scores, torch.zeros(2, dtype=torch.int64, device=scores.device))
+        module.loss(scores, labels)
     except Exception as error:
         raise ValueError(
             f"model.loss: {type(module.loss).__name__} cannot take scores {list(scores.shape)} and labels [2] "
             f"({type(error).__name__}: {error}). Use one that can, e.g. CrossEntropyLoss, or wrap it."
         ) from error
+    for name, metric in module.metrics.items():
+        _check_metric(name, copy.deepcopy(metric), scores, labels)
     if module.buffer_policy != "average" and module.buffer_layout is None:
         warnings.warn(f"model.buffer_policy: {network} has no buffers, so it has no effect.", stacklevel=2)
+
+
+def _check_metric(name: str, metric: Metric, scores: Tensor, labels: Tensor) -> None:
+    """Refuses a metric that fails on the scores or gives something other than one number."""
+    kind = type(metric).__name__
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about labels that are missing among two samples
+            value = metric(scores, labels)
+    except Exception as error:
+        raise ValueError(
+            f"model.metrics.{name}: {kind} cannot take scores {list(scores.shape)} and labels [2] "
+            f"({type(error).__name__}: {error}). Set its arguments to fit, e.g. num_classes to {scores.shape[1]}."
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(
+            f"model.metrics.{name}: {kind} gives {got}; a metric must be one number per client. Average it over the "
+            "classes, e.g. with average=macro."
+        )
 
 
 def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:

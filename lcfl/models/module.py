@@ -18,6 +18,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
+from lcfl.core.metric_names import SUMMARIES
 from lcfl.core.validation import check_choice
 from lcfl.models.layout import Layout
 from lcfl.models.pretrained import load_weights
@@ -68,7 +69,8 @@ class FederatedModule(pl.LightningModule):
         cluster_weight: mu, the weight of the pull of all parameters towards the cluster centre.
         global_weight: lambda, the weight of the pull of the embedding towards the global embedding.
         loss: L_sup of scores ``[B, classes]`` and labels ``[B]``, a mean over the batch.
-        metrics: what evaluation reports in addition to the loss, by name; accuracy under the name ``acc`` if not given.
+        metrics: what evaluation reports in addition to loss and accuracy, by name. Accuracy is ``acc``; a metric of
+            that name replaces it.
         init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``). Every initial model
             is read from it instead of being drawn.
         buffer_policy: what happens to everything that the network registers as a persistent buffer, such as
@@ -81,7 +83,7 @@ class FederatedModule(pl.LightningModule):
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, or one
             without the layer `cut`, a factory whose networks share parameters, a file `init_from` that
-            does not fit the network, or an unknown `buffer_policy`.
+            does not fit the network, an unknown `buffer_policy`, or a metric with a name that lcfl uses itself.
 
     Attributes:
         layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
@@ -137,9 +139,14 @@ class FederatedModule(pl.LightningModule):
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
-        if metrics is None:
-            metrics = {"acc": MulticlassAccuracy(average="micro", validate_args=False)}
-        self.metrics = MetricCollection(dict(metrics))
+        for name in metrics or ():
+            if "/" in name or name == "loss" or name.endswith(SUMMARIES):
+                raise ValueError(
+                    f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
+                    f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
+                )
+        accuracy = MulticlassAccuracy(average="micro", validate_args=False)
+        self.metrics = MetricCollection({"acc": accuracy} | dict(metrics or {}))
         self.trainer_metrics = nn.ModuleDict(
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )

@@ -8,14 +8,15 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from lcfl.core.metric_names import added_metrics
 from lcfl.core.renamed import with_current_names
 
 __all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
@@ -156,6 +157,8 @@ class Row:
         rand_index: the adjusted Rand index of the clusters and the true groups at the end, nan if the groups are not
             known.
         options: the options in the names of the runs that are not in the label.
+        added: the metrics that the user added (``model.metrics``) by name, and their standard deviations over seeds as
+            ``<name>_std``.
     """
 
     setting: int
@@ -175,13 +178,14 @@ class Row:
     stability: float = nan
     rand_index: float = nan
     options: str = ""
+    added: Mapping[str, float] = field(default_factory=dict)
 
 
 def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
     """Returns the finished runs at or below the paths, in the order of the paths.
 
     If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
-    others are left out with a warning, and so are runs without ``summary.json``.
+    others are left out with a warning, and so are runs without ``summary.json`` or without a test accuracy.
 
     Raises:
         FileNotFoundError: if there is no run at or below one of the paths.
@@ -200,6 +204,13 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                 )
                 continue
             run = FinishedRun(folder, json.loads(summary.read_text()))
+            if not run.test_sets:
+                warnings.warn(
+                    f"{folder} is left out: its model.metrics lack acc, the accuracy. Run it again with this version, "
+                    "which always has it.",
+                    stacklevel=2,
+                )
+                continue
             key = json.dumps([run.settings, run.seed], sort_keys=True)
             known = runs.get(key, run)
             if known.path.resolve() != folder.resolve():
@@ -319,6 +330,10 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     arrived = [each for each in reached if each is not None]
     is_reached = len(arrived) == len(reached)
     last = [run.history[-1] if run.history else {} for run in entry.runs]  # with rounds=0 there is no row
+    added = {}
+    for metric in added_metrics(entry.runs[0].metrics):
+        values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
+        added |= {metric: mean(values), f"{metric}_std": stdev(values) if len(values) > 1 else nan}
     return Row(
         entry.setting,
         protocol,
@@ -337,6 +352,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
         mean(row.get("cluster/ari", nan) for row in last),
         entry.options,
+        added,
     )
 
 

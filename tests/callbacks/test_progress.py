@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import sys
 from functools import partial
@@ -15,7 +16,7 @@ from lightning.fabric.loggers import TensorBoardLogger
 from rich.console import Console
 
 from lcfl.callbacks import Checkpoint, Progress, progress
-from lcfl.callbacks.progress import evaluation_table, is_line_due
+from lcfl.callbacks.progress import evaluation_table, evaluation_tables, is_line_due
 from lcfl.core.callback import Callback
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
@@ -230,6 +231,16 @@ def test_table_of_validation_metrics():
     text = rendered(evaluation_table(METRICS, "val"))
     assert text.startswith("val accuracy") and "75.00" in text and "76.25" not in text and "worst 10 %" in text
     assert text.split("weighted")[1].split()[0] != "val"
+
+
+def test_every_metric_that_was_added_has_a_table():
+    added = {"f1": 0.5, "f1_std": 0.25, "f1_worst10": 0.125, "top2": 1234.5678}
+    metrics = METRICS | {f"test/own_split/global/{name}": value for name, value in added.items()}
+    accuracy, *tables = map(rendered, evaluation_tables(metrics, "test"))
+    assert accuracy == rendered(evaluation_table(METRICS, "test"))
+    assert [text.split()[:2] for text in tables] == [["test", "f1"], ["test", "top2"]]
+    assert "global   0.5000   0.2500       0.1250\n" in re.sub(" +\n", "\n", tables[0])
+    assert "majority" not in tables[0] and "1235" in tables[1]
 
 
 def test_an_empty_table_is_no_error():

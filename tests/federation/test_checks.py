@@ -1,11 +1,13 @@
 """Refusals and warnings before training starts: the option, what it got, what is allowed, and what to change."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
+from torchmetrics.classification import MulticlassF1Score
 
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink
@@ -235,8 +237,24 @@ def test_loss_that_cannot_take_scores_and_labels_is_refused():
         check_network(module, blobs())
 
 
-def test_more_scores_than_classes_are_fine():
-    check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
+def test_more_scores_than_classes_give_a_warning():
+    with pytest.warns(UserWarning, match="MLP returns 9 scores, but Synthetic has 8 classes: set its num_classes to 8"):
+        check_network(FederatedModule(partial(MLP, 16, [4], 9)), blobs())
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (MulticlassF1Score(3), r"cannot take scores \[2, 8\] and labels \[2\] .* num_classes to 8"),
+        (MulticlassF1Score(8, average="none"), r"gives a tensor of shape \[8\]; a metric must be one number"),
+        (MulticlassF1Score(8), None),
+    ],
+)
+def test_metric_that_is_not_one_number_for_the_scores_is_refused(metric, words):
+    module = FederatedModule(partial(MLP, 16, [4], 8), metrics={"f1": metric})
+    with nullcontext() if words is None else pytest.raises(ValueError, match=rf"^model\.metrics\.f1: Mult.* {words}"):
+        check_network(module, blobs())
+    assert metric.update_count == 0
 
 
 def test_network_for_integers_is_tried_with_integers():

@@ -163,9 +163,22 @@ def test_lightnings_trainer_trains_the_module_with_the_same_data(tmp_path):
 
 
 def test_user_defined_metrics_are_logged_by_name(tmp_path):
-    metrics = {"acc": MulticlassAccuracy(average="micro"), "top2": MulticlassAccuracy(8, top_k=2, average="micro")}
+    metrics = {"top2": MulticlassAccuracy(8, top_k=2, average="micro")}
     logged = fit(blobs_module(metrics=metrics), blobs(4), fedavg(), tmp_path).metrics
+    plain = fit(blobs_module(), blobs(4), fedavg(), tmp_path).metrics
     assert logged["test/own_split/global/top2"] > logged["test/own_split/global/acc"]
+    assert plain.items() <= logged.items()
+
+
+def test_a_user_defined_accuracy_replaces_the_accuracy():
+    ours = MulticlassAccuracy(8, top_k=2)
+    assert blobs_module(metrics={"acc": ours}).metrics["acc"] is ours
+
+
+@pytest.mark.parametrize("name", ["loss", "a/b", "f1_std", "acc_worst10"])
+def test_names_of_metrics_that_are_taken_are_refused(name):
+    with pytest.raises(ValueError, match=f"model.metrics: got the name '{name}'; .* Rename"):
+        blobs_module(metrics={name: MulticlassAccuracy(8)})
 
 
 def test_seed_and_number_determine_an_initial_model():

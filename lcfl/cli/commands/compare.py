@@ -4,8 +4,8 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, fields
-from math import isnan
+from dataclasses import fields
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ def main(args: Sequence[str]) -> None:
     options = parser().parse_args(args)
     entries = comparison.entries_of(comparison.find_runs(options.runs))
     if not entries:
-        raise ValueError("compare: none of these runs is finished.")
+        raise ValueError("compare: none of these runs is finished and has a test accuracy.")
     if not options.mix:
         comparison.check_same_setting(entries)
     rows, targets = comparison.rows_of(entries, options.target)
@@ -123,13 +123,20 @@ def _accuracy(row: Row) -> str:
     return f"{100 * row.acc:.2f}" + ("" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}")
 
 
+def _added(row: Row, name: str) -> str:
+    value, deviation = (row.added.get(f"{name}{end}", nan) for end in ("", "_std"))
+    return _number(value, 4) + ("" if isnan(deviation) else f" ± {deviation:.4f}")
+
+
 def _accuracies(rows: Sequence[Row]) -> Lines:
     """Returns header and cells, with a line for each kind of model. The first line of a method has its name."""
-    lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB"]]
+    added = list(dict.fromkeys(name for row in rows for name in row.added if not name.endswith("_std")))
+    lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB", *added]]
     previous = ""
     for row in rows:
         cells = [row.label if row.label != previous else "", row.model, _accuracy(row)]
         cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
+        cells += [_added(row, name) for name in added]
         lines.append(cells)
         previous = row.label
     return lines
@@ -186,7 +193,10 @@ def _write(
     picture_format: str,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "comparison.csv", [field.name for field in fields(Row)], map(astuple, rows))
+    plain = [field.name for field in fields(Row) if field.name != "added"]
+    added = list(dict.fromkeys(name for row in rows for name in row.added))
+    table = [[getattr(row, name) for name in plain] + [row.added.get(name, nan) for name in added] for row in rows]
+    _write_csv(folder / "comparison.csv", [*plain, *added], table)
     many = len({row.setting for row in rows}) > 1
     text = []
     for (setting, protocol), target in targets.items():

@@ -1,6 +1,7 @@
 """Tests what ``lcfl compare`` prints, writes and refuses, and that it reads the runs of `fit`."""
 
 import csv
+import json
 import re
 import sys
 from math import nan
@@ -83,6 +84,29 @@ def test_columns_are_kinds_of_model_and_missing_models_stay_empty():
         ["fedavg", "", "", "50.00"],
         ["majority class", "25.00", "", ""],
     ]
+
+
+def test_added_metrics_have_columns_and_a_run_without_accuracy_is_left_out(tmp_path, capsys):
+    for seed, f1 in ((0, 0.25), (1, 0.75)):
+        path = made(tmp_path / "logs", f"fedavg-seed{seed}", seed) / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["metrics"] |= {"test/own_split/global/f1": f1, "test/own_split/global/f1_std": 0.1}
+        path.write_text(json.dumps(summary))
+    made(tmp_path / "logs", "lcfed", 0, method={"class": "lcfed"})
+    old = made(tmp_path / "old", "fedavg", 0) / "summary.json"
+    old.write_text(old.read_text().replace("/acc", "/f1"))
+    with pytest.warns(UserWarning, match="left out: its model.metrics lack acc"):
+        compare.main([str(tmp_path / "logs"), str(tmp_path / "old"), f"--out={tmp_path / 'out'}"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(line[-4:] == ["20", "0.5000", "±", "0.3536"] for line in lines)
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        assert [(row["f1"], row["f1_std"][:6]) for row in csv.DictReader(file)] == [
+            ("0.5", "0.3535"),
+            ("nan", "nan"),
+            ("nan", "nan"),
+        ]
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="has a test accuracy"):
+        compare.main([str(tmp_path / "old")])
 
 
 def test_out_writes_tables_curves_and_pictures(tmp_path, capsys):
