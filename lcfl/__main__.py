@@ -40,7 +40,8 @@ commands:
 options of fit, validate and test:
   -c FILE               a YAML configuration; a later file overrides earlier ones
   --print_config        print the whole configuration and exit
-  --ckpt_path PATH      the checkpoint to resume or evaluate: a path, last, or best
+  --ckpt_path PATH      the checkpoint to resume or evaluate: a path, last, or best;
+                        auto starts a run or resumes it
   --trainer.rounds 50   any option of the groups trainer, method, model and data
 
 lcfl <command> --help shows all options of a command, and lcfl --version shows the version.

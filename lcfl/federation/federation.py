@@ -43,7 +43,8 @@ class Federation(Settings):
             model: network, loss and optimizer.
             datamodule: the clients and their data.
             method: the method to train.
-            ckpt_path: the checkpoint to resume from: a path, ``last`` (the newest of this name) or ``best``.
+            ckpt_path: the checkpoint to resume from: a path, ``last`` (the newest of this name), ``best``, or ``auto``,
+                which is ``last`` if there is a checkpoint and a new run otherwise.
 
         Returns:
             The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` holds that signal.
@@ -106,7 +107,11 @@ class Federation(Settings):
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_initial_clients)
         check_network(model, datamodule)
-        resumed = None if ckpt_path is None else checkpoint_lookup.find(str(ckpt_path), self.root, self.name)
+        wanted = None if ckpt_path is None else str(ckpt_path)
+        if wanted is None or (wanted == "auto" and stage == "fit"):
+            resumed = None if wanted is None else checkpoint_lookup.find_any(self.root, self.name)
+        else:
+            resumed = checkpoint_lookup.find(wanted, self.root, self.name)
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
         placement = resolve_placement(
             self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
@@ -124,7 +129,7 @@ class Federation(Settings):
             datamodule.setup(stage)
             check_batches(model, datamodule)  # ranks that are not forked check after their setup
         method = method.calibrated(schedule.releases(datamodule.num_remaining_clients(self.rounds)))
-        session = Session(self, schedule, engine, stage, model, datamodule, method, resumed)
+        session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun
             raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")

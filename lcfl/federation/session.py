@@ -36,7 +36,7 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
-from lcfl.runs.directory import RunDirectory
+from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences
 from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.schedule import Schedule
@@ -57,7 +57,8 @@ class Session:
         module: network, loss, optimizer.
         data: the data module, which each rank sets up.
         method: the four parts.
-        resumed: the checkpoint to resume from; None for a new run.
+        ckpt_path: the option of that name.
+        resumed: the checkpoint that it stood for before launch; None for a new run.
     """
 
     settings: Settings
@@ -67,6 +68,7 @@ class Session:
     module: FederatedModule
     data: FederatedDataModule
     method: Method
+    ckpt_path: str | None
     resumed: Path | None
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
@@ -93,13 +95,11 @@ class Session:
         return done
 
     def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
-        state = self._state()
-        self._check_monitors()
-        if self.resumed is None:
-            run = RunDirectory.claim(self.settings.root, self.settings.name)
-        else:
-            run = RunDirectory(run_of(self.resumed))
+        run = self._locked()
         try:
+            state = self._state(None if run is None else self._resumed_in(run.path))
+            self._check_monitors()
+            run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, ranks, state, run.path, loggers)
             server.table.cut(state.round)
@@ -111,7 +111,28 @@ class Session:
                 write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
             return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
         finally:
-            run.close()
+            if run is not None:
+                run.close()
+
+    def _locked(self) -> RunDirectory | None:
+        """Locks the directory of the run to resume; None for a new run.
+
+        Raises:
+            ValueError: if another process writes it; with ``auto`` also if that process has not saved anything yet.
+        """
+        if self.resumed is not None:
+            return RunDirectory(run_of(self.resumed))
+        versions = run_versions(self.settings.root, self.settings.name)
+        if self.ckpt_path == "auto" and versions:
+            RunDirectory(versions[0]).close()
+        return None
+
+    def _resumed_in(self, run: Path) -> Path:
+        """Returns the checkpoint to resume. It is looked up again under the lock: a newer one may have replaced it."""
+        assert self.resumed is not None and self.ckpt_path is not None
+        is_exact = self.ckpt_path != "best" and Path(self.ckpt_path) == self.resumed
+        wanted = "best" if self.ckpt_path == "best" else "last"
+        return self.resumed if is_exact else checkpoint_lookup.of_run(run, wanted)
 
     def _check_monitors(self) -> None:
         """Refuses a callback that waits for a metric which no evaluation of the run will have."""
@@ -122,7 +143,7 @@ class Session:
 
     def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            state = self._state()
+            state = self._state(self.resumed)
             server = self._server(fabric, ranks, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
@@ -131,13 +152,13 @@ class Session:
         metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
-    def _state(self) -> FederationState:
+    def _state(self, resumed: Path | None) -> FederationState:
         """Returns the initial state, or the state of the checkpoint if its configuration is the same."""
         folder = None
         if self.settings.client_store == "mapped":
             folder = self.settings.root  # the checkpoints must fit into this file system anyway
             folder.mkdir(parents=True, exist_ok=True)
-        if self.resumed is None:
+        if resumed is None:
             initial = self.module.initial_model(self.settings.seed)
             num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_initial_clients))
             return FederationState.create(
@@ -151,14 +172,14 @@ class Session:
             )
         now = self._identity()
         compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
-        saved = checkpoint.identity_of(self.resumed)
+        saved = checkpoint.identity_of(resumed)
         changed = differences({name: saved.get(name) for name in compared}, {name: now[name] for name in compared})
         if changed:
             raise checkpoint.CheckpointError(
-                f"{self.resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
             )
-        loaded = checkpoint.read(self.resumed, folder, expected(self.module, self.data, self.method))
+        loaded = checkpoint.read(resumed, folder, expected(self.module, self.data, self.method))
         if self.stage == "fit":
             loaded.restore([*self.method.clustering, *self.settings.all_callbacks], self.method.aggregation.remembers)
         return loaded.state

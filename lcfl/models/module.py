@@ -145,8 +145,8 @@ class FederatedModule(pl.LightningModule):
                     f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
                     f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
                 )
-        accuracy = MulticlassAccuracy(average="micro", validate_args=False)
-        self.metrics = MetricCollection({"acc": accuracy} | dict(metrics or {}))
+        accuracy: Metric = MulticlassAccuracy(average="micro", validate_args=False)
+        self.metrics = MetricCollection({"acc": accuracy, **(metrics or {})})
         self.trainer_metrics = nn.ModuleDict(
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )

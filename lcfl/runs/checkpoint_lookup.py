@@ -10,7 +10,7 @@ from lcfl.core.files import read_regular
 from lcfl.runs.checkpoint import NAME, CheckpointError, checked_parts, read_manifest
 from lcfl.runs.directory import run_versions
 
-__all__ = ["drop_after", "find", "newest", "of_run", "remove"]
+__all__ = ["drop_after", "find", "find_any", "newest", "of_run", "remove"]
 
 
 def find(ckpt_path: str, root: Path, name: str) -> Path:
@@ -42,6 +42,14 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     return checkpoint
 
 
+def find_any(root: Path, name: str) -> Path | None:
+    """Returns the checkpoint that ``--ckpt_path last`` stands for, or None if there is none (``--ckpt_path auto``)."""
+    try:
+        return find("last", root, name)
+    except CheckpointError:
+        return None
+
+
 def of_run(run: Path, ckpt_path: str | Path) -> Path:
     """Returns the path of a checkpoint of a run.
 
@@ -70,18 +78,26 @@ def of_run(run: Path, ckpt_path: str | Path) -> Path:
 def newest(runs: Sequence[Path]) -> Path:
     """Returns the newest complete checkpoint of these run directories.
 
+    The folders are listed again if a process that writes a run has replaced its checkpoints in the meantime.
+
     Raises:
         CheckpointError: if there is none.
     """
-    candidates = []
-    for path in (path for run in runs for path in (run / "checkpoints").glob("round-*.ckpt")):
-        try:
-            candidates.append((read_manifest(path)["created"], path))
-        except CheckpointError as error:
-            warnings.warn(f"skipped: {error}", stacklevel=2)
-    for _, path in sorted(candidates, reverse=True):
-        if _is_whole(path):
-            return path
+    listed: set[Path] = set()
+    while True:
+        paths = {path for run in runs for path in (run / "checkpoints").glob("round-*.ckpt")}
+        if paths <= listed:
+            break
+        candidates = []
+        for path in sorted(paths):
+            try:
+                candidates.append((read_manifest(path)["created"], path))
+            except CheckpointError as error:
+                _warn_of(path, error)
+        for _, path in sorted(candidates, reverse=True):
+            if _is_whole(path):
+                return path
+        listed |= paths
     folders = ", ".join(str(run / "checkpoints") for run in runs)
     raise CheckpointError(f"there is no complete checkpoint in {folders}.")
 
@@ -137,6 +153,12 @@ def _is_whole(path: Path) -> bool:
         for _ in checked_parts(path, read_manifest(path)):
             pass
     except CheckpointError as error:
-        warnings.warn(f"skipped: {error}", stacklevel=2)
+        _warn_of(path, error)
         return False
     return True
+
+
+def _warn_of(path: Path, error: CheckpointError) -> None:
+    """Warns of a damaged checkpoint, but not of one that its writer has removed in the meantime."""
+    if path.exists():
+        warnings.warn(f"skipped: {error}", stacklevel=3)

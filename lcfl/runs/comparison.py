@@ -330,7 +330,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     arrived = [each for each in reached if each is not None]
     is_reached = len(arrived) == len(reached)
     last = [run.history[-1] if run.history else {} for run in entry.runs]  # with rounds=0 there is no row
-    added = {}
+    added: dict[str, float] = {}
     for metric in added_metrics(entry.runs[0].metrics):
         values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
         added |= {metric: mean(values), f"{metric}_std": stdev(values) if len(values) > 1 else nan}

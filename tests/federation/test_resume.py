@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from lcfl.engines import kernels
-from lcfl.runs import checkpoint
+from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.directory import RunDirectory
 from tests.helpers.checkpoints import flip_a_bit
 from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
@@ -173,6 +173,31 @@ def test_second_writer_of_a_run_is_refused(tmp_path, ended):
             fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
     finally:
         holder.close()
+
+
+def test_last_is_looked_up_again_under_the_lock(tmp_path, ended, monkeypatch):
+    """Between the first look-up and the lock another process may write and remove checkpoints."""
+    older = ended / "checkpoints" / "round-000004.ckpt"
+    monkeypatch.setattr(checkpoint_lookup, "find", lambda *of: older)
+    newer = (ended / "checkpoints" / "round-000005.ckpt").stat().st_ino
+    fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
+    assert (ended / "checkpoints" / "round-000005.ckpt").stat().st_ino == newer  # not removed and written again
+
+
+def test_auto_starts_a_run_and_resumes_it(tmp_path, reference):
+    runs = [fit(tmp_path, "lcfed", 1, rounds, "--ckpt_path=auto").path for rounds in (2, ROUNDS)]
+    assert runs == [tmp_path / "run" / "version_0"] * 2
+    assert_same_run(reference("lcfed")[0], runs[0])
+
+
+def test_auto_does_not_start_a_run_that_another_process_has_just_begun(tmp_path):
+    holder = RunDirectory.claim(tmp_path, "run")
+    try:
+        with pytest.raises(ValueError, match="another process is writing this run"):
+            fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=auto")
+    finally:
+        holder.close()
+    assert fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=auto").path.name == "version_1"
 
 
 def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path, ended):

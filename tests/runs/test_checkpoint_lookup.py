@@ -34,6 +34,22 @@ def test_newest_is_the_checkpoint_written_last_in_any_version(tmp_path, clock):
     assert find("last", tmp_path, "name") == again
 
 
+@pytest.mark.filterwarnings("error")
+def test_newest_is_found_while_another_process_replaces_checkpoints(tmp_path, monkeypatch):
+    folder, written = tmp_path / "name" / "version_0" / "checkpoints", []
+    read_manifest = checkpoint_lookup.read_manifest
+
+    def replaced_before(path):
+        if len(written) < 3:  # the writer is faster than the first two times that the folder is read
+            written.append(write(folder, full_state(len(written) + 1), {}))
+            checkpoint_lookup.remove(path)
+        return read_manifest(path)
+
+    write(folder, full_state(0), {})
+    monkeypatch.setattr(checkpoint_lookup, "read_manifest", replaced_before)
+    assert newest([folder.parent]) == written[-1]
+
+
 @pytest.mark.parametrize("part", ["state.pt", "clients-*.pt", "manifest.json"])
 def test_newest_skips_a_damaged_checkpoint_with_a_warning(tmp_path, clock, part):
     folder = tmp_path / "version_0" / "checkpoints"
