@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import lcfl
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
+from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.renamed import current_path, with_current_names
 from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
@@ -113,6 +114,15 @@ class FederatedCLI(LightningCLI):
         for group in ("trainer", "model", "data", "method"):
             check_given(self._get(self.config, group), group)
         _keep_functions(self.parser, self._get(self.config, "model"))
+
+    def instantiate_classes(self) -> None:
+        """Builds all parts. If one refuses its arguments, its reason is the message."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if not is_union(str(error)):
+                raise
+            raise ValueError(without_types(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """Returns the federation, with the seed."""

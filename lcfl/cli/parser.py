@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
+from math import isfinite
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -26,6 +27,7 @@ import lcfl.methods.exchange.transforms
 import lcfl.methods.local
 import lcfl.models
 from lcfl.cli.layered_config import as_layers
+from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core import renamed
 from lcfl.core.renamed import current_path
 
@@ -55,7 +57,7 @@ class Parser(LightningArgumentParser):
     """A parser that can change single items of lists. Its errors are one message, which suggests the closest names."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{"allow_abbrev": False, **options})
         if os.getcwd() not in sys.path:  # the installed command, too, must find classes in the current folder
             sys.path.append(os.getcwd())
 
@@ -87,7 +89,7 @@ class Parser(LightningArgumentParser):
 
 
 def check_given(config: Any, option: str) -> None:
-    """Checks that all arguments are given that have neither a type nor a default.
+    """Checks that every number is finite and that all arguments are given that have neither a type nor a default.
 
     The parser would pass None for a missing one.
 
@@ -96,8 +98,12 @@ def check_given(config: Any, option: str) -> None:
         option: the name of the option, for the message.
 
     Raises:
-        ValueError: if such an argument is missing. The message names the first one.
+        ValueError: for NaN or infinity, or if such an argument is missing. The message names the first one.
     """
+    if isinstance(config, float) and not isfinite(config):
+        raise ValueError(f"{option}: got {config}; it must be a finite number.")
+    if isinstance(config, dict):
+        config = Namespace(config)  # type: ignore[no-untyped-call]
     if isinstance(config, list):
         for number, item in enumerate(config):
             check_given(item, f"{option}.{number}")
@@ -119,17 +125,17 @@ def check_given(config: Any, option: str) -> None:
 def _explained(message: str, parser: LightningArgumentParser) -> str:
     """Returns a message of the parser, with a clearer wording if it is about a misspelt name."""
     option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
+    takes_class = option.replace(".init_args", "") in {name.replace(".init_args", "") for name in CLASSES}
     for path in re.findall(r"\blcfl(?:\.\w+)+", message):
         if (now := current_path(path)) != path:
             return f"{option}: {path} is an import path of lcfl 0.1; its name is now {now}."
-    if match := re.search(r"Expected a dot import path string: (\w+)", message):
+    match = re.search(r"Expected a dot import path string: (\w+)", message)
+    if match and (takes_class or not is_union(message)):
         if match[1] in renamed.RENAMED:
             return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
         known = _classes(option)
-        return (
-            f"{option}: there is no class {match[1]!r}.{_closest(match[1], known)} Classes of lcfl: "
-            f"{', '.join(known)}; any other class needs its import path, package.module.Class."
-        )
+        ours = f"{_closest(match[1], known)} Classes of lcfl: {', '.join(known)}; any other class" if known else " It"
+        return f"{option}: there is no class {match[1]!r}.{ours} needs its import path, package.module.Class."
     if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name in dir(sys.modules[match[1]]) if not name.startswith("_")]
         return f"{option}: there is no {match[2]!r} in {match[1]}.{_closest(match[2], known)}"
@@ -137,12 +143,21 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         known = [action.dest for action in parser._actions if action.option_strings]
         return f"{message.strip()}.{_closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
     if "does not correspond to a subclass of Callback" in message:
+        got = message.rstrip().rpartition("Given value: ")[2]
         return (
-            f"{message.strip()}\nCallbacks of lightning.Trainer are never called; derive your class from lcfl.Callback."
+            f"{option}: got {got}, which is no callback of lcfl. Callbacks of lightning.Trainer are never called; "
+            "derive your class from lcfl.Callback."
+        )
+    if match := re.search(r"but got NestedArg\(key='([\w.]+)', val='(.*?)'\)", message):
+        return (
+            f"{option}: got {match[1]}={match[2]} for a function. Name it together with its arguments: "
+            f"--{option}='{{class_path: package.function, init_args: {{{match[1]}: {match[2]}}}}}'."
         )
     if match := re.search(r"([\w.]+) does not correspond to a subclass of (Federated\w+)", message):
         return f"{option}: got {match[1]}; allowed are {match[2]} and its subclasses."
-    return _located(message.strip())
+    if match := re.search(r"Option '(\w+)' is not accepted\. Got value: Namespace\(class_path='([\w.]+)'", message):
+        return _unknown(option, match[2], match[1])
+    return _located(without_types(message).strip())
 
 
 def _located(message: str) -> str:
@@ -159,14 +174,18 @@ def _located(message: str) -> str:
     if not option:
         return message
     if kind and (match := re.match(r"Option '(\w+)' is not accepted", message)):
-        known = list(_parameters(kind))
-        return (
-            f"{option}: {kind} has no argument {match[1]!r}.{_closest(match[1], known)} Its arguments: "
-            f"{', '.join(known) or 'none'}."
-        )
+        return _unknown(option, kind, match[1])
     if kind and (match := re.match(r"the following arguments are required: (.+)", message)):
         return f"{option}: {kind} needs {match[1]}: set {option}.init_args.{match[1].split(', ')[0]}."
-    return f"{option}: {message}"
+    return f"{option}: {without_types(message)}"
+
+
+def _unknown(option: str, kind: str, argument: str) -> str:
+    known = list(_parameters(kind))
+    return (
+        f"{option}: {kind} has no argument {argument!r}.{_closest(argument, known)} Its arguments: "
+        f"{', '.join(known) or 'none'}."
+    )
 
 
 def _peeled(message: str) -> tuple[list[str], str, str]:
@@ -194,9 +213,9 @@ def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
 
 
 def _classes(key: str) -> list[str]:
-    """Returns the names of lcfl's classes for an option or one below it; those of all options if it takes no class."""
+    """Returns the names of lcfl's classes for an option or one below it."""
     key = re.sub(r"^(model|data)\.init_args\.", r"\1.", key)  # the path of a group whose class is named
     groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
-    modules = [PARTS[groups[-1]]] if groups else list(PARTS.values())
-    classes = {name: getattr(module, name) for module in modules for name in module.__all__}
+    module = PARTS[groups[-1]] if groups else None
+    classes = {name: getattr(module, name) for name in (module.__all__ if module else ())}
     return [name for name, kind in classes.items() if isinstance(kind, type) and not inspect.isabstract(kind)]

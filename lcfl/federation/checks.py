@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Sequence
+from math import isfinite
 from numbers import Integral
 
 import torch
@@ -93,7 +94,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 
     Raises:
         ValueError: if a part cannot work with this number of clients or with the exchange, or if the module makes
-            something other than one optimizer.
+            something other than one optimizer with finite settings.
     """
     check_hooks(method.clustering)
     for clustering in method.clustering:
@@ -167,6 +168,12 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
             "torch.optim.Optimizer."
         )
+    for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
+        numbers = value if isinstance(value, tuple | list) else [value]
+        if name != "params" and not all(isfinite(each) for each in numbers if isinstance(each, int | float | Tensor)):
+            raise ValueError(
+                f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
+            )
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(

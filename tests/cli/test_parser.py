@@ -7,7 +7,7 @@ import pytest
 from lcfl.cli.commands import partition
 from lcfl.cli.parser import Parser
 from lcfl.data.partition import IID
-from tests.helpers.commandline import FIT, SYNTHETIC, failure
+from tests.helpers.commandline import FIT, SYNTHETIC, failure, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -71,7 +71,7 @@ def test_missing_and_wrong_arguments_of_a_callback_are_reported(capsys, sign):
     assert "lcfl.callbacks.EarlyStopping has no argument 'monitr'. Did you mean monitor?" in said
     assert len(said.splitlines()) == 2
     said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping", "--trainer.callbacks.patience=abc")
-    assert said.startswith("lcfl: error: trainer.callbacks.init_args.patience: Expected a int. Got value: abc\n")
+    assert said.startswith("lcfl: error: trainer.callbacks.init_args.patience: expected a whole number, got abc\n")
 
 
 def test_an_argument_without_type_and_default_is_required(built, tmp_path):
@@ -105,5 +105,48 @@ def test_an_argument_without_type_and_default_is_required(built, tmp_path):
 
 
 def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
-    words = ("--trainer.callbacks+=lightning.pytorch.callbacks.Timer",)
-    assert "lcfl.Callback" in failure(capsys, *FIT, *words)
+    said = failure(capsys, *FIT, "--trainer.callbacks+=lightning.pytorch.callbacks.Timer")
+    assert "trainer.callbacks: got lightning.pytorch.callbacks.Timer" in said and "lcfl.Callback" in said
+    assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model.optimizer.lr=abc", "model.optimizer.init_args.lr: expected a number, got abc"),
+        ("--model.optimizer.momentum=[1]", "model.optimizer.init_args.momentum: expected a number, got [1]"),
+        ("--trainer.clients_per_round=abc", "trainer.clients_per_round: expected a number, got abc"),
+        ("--data.batch_size=x", "data.batch_size: expected a whole number, got x"),
+        ("--trainer.final_models=[foo]", "trainer.final_models: Expected one of ['personal', 'cluster', 'global', "),
+        ("--method.clustering=3", "method.clustering: expected a list, got 3"),
+        ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
+        ("--model.network.hiden=3", "model.network: lcfl.models.MLP has no argument 'hiden'. Did you mean hidden"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_reported_with_what_was_expected(capsys, words, message):
+    said = failure(capsys, *FIT, words)
+    assert said.startswith(f"lcfl: error: {message}")
+    assert len(said.splitlines()) == 2
+
+
+def test_arguments_of_a_function_that_is_named_elsewhere_are_explained(capsys):
+    said = failure(capsys, *FIT, "--model.network=torchvision.models.resnet18", "--model.network.num_classes=8")
+    assert "--model.network='{class_path: package.function, init_args: {num_classes: 8}}'" in said
+
+
+def test_the_reason_of_a_class_stands_alone():
+    with pytest.raises(ValueError, match=r"^EarlyStopping: got monitor=test/x; test data must not .* val/x\.$"):
+        lcfl(*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=test/x")
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf"])
+@pytest.mark.parametrize("option", ["model.optimizer.lr", "trainer.clients_per_round", "data.val_fraction"])
+def test_a_number_that_is_not_finite_is_refused(option, value):
+    with pytest.raises(ValueError, match=rf"{option.rpartition('.')[2]}: got (nan|inf); it must be a finite number"):
+        lcfl(*FIT, f"--{option}={value}")
+
+
+@pytest.mark.parametrize("words", [["--trainer.round=2"], ["--trainer.round", "2"]])
+def test_an_abbreviated_option_is_refused(capsys, words):
+    said = failure(capsys, *FIT, *words)
+    assert "trainer.round" in said and "Did you mean trainer.rounds?" in said

@@ -159,6 +159,15 @@ def test_setting_without_an_effect_or_that_diverges_gives_one_warning(method, op
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", [{"lr": float("nan")}, {"lr": 0.1, "momentum": float("inf")}])
+def test_optimizer_settings_that_are_not_finite_are_refused(options):
+    module = FederatedModule(partial(MLP, 16, [4], 8), partial(torch.optim.SGD, **options))
+    with pytest.raises(
+        ValueError, match=r"model\.optimizer: SGD got (lr=nan|momentum=inf); it must be a finite number"
+    ):
+        check_method(fedavg(), module, 4)
+
+
 def test_valid_settings_give_no_warning():
     check_method(lcfed(), linear_module(lr=1.0, cluster_weight=1.4, global_weight=0.5), 20)
     check_method(fedavg(), linear_module(), 20)

@@ -32,7 +32,9 @@ PIPED_WIDTH = 160  # characters per line in a file or a pipe
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
-    options = argparse.ArgumentParser(prog="lcfl compare", description="Compares finished runs in one table.")
+    options = argparse.ArgumentParser(
+        prog="lcfl compare", description="Compares finished runs in one table.", allow_abbrev=False
+    )
     options.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders with run directories"
     )

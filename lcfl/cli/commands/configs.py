@@ -13,7 +13,9 @@ __all__ = ["main", "parser"]
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
     options = argparse.ArgumentParser(
-        prog="lcfl configs", description="Lists or copies the configurations that come with lcfl."
+        prog="lcfl configs",
+        description="Lists or copies the configurations that come with lcfl.",
+        allow_abbrev=False,
     )
     options.add_argument("--copy", type=Path, metavar="DIR", help="copy all of them to this new folder")
     return options

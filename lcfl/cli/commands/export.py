@@ -17,7 +17,9 @@ FORMATS = ("state_dict", "torch_export")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
-    options = argparse.ArgumentParser(prog="lcfl export", description="Writes one trained model to a file.")
+    options = argparse.ArgumentParser(
+        prog="lcfl export", description="Writes one trained model to a file.", allow_abbrev=False
+    )
     options.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     options.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")
     options.add_argument(

@@ -16,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
     options = argparse.ArgumentParser(
         prog="lcfl onboard",
+        allow_abbrev=False,
         description="Assigns the clients that data.newcomers kept out to the clusters of a finished run. Each of these "
         "newcomers trains the model that it receives, and its accuracy before and after is reported. The run itself "
         "does not change.",

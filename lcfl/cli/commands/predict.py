@@ -24,7 +24,9 @@ HEADER = ("client", "index", "label", "prediction", "score")
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
     options = argparse.ArgumentParser(
-        prog="lcfl predict", description="Predicts the labels of the clients' test samples."
+        prog="lcfl predict",
+        description="Predicts the labels of the clients' test samples.",
+        allow_abbrev=False,
     )
     options.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     options.add_argument("--model", required=True, choices=("personal", "cluster", "global"), help="kind of model")

@@ -1,0 +1,65 @@
+"""Rewrites what jsonargparse says about a value of a wrong type: what was expected, and what was given."""
+
+import re
+
+__all__ = ["is_union", "without_types"]
+
+WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "NoneType": "null",
+    "null": "null",
+    "dict": "a mapping",
+    "list": "a list",
+    "Iterable": "a list",
+    "Sequence": "a list",
+}
+CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key)")
+PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
+UNION = re.compile(
+    r"Does not validate against any of the Union subtypes\s+Subtypes: .*\s+Errors:\n(?P<errors>.*?)"
+    r"\n\s*Given value type: .*\s+Given value: (?P<got>.*?)(?:\. Got value: Namespace.*)?\s*$",
+    re.DOTALL,
+)
+ONE = re.compile(r"Expected an? (.+?)\. Got value: (.*?)(?:\. Got value: Namespace.*)?$", re.DOTALL)
+OF_CLASS = re.compile(
+    r"Expected a dot import path string|(?:Import path does not correspond to|Not a valid) (?:a )?subclass"
+)
+
+
+def is_union(message: str) -> bool:
+    """Returns whether a message lists why a value is none of several types."""
+    return UNION.search(message) is not None
+
+
+def without_types(message: str) -> str:
+    """Returns a message without Python's types.
+
+    If one of several allowed types has a reason of its own, such as a class that refused its arguments, the reason
+    alone is the message.
+    """
+    message = PATH.sub(" ", CALLABLE.sub("", message))
+    if match := UNION.search(message):
+        lines = re.split(r"(?:^|\n)\s*- (?=Expected|Not a valid|Import path|[A-Z]\w+: |Problem)", match["errors"])
+        reasons = [line.strip() for line in lines if line.strip()]
+        expected = [_word(reason) for reason in reasons]
+        own = [reason for reason, word in zip(reasons, expected, strict=True) if word is None]
+        words = list(dict.fromkeys(map(str, expected)))
+        if "a number" in words:  # any other number is one, too, and a tensor cannot be written in YAML
+            words = [word for word in words if word not in ("a whole number", "a class")]
+        said = own[0] if own else f"expected {' or '.join(words)}, got {match['got']}"
+        return message[: match.start()] + said
+    if (match := ONE.search(message)) and (word := _word(f"Expected a {match[1]}")):
+        return f"{message[: match.start()]}expected {word}, got {match[2].strip()}"
+    return message
+
+
+def _word(reason: str) -> str | None:
+    """Returns what a reason says was expected; None for a reason of another kind."""
+    if OF_CLASS.match(reason):
+        return "a class"
+    if match := re.match(r"Expected an? (?:<class ')?(?:[\w.]+\.)?(\w+)", reason):
+        return WORDS.get(match[1])
+    return None
