@@ -66,8 +66,8 @@ def main(args: list[str] | None = None) -> None:
 def _run(words: list[str], args: list[str] | None) -> None:
     """Runs a command.
 
-    An error that the user can fix is reported in one line and ends with status 1. Ctrl-C outside of a round ends with
-    status 130.
+    An error that the user can fix is reported in one line and ends with status 1, an error in the user's code in two.
+    Ctrl-C outside of a round ends with status 130.
     """
     debug = bool(os.environ.get("LCFL_DEBUG"))
     before = warnings.formatwarning
@@ -80,12 +80,17 @@ def _run(words: list[str], args: list[str] | None) -> None:
         else:
             # args and not words, because LightningCLI warns if it is given arguments that the process has, too.
             import_module("lcfl.cli.federated_cli").main(args)
+        sys.stdout.flush()  # here and not at exit, where a closed pipe could not be caught
+    except BrokenPipeError:  # the reader, such as head, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:
         sys.exit(130)
-    except _user_errors() as error:
-        if debug:
+    except Exception as error:
+        origin = _origin(error)
+        if debug or not (origin or isinstance(error, _user_errors())):
             raise
-        sys.exit(f"lcfl: error: {error}{_origin(error)}")
+        sys.exit(f"lcfl: error: {error}{origin}")
     finally:
         warnings.formatwarning = before
 
@@ -105,6 +110,7 @@ def _origin(error: Exception) -> str:
     ours = Path(__file__).parent
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     text = "".join(traceback.format_exception(error))  # includes the notes, which hold the frames of another rank
+    text = text.partition("\nThe above exception was the direct cause")[0]  # what lcfl itself raised for it comes later
     for path, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)):
         if Path(path).is_relative_to(ours):
             return ""

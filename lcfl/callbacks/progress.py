@@ -28,6 +28,8 @@ __all__ = ["Progress", "evaluation_table", "evaluation_tables"]
 
 LINES = 10  # plain lines per run; evaluations may add as many again
 LONGEST_WITH_ROOM = 12  # longest name of a protocol that leaves room for wide gaps between the table's columns
+SHORTEST_BAR = 2  # columns
+NOTEBOOK_WIDTH = 100  # characters of the live line, so that a shorter one covers a longer one
 REFRESH_S = 0.1  # shortest time between two updates, because rounds can take a millisecond
 KINDS = ("personal", "cluster", "global", "after_local")
 MAJORITY = "majority"
@@ -36,9 +38,10 @@ MAJORITY = "majority"
 class Progress(Callback):
     """Prints a start line, progress, and a summary at the end, to standard output.
 
-    On a terminal, progress is a live bar over the rounds. Otherwise it is at most about twenty plain lines: one at
-    every tenth of the rounds, and one at each evaluation if there are no more than ten evaluations. The accuracy is the
-    latest one of the first kind of model that the method reports, on test data if there are any.
+    On a terminal, progress is a live bar over the rounds, and in a notebook one live line. Otherwise it is at most
+    about twenty plain lines: one at every tenth of the rounds, and one at each evaluation if there are no more than ten
+    evaluations. The accuracy is the latest one of the first kind of model that the method reports, on test data if
+    there are any.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,7 @@ class Progress(Callback):
         self._begin: float | None = None
         self._first_round = 0
         self._refreshed = 0.0
+        self._in_notebook = False
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Prints what runs where; for a resumed run, also the round from which it continues."""
@@ -55,6 +59,7 @@ class Progress(Callback):
         say(console, describe(server))
         if state.round > -len(server.method.warmup_rounds(server.data.num_initial_clients)):
             say(console, resumed(server))
+        self._in_notebook = in_notebook()
         if console.is_interactive:
             self._live = start_live(console)
 
@@ -65,7 +70,7 @@ class Progress(Callback):
         if self._live is None:
             say(make_console(), text)
         else:
-            self._live.update(bar(max(state.round, 0), server.schedule.rounds, text), refresh=True)
+            self._show(server, text)
 
     def on_round_start(self) -> None:
         """Starts the clock at the first round."""
@@ -85,12 +90,14 @@ class Progress(Callback):
             return
         seconds = (time.perf_counter() - self._begin) / (state.round - self._first_round)
         is_last = server.is_done or bool(server.stop_signal)
-        if self._live is None:
+        if self._live is None and not self._in_notebook:
             if is_last or is_line_due(state.round, server.schedule.rounds, server.schedule.evaluate_every):
                 say(make_console(), self._line(server, row, seconds))
         elif is_last or time.perf_counter() - self._refreshed >= REFRESH_S:
-            status = self._status(server, row, seconds)
-            self._live.update(bar(state.round, server.schedule.rounds, status), refresh=True)
+            if self._in_notebook:  # a carriage return replaces the line
+                print(f"\r{self._line(server, row, seconds):<{NOTEBOOK_WIDTH}}", end="\n" * is_last, flush=True)
+            else:
+                self._show(server, *self._status(server, row, seconds))
             self._refreshed = time.perf_counter()
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
@@ -107,6 +114,12 @@ class Progress(Callback):
         for line in closing_lines(server):
             say(console, line)
 
+    def _show(self, server: Server, *status: str) -> None:
+        """Shows the live bar with this status."""
+        assert self._live is not None
+        done, width = max(server.state.round, 0), self._live.console.width
+        self._live.update(bar(done, server.schedule.rounds, *status, width=width), refresh=True)
+
     def _line(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
         rounds = server.schedule.rounds
         parts = [f"round {server.state.round:>{len(str(rounds))}}/{rounds}"]
@@ -117,8 +130,8 @@ class Progress(Callback):
             parts.append(f"clusters {row['cluster/count']:.0f}")
         return "  ".join([*parts, size(server.state.total_bytes), pace(seconds)])
 
-    def _status(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
-        """Returns as much as fits next to a bar in 80 columns."""
+    def _status(self, server: Server, row: Mapping[str, float], seconds: float) -> list[str]:
+        """Returns what is shown next to a bar. In 80 columns there is room for all of it."""
         parts = []
         if self._accuracy is not None:
             name, accuracy = self._accuracy
@@ -126,7 +139,7 @@ class Progress(Callback):
         if "cluster/count" in row:
             parts.append(f"{row['cluster/count']:.0f} clusters")
         left = timedelta(seconds=round(seconds * (server.schedule.rounds - server.state.round)))
-        return "  ".join([*parts, size(server.state.total_bytes), pace(seconds), f"{left} left"])
+        return [*parts, size(server.state.total_bytes), pace(seconds), f"{left} left"]
 
 
 def evaluation_tables(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "list[Table]":
@@ -279,11 +292,19 @@ def pace(seconds: float) -> str:
 def make_console() -> "Console":
     """Returns a console for the current standard output.
 
-    It is a new console each time, so that none is kept or pickled.
+    It is a new console each time, so that none is kept or pickled. In a notebook it prints plain text, because rich
+    would make every line an output of its own.
     """
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False)
+
+
+def in_notebook() -> bool:
+    """Returns whether the output goes to a Jupyter notebook."""
+    from rich.console import Console
+
+    return Console().is_jupyter
 
 
 def say(console: "Console", text: str) -> None:
@@ -304,8 +325,11 @@ def start_live(console: "Console") -> "Live":
     return live
 
 
-def bar(done: int, total: int, status: str) -> "Table":
-    """Returns one line: the round, a bar as wide as there is room for, and the status."""
+def bar(done: int, total: int, *status: str, width: int = 80) -> "Table":
+    """Returns one line: the round, a bar as wide as there is room for, and the status.
+
+    In fewer columns than it takes, the last but one part of the status is left out first, and so on.
+    """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -315,5 +339,8 @@ def bar(done: int, total: int, status: str) -> "Table":
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
     track = ProgressBar(total=max(total, 1), completed=done)
-    line.add_row(f"round {done}/{total}", track, Text(status, overflow="ellipsis"))
+    number, parts = f"round {done}/{total}", list(status)
+    while len(parts) > 1 and len(number) + len("  ".join(parts)) + 2 + SHORTEST_BAR > width:
+        parts.pop(-2)
+    line.add_row(number, track, Text("  ".join(parts), overflow="ellipsis"))
     return line

@@ -32,8 +32,8 @@ def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
         index: position of the item.
 
     Raises:
-        ValueError: If the data set has no items, the item is not a pair, `as_input` does not accept its input, or its
-            label is not an integer.
+        ValueError: If the data set has no items or fails, the item is not a pair, `as_input` does not accept its input,
+            or its label is not an integer.
     """
     where = f"Datasets: item {index} of {name}"
     if len(dataset) == 0:
@@ -41,7 +41,10 @@ def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
             f"Datasets: {name} has no items; give at least one training sample, and leave test out if there are no "
             "test samples"
         )
-    item = dataset[index]
+    try:
+        item = dataset[index]
+    except Exception as error:
+        raise ValueError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
     if not (isinstance(item, tuple | list) and len(item) == 2):
         got = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")

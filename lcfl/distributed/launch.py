@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -114,6 +115,12 @@ def resolve_placement(
     num_ranks = (devices if isinstance(devices, int) else len(devices)) * num_nodes
     if num_ranks < 1:
         raise ValueError(f"trainer: got devices={devices}, num_nodes={num_nodes}; at least one of each is needed.")
+    if accelerator == "cpu" and num_ranks > usable_cores():
+        warnings.warn(
+            f"trainer.devices: got {devices}, but only {usable_cores()} cores can be used; more processes than cores "
+            "are slower. Leave devices at auto.",
+            stacklevel=2,
+        )
     if num_ranks == 1:
         return Placement(devices, 1, "auto")
     return Placement(devices, 1, "ddp_fork" if strategy == "auto" else strategy)

@@ -6,6 +6,7 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries; 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +27,8 @@ from lcfl.models.split_network import NetworkFactory
 
 __all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
 
+PLAIN = pl.LightningModule
+STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
 
@@ -81,9 +84,10 @@ class FederatedModule(pl.LightningModule):
             Only with ``average`` are buffers sent, counted, and seen by a method.
 
     Raises:
-        ValueError: for a negative weight, a network that is an object instead of a factory, or one
-            without the layer `cut`, a factory whose networks share parameters, a file `init_from` that
-            does not fit the network, an unknown `buffer_policy`, or a metric with a name that lcfl uses itself.
+        ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step
+            or optimizer of its own, or one without the layer `cut`, a factory whose networks share parameters, a file
+            `init_from` that does not fit the network, an unknown `buffer_policy`, or a metric with a name that lcfl
+            uses itself.
 
     Attributes:
         layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
@@ -110,11 +114,18 @@ class FederatedModule(pl.LightningModule):
                 "every initial model is drawn anew. Pass the class, or a function such as lambda: MyNet(...)."
             )
         for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
-            if not weight >= 0:
+            if not 0 <= weight < inf:
                 raise ValueError(f"model.{name}: got {weight}; the weight of a regulariser must be a number >= 0.")
         check_choice("model.buffer_policy: got ", buffer_policy, get_args(BufferPolicy))
         self.make_network = network
         self.network = network()
+        own = [name for name in STEPS if getattr(type(self.network), name, None) not in (None, getattr(PLAIN, name))]
+        if isinstance(self.network, PLAIN) and own:
+            raise ValueError(
+                f"model.network: {type(self.network).__name__} is a LightningModule, whose {' and '.join(own)} would "
+                "never be called. Give its plain network (an nn.Module), and put the rest into a subclass of "
+                "lcfl.FederatedModule, which is given as --model (docs/howto/network.md)."
+            )
         ours = {parameter.data_ptr() for parameter in self.network.parameters()}
         if any(parameter.data_ptr() in ours for parameter in network().parameters()):
             raise ValueError(

@@ -263,6 +263,25 @@ def test_tables_and_bars_fit_into_80_columns(protocols):
     assert text.count("\n") == 1 and status in text and text.startswith("round 40/100 ━")
 
 
+@pytest.mark.parametrize("width", [60, 72])
+def test_a_bar_is_left_in_few_columns(width):
+    status = ("test 0.912", "10 clusters", "1,234.5 MB", "0.21 s/round", "0:01:23 left")
+    text = rendered(progress.bar(40, 100, *status, width=width), width)
+    assert text.count("\n") == 1 and "…" not in text
+    assert text.startswith("round 40/100 ━") and "test 0.912" in text and "0:01:23 left" in text
+    assert ("1,234.5 MB" in text) == (width == 72)
+
+
+def test_a_notebook_has_one_live_line(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
+    play(fake(rounds=4), until=4, metrics=METRICS)
+    lines = capsys.readouterr().out.split("\n")
+    live = next(line for line in lines if "\r" in line)
+    assert [text.split("  ")[0] for text in live.split("\r")[1:]] == [f"round {n}/4" for n in range(1, 5)]
+    assert sum("\r" in line for line in lines) == 1
+
+
 def test_live_bar_on_a_terminal(monkeypatch):
     terminal = io.StringIO()
     options = {

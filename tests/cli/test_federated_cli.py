@@ -1,6 +1,9 @@
 """Tests the command line: commands, layers of configuration, resuming, and how a run ends."""
 
 import os
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -175,6 +178,47 @@ def test_an_error_in_user_code_is_reported_with_its_place(monkeypatch, tmp_path,
         f"(ValueError at {tmp_path}/own_parts.py, line {line}; "
         "set LCFL_DEBUG=1 in the environment to see the traceback)"
     )
+
+
+BROKEN = """
+import torch
+from torch.utils.data import Dataset
+
+class Broken(Dataset):
+    def __len__(self):
+        return 200
+    def __getitem__(self, index):
+        if index == 101:
+            raise OSError("the disk is gone")
+        return torch.zeros(4), index % 2
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_broken_item_is_two_lines_with_client_item_and_cause(monkeypatch, tmp_path, devices):
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    (tmp_path / "broken_items.py").write_text(BROKEN)
+    data = "{class_path: Datasets, init_args: {train: {class_path: broken_items.Broken}, num_classes: 2}}"
+    layer = f"{{data: {{dataset: {data}, partition: IID, num_clients: 4, client_transforms: []}}, model: {{network: "
+    layer += "{class_path: lcfl.models.MLP, init_args: {in_features: 4, num_classes: 2}}}}"
+    words = ["fit", *SYNTHETIC, *FEDAVG, *SMALL, "-c", layer, f"--trainer.devices={devices}"]
+    with pytest.raises(SystemExit) as ended:
+        __main__.main([str(word) for word in words])
+    said, place = str(ended.value.code).splitlines()
+    assert re.search(r"item 101 of train cannot be read: OSError: the disk is gone$", said), said
+    assert f"at {tmp_path}/broken_items.py, line 10" in place
+
+
+def test_a_closed_pipe_ends_a_command_quietly():
+    command = f"{sys.executable} -m lcfl configs | head -n 1"
+    done = subprocess.run(
+        command,
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(package.__file__))},
+    )
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 and done.stderr == ""
 
 
 def test_a_signal_stops_a_run_after_its_round_with_the_status_of_the_signal(parts):

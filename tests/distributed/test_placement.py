@@ -133,3 +133,9 @@ def test_usable_cores_are_the_affinity_limited_by_the_quota(monkeypatch, tmp_pat
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / Path(path).name)
     assert usable_cores() == expected
+
+
+def test_more_processes_than_cores_give_a_warning(started, monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    with pytest.warns(UserWarning, match=r"trainer\.devices: got 64, but only 2 cores can be used"):
+        assert resolve_placement("cpu", 64, 1, "auto", 100).devices == 64

@@ -317,3 +317,26 @@ def test_nothing_is_collected_outside_of_a_local_update():
     assert not logged["a"][1].requires_grad
     with pytest.warns(UserWarning, match="self.log"):
         module.log("a", 2)
+
+
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.decision = nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.decision(inputs)
+
+
+class LitWithSteps(Lit):
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def test_lightning_module_with_steps_of_its_own_is_no_network():
+    with pytest.raises(ValueError, match=r"LitWithSteps is a LightningModule, whose training_step and configure_opt"):
+        FederatedModule(LitWithSteps)
+    assert FederatedModule(Lit).layout.num_parameters == 6  # nothing of it is lost
