@@ -75,6 +75,42 @@ def test_two_rounds_of_lcfed_in_numpy(tmp_path):
 SIX = two_sided(6, size=6)
 
 
+def test_rounds_of_lcfed_with_partial_participation_in_numpy(tmp_path):
+    """Two of six clients take part in a round, from a random R. Means are over all that ever took part."""
+    lr, mu, lam, population = 0.5, 0.6, 0.4, SIX[:3]
+    module = linear_module(lr, cluster_weight=mu, global_weight=lam)
+    data = dealt(*population, test=SIX[3])
+    method = lcfed(2, LocalTraining(steps=2), dimension=3, init="random")
+    watch = fit(module, data, method, tmp_path, rounds=8, clients_per_round=2, seed=1)
+    w0 = module.initial_model(1).double().numpy()
+
+    offline = np.stack([run_optimizer(w0, client, lr, 2, population=population)[0] for client in range(6)])
+    m = np.linalg.svd(offline - offline.mean(axis=0), full_matrices=False)[2][:3]  # line 2
+    r = first = watch.history[0].assignment.numpy()
+    omega, phi, w, known = np.stack([offline[r == k].mean(axis=0) for k in (0, 1)]), w0[:9], np.stack([w0] * 6), set()
+    for t, each in enumerate(watch.history[1:]):
+        sampled = watch.sampled[t]
+        trained = [run_optimizer(w[i], i, lr, 2, mu, lam, omega[r[i]], phi, population) for i in sampled]
+        w[sampled] = [model for model, _ in trained]
+        known |= set(sampled)
+        own = sorted(known)
+        codes, centres = w[own] @ m.T, omega @ m.T
+        lengths = np.outer(np.linalg.norm(codes, axis=1), np.linalg.norm(centres, axis=1))
+        r = r.copy()
+        r[own] = (codes @ centres.T / lengths).argmax(axis=1)  # line 10, with Omega from before the aggregation
+        members = [[i for i in own if r[i] == k] for k in (0, 1)]
+        omega = np.stack([w[of].mean(axis=0) if of else omega[k] for k, of in enumerate(members)])  # line 11
+        phi = w[own].mean(axis=0)[:9]
+        np.testing.assert_array_equal(each.assignment, r)
+        np.testing.assert_allclose(each.centres, omega, atol=5e-6)
+        np.testing.assert_allclose(each.global_model[:9], phi, atol=5e-6)
+        if t == 0:
+            assert len(known) == 2  # four clients have not taken part, and no mean has their initial models
+    for client in known:
+        np.testing.assert_allclose(watch.state.clients[client].model, w[client], atol=5e-6)
+    assert len(known) > 3 and r[sorted(known)].tolist() != first[sorted(known)].tolist()
+
+
 def test_rounds_of_fedac_in_numpy(tmp_path):
     """Checks Algorithm 1 from a random R, with three of six clients per round.
 

@@ -23,11 +23,15 @@ from lcfl.methods.clustering.initialisation import balanced_labels, spherical_km
 from lcfl.methods.clustering.similarity import assign, cosine, principal_components, project, project_all
 from lcfl.methods.exchange import FullModel
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
+from lcfl.models.layout import Layout
 
-__all__ = ["LowRankCosine", "directions", "fit_projection", "update_codes"]
+__all__ = ["LowRankCosine", "Similarity", "directions", "fit_projection", "most_alike", "similarities", "update_codes"]
 
 FLOAT_BYTES = 4
+CLIENTS_AT_A_TIME = 16  # whole models in memory at once if the similarity compares whole models
 RULE = "the cluster whose direction from the global model is closest to the newcomer's after a short training run"
+
+Similarity = Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"]
 
 
 @dataclass
@@ -54,6 +58,8 @@ class LowRankCosine(Clustering):
         offline_steps: mini-batches of the offline run; None for one ordinary local run.
         keep_offline_models: whether the offline models become the clients' first personal models. By default they are
             discarded, so that LCFed with mu = lambda = 0 equals Local.
+        similarity: what the E-step compares. ``low_rank_cosine`` is the paper's Eq. 4. ``cosine`` and ``l2`` compare
+            whole models, as CGPFL and FeSEM do in section IV-C; M then only gives the first R.
         init: ``kmeans`` as described above; ``random`` for a balanced random R with centres from the offline models.
     """
 
@@ -63,6 +69,7 @@ class LowRankCosine(Clustering):
     offline_clients: int = 1000
     offline_steps: int | None = None
     keep_offline_models: bool = False
+    similarity: Similarity = "low_rank_cosine"
     init: Literal["kmeans", "random"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
@@ -132,10 +139,10 @@ class LowRankCosine(Clustering):
         assert state.projection is not None and state.codes is not None
         codes = update_codes(state, uploads, self._offset)
         server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
-        centre_KD = project(state.centres[:, : server.layout.num_parameters], state.projection, self._offset)
-        known = state.participated
+        known = torch.nonzero(state.participated).flatten()
+        similarity_nK = similarities(self.similarity, state, known, server.layout, self._offset)
         assignment = state.assignment.clone()
-        assignment[known] = assign(cosine(codes[known], centre_KD), assignment[known])
+        assignment[known] = assign(similarity_nK, assignment[known])
         state.assignment = assignment
 
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
@@ -143,11 +150,9 @@ class LowRankCosine(Clustering):
 
         Eq. 4 compares a member's model, trained for many rounds, with the centres as they are. A newcomer's model has
         only begun to train. Seen from its starting point, its direction already tells the clusters apart, but its
-        position does not.
+        position does not. Another `similarity` compares the same directions.
         """
-        assert state.projection is not None
-        own_1P, centre_KP = directions(newcomer, state, self._offline_work())
-        return int(cosine(project(own_1P, state.projection), project(centre_KP, state.projection)).argmax())
+        return most_alike(self.similarity, state, *directions(newcomer, state, self._offline_work()))
 
     def _offline_work(self) -> LocalTraining | None:
         return None if self.offline_steps is None else LocalTraining(steps=self.offline_steps)
@@ -164,6 +169,41 @@ def directions(
     models = torch.cat([uplink.payload["model"].unsqueeze(0), state.centres]) - state.global_model
     models = models[:, : newcomer.layout.num_parameters]
     return models[:1], models[1:]
+
+
+def similarities(
+    similarity: Similarity, state: FederationState, clients: Tensor, layout: Layout, offset_P: Tensor | None
+) -> Tensor:
+    """Returns the similarity ``[n, K]`` of the last models of n clients to the centres; larger is more alike.
+
+    Args:
+        similarity: what is compared; the low-rank ones need the state's codes and M.
+        state: the state.
+        clients: the numbers of the clients.
+        layout: the layout of the models, whose buffers do not count.
+        offset_P: what is subtracted before a projection.
+    """
+    centre_KP = state.centres[:, : layout.num_parameters]
+    if similarity.startswith("low_rank"):
+        assert state.codes is not None and state.projection is not None
+        return _alike(similarity, state.codes[clients], project(centre_KP, state.projection, offset_P))
+    rows = [torch.zeros(0, len(centre_KP))]
+    for part in clients.split(CLIENTS_AT_A_TIME):
+        model_nP = torch.stack([state.stored_model(client)[: layout.num_parameters] for client in part.tolist()])
+        rows.append(_alike(similarity, model_nP, centre_KP))
+    return torch.cat(rows)
+
+
+def most_alike(similarity: Similarity, state: FederationState, own_1P: Tensor, centre_KP: Tensor) -> int:
+    """Returns the centre that is most alike to a newcomer's direction; both are projected for a low-rank similarity."""
+    if similarity.startswith("low_rank"):
+        assert state.projection is not None
+        own_1P, centre_KP = project(own_1P, state.projection), project(centre_KP, state.projection)
+    return int(_alike(similarity, own_1P, centre_KP).argmax())
+
+
+def _alike(similarity: Similarity, row_nD: Tensor, centre_KD: Tensor) -> Tensor:
+    return cosine(row_nD, centre_KD) if similarity.endswith("cosine") else -torch.cdist(row_nD, centre_KD)
 
 
 def update_codes(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor | None) -> Tensor:

@@ -16,14 +16,22 @@ from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, NewcomerInterface, ServerInterface
 from lcfl.methods.clustering.initialisation import balanced_labels, spherical_kmeans
-from lcfl.methods.clustering.low_rank_cosine import FLOAT_BYTES, RULE, directions, fit_projection, update_codes
-from lcfl.methods.clustering.similarity import assign, cosine, project, project_all
+from lcfl.methods.clustering.low_rank_cosine import (
+    FLOAT_BYTES,
+    RULE,
+    Similarity,
+    directions,
+    fit_projection,
+    most_alike,
+    similarities,
+    update_codes,
+)
+from lcfl.methods.clustering.similarity import assign, project_all
 
 __all__ = ["RefreshedLowRankCosine"]
 
 FEWEST_FITTED = 2  # models with a principal component; only one model is left if all other clients have left
 MOST_FITTED = 1000  # models that a projection is fitted to, as many as LCFed's offline phase trains
-CLIENTS_AT_A_TIME = 16  # whole models in memory at once if the similarity compares whole models
 
 
 @dataclass
@@ -61,7 +69,7 @@ class RefreshedLowRankCosine(Clustering):
     refresh_every: int = 100
     center: bool = False
     fit_over: Literal["stored", "participants"] = "stored"
-    similarity: Literal["low_rank_cosine", "cosine", "low_rank_l2", "l2"] = "low_rank_cosine"
+    similarity: Similarity = "low_rank_cosine"
     init: Literal["kmeans", "random", "common"] = "kmeans"
 
     newcomer_rule: ClassVar[str] = RULE
@@ -125,7 +133,9 @@ class RefreshedLowRankCosine(Clustering):
             codes = update_codes(state, uploads, self._offset)
             server.log("comm/client_projection_bytes", FLOAT_BYTES * len(uploads) * codes.shape[1])
         assignment = state.assignment.clone()
-        assignment[known] = assign(self._similarities(server, state, known), assignment[known])
+        assignment[known] = assign(
+            similarities(self.similarity, state, known, server.layout, self._offset), assignment[known]
+        )
         state.assignment = assignment
 
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
@@ -133,13 +143,9 @@ class RefreshedLowRankCosine(Clustering):
 
         A low-rank similarity needs M. Until M has been fitted, the smallest training loss decides.
         """
-        if not self.similarity.startswith("low_rank"):
-            return int(_alike(self.similarity, *directions(newcomer, state)).argmax())
-        if state.projection is None:
+        if self.similarity.startswith("low_rank") and state.projection is None:
             return super().place_newcomer(newcomer, state)
-        own_1P, centre_KP = directions(newcomer, state)
-        codes = (project(rows, state.projection) for rows in (own_1P, centre_KP))
-        return int(_alike(self.similarity, *codes).argmax())
+        return most_alike(self.similarity, state, *directions(newcomer, state))
 
     def _refresh(self, server: ServerInterface, state: FederationState, over: Tensor) -> None:
         """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""
@@ -155,26 +161,9 @@ class RefreshedLowRankCosine(Clustering):
         projection_floats = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes.numel()))
 
-    def _similarities(self, server: ServerInterface, state: FederationState, known: Tensor) -> Tensor:
-        """Returns the similarity ``[n, K]`` of the clients `known` to the centres; larger is more alike."""
-        centre_KP = state.centres[:, : server.layout.num_parameters]
-        if self.similarity.startswith("low_rank"):
-            assert state.codes is not None and state.projection is not None
-            centre_KD = project(centre_KP, state.projection, self._offset)
-            return _alike(self.similarity, state.codes[known], centre_KD)
-        rows = []
-        for part in known.split(CLIENTS_AT_A_TIME):
-            model_nP = torch.stack([state.stored_model(client)[: centre_KP.shape[1]] for client in part.tolist()])
-            rows.append(_alike(self.similarity, model_nP, centre_KP))
-        return torch.cat(rows)
-
 
 def _spread(clients: Tensor) -> Tensor:
     """Returns at most `MOST_FITTED` clients, evenly spread."""
     if len(clients) <= MOST_FITTED:
         return clients
     return clients[torch.linspace(0, len(clients) - 1, MOST_FITTED).round().long()]
-
-
-def _alike(similarity: str, row_nD: Tensor, centre_KD: Tensor) -> Tensor:
-    return cosine(row_nD, centre_KD) if similarity.endswith("cosine") else -torch.cdist(row_nD, centre_KD)

@@ -17,9 +17,9 @@ def angled(degrees, length=1.0):
     return np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))] + [0.0] * (SIZE - 2)) * length
 
 
-def e_step(own, assignment, centres, uploads, participated=None, center=False, offset=None, aggregate=False):
+def e_step(own, assignment, centres, uploads, participated=None, offset=None, aggregate=False, **options):
     """Runs the end of a round in the plane of the first two parameters, which M keeps as it is."""
-    clustering = LowRankCosine(num_clusters=len(centres), dimension=2, center=center)
+    clustering = LowRankCosine(num_clusters=len(centres), dimension=2, **options)
     if offset is not None:
         clustering.load_state_dict({"offset": torch.tensor(offset, dtype=torch.float32)})
     state = state_of(own, assignment, np.array(centres), participated)
@@ -77,6 +77,22 @@ def test_ties_keep_the_current_cluster(before):
     assert state.assignment.tolist() == before
 
 
+@pytest.mark.parametrize(
+    ("similarity", "chosen"), [("low_rank_cosine", 0), ("low_rank_l2", 1), ("cosine", 2), ("l2", 3)]
+)
+def test_each_similarity_chooses_another_cluster(similarity, chosen):
+    """M keeps the first two of three parameters. The client is at (1, 0, 4), or (1, 0) for the low-rank similarities.
+
+    Its cosine with the four centres is 0.62, -0.89, 0.993 and 0.987, and 1, 0.91, 0.90 and 0.78 in low rank. Its squared
+    distance from them is 81, 64, 1,427 and 1.6, and 81, 0.2, 102 and 0.6 in low rank.
+    """
+    centres = [[10, 0, 4.5], [0.9, 0.4, -4], [9.9, 4.8, 40.4], [1, 0.8, 5]]
+    own = [np.array([1.0, 0.0, 4.0] + [0.0] * (SIZE - 3)), angled(0)]
+    padded = [np.array([*map(float, centre)] + [0.0] * (SIZE - 3)) for centre in centres]
+    state = e_step(own, [3 if chosen != 3 else 0, 0], padded, {0: own[0]}, similarity=similarity)
+    assert state.assignment[0] == chosen
+
+
 def test_center_compares_w_minus_the_mean():
     """From the origin, the client is at 9 degrees and the centres are at 0 and 6.
 
@@ -125,6 +141,7 @@ def test_earlier_codes_are_not_overwritten():
         ({}, 0.5, 0.1),
         ({"center": True}, 0.5, 0.1),
         ({"keep_offline_models": True}, 0.5, 0.1),
+        ({"similarity": "l2"}, 0.5, 0.1),
         ({"offline_clients": 8, "dimension": 7}, 0.5, 0.0),
         ({}, 0.0, 0.0),  # the personal models then never see a centre, so only their codes tell them apart
     ],
