@@ -1,12 +1,11 @@
 """Tests that configs/papers has a file for every cell of a table, with the paper's settings, and that it runs."""
 
-import re
-import shlex
+import itertools
 
 import pytest
 import yaml
 
-from tests.helpers.commandline import CONFIGS, DATA, PAPERS, files, lcfl, printed
+from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, files, lcfl, printed
 
 # paper and table -> data set -> partitions, in the order of the printed tables
 LCFED_PARTITIONS = {
@@ -36,7 +35,7 @@ BEST = {
     "cifar100": 2,
     "svhn": 2,
     "fmnist": 4,
-}  # numbers of clusters in the runs of Table 1, from FedClust Fig. 4
+}  # numbers of clusters at a label skew of 20 %, as in Tables 1 and 6, from FedClust Fig. 4
 QUICK = (
     "ascfl-table3-mnist-dirichlet-0.4",
     "fedclust-table1-svhn-label-skew-20",
@@ -55,13 +54,6 @@ def content(path):
     return yaml.safe_load(path.read_text())
 
 
-def arguments_in_comment(path):
-    """Returns the arguments of the ``lcfl fit`` command for another column in a file's comment, if there is one."""
-    found = re.search(r"^#   lcfl fit (.*\n(#       .*\n)*)", path.read_text(), re.MULTILINE)
-    words = shlex.split(found[1].replace("\n#", " ")) if found else []
-    return [str(CONFIGS.parent / word) if word.startswith("configs/") else word for word in words]
-
-
 def test_every_cell_of_the_tables_has_a_file():
     cells = {f"{table}-{data}-{each}" for table, of in TABLES.items() for data, kinds in of.items() for each in kinds}
     assert cells == {path.stem for path in PAPERS}
@@ -70,11 +62,11 @@ def test_every_cell_of_the_tables_has_a_file():
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path):
     given = content(path)
-    assert list(given) == ["trainer", "method", "data", "model"]
+    assert list(given) == ["trainer", "method", "data", "model", "methods"]
     assert given["trainer"]["name"] == path.stem
     assert any(given["data"] | {"newcomers": 0} == content(data)["data"] for data in DATA)
     own = content(CONFIGS / "methods" / f"{paper(path)}.yaml")
-    if path.stem.startswith("fedclust-table1"):
+    if path.stem.startswith(("fedclust-table1", "fedclust-table6")):
         options = own["method"]["clustering"][0]["init_args"]
         options |= {"choose": None, "num_clusters": BEST[path.stem.split("-")[2]]}
     assert given["method"] == own["method"]
@@ -86,14 +78,117 @@ def test_a_file_has_data_of_configs_data_and_the_method_of_configs_methods(path)
 def test_the_configuration_has_the_settings_of_the_paper(capsys, path):
     rounds, num_clients, sampled, rate, batch_size, (unit, number) = STATED[paper(path)]
     rounds, sampled = (50, 0.1) if "table6" in path.stem else (rounds or 1000, sampled or 25)
-    words = arguments_in_comment(path) or ["-c", str(path)]
-    assert str(path) in words
-    for config in (content(path), printed(capsys, *words)):
-        assert (config["trainer"]["rounds"], config["trainer"]["clients_per_round"]) == (rounds, sampled)
-        assert (config["data"]["num_clients"], config["data"]["batch_size"]) == (num_clients, batch_size)
-        assert config["model"]["optimizer"]["init_args"]["lr"] == rate or rate is None
-        work = config["method"]["local_update"]["init_args"]
-        assert {key: work[key] for key in ("steps", "epochs")} == {"steps": None, "epochs": None} | {unit: number}
+    config = printed(capsys, "-c", path)
+    assert (config["trainer"]["rounds"], config["trainer"]["clients_per_round"]) == (rounds, sampled)
+    assert (config["data"]["num_clients"], config["data"]["batch_size"]) == (num_clients, batch_size)
+    assert config["model"]["optimizer"]["init_args"]["lr"] == rate or rate is None
+    work = config["method"]["local_update"]["init_args"]
+    assert {key: work[key] for key in ("steps", "epochs")} == {"steps": None, "epochs": None} | {unit: number}
+
+
+# For each paper, the methods of its tables and what the paper states for each: K, steps, epochs, learning rate,
+# momentum and further arguments by name. A dash is a setting that the method does not have or the paper does not state.
+# LCFed, section IV-A: K = 10, SGD with 0.01, 5 local iterations.
+# FedAC, section 5.1: the same without K; section 5.2: each clustered baseline has its own K; Fig. 4: 10 is optimal.
+# AS-CFL, section 4.1 and Algorithm 1: SGD with 0.1 x 0.99^t, 10 epochs or ceil(B / n_i).
+# FedClust, section 5.1, Hyperparameters Settings: 10 epochs; 0.01 (0.1, 0.01 or 0.001 for FedAvg, FedProx, FedNova and
+# CFL); momentum 0.9 or 0.5; alpha, beta, eps1, eps2, p, global layers. IFCA's K fits Table 5. FedClust's K is Fig. 4's.
+COLUMNS = """
+lcfed     lcfed       10  5   -   0.01  0
+lcfed     fedavg      -   5   -   0.01  0
+lcfed     fedper      -   5   -   0.01  0
+lcfed     fesem       10  5   -   0.01  0
+lcfed     fedgroup    10  5   -   0.01  0
+lcfed     cgpfl       10  5   -   0.01  0     inner_steps=1 inner_lr=0.01 outer_lr=0.01
+lcfed     ifca        10  5   -   0.01  0
+fedac     fedac       10  5   -   0.01  0     lower=0.2 upper=0.8 criterion=ratio literal=true
+fedac     fedavg      -   5   -   0.01  0
+fedac     fedper      -   5   -   0.01  0
+fedac     fesem       10  5   -   0.01  0
+fedac     fedgroup    10  5   -   0.01  0
+fedac     fl_hc       10  5   -   0.01  0
+fedac     cgpfl       10  5   -   0.01  0     inner_steps=1 inner_lr=0.01 outer_lr=0.01
+fedac     ifca        10  5   -   0.01  0
+ascfl     ascfl       -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
+ascfl     cfl         -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
+ascfl     ifca        4   -   10  0.1   0     lr_decay=0.99 fill_batch=true
+ascfl     fedavg      -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
+fedclust  fedclust    -   -   10  0.01  0.5   lr_decay=1.0 fill_batch=false
+fedclust  local       -   -   10  0.01  0.5   lr_decay=1.0
+fedclust  fedavg      -   -   10  0.01  0.9   lr_decay=1.0
+fedclust  fedprox     -   -   10  0.01  0.9   lr_decay=1.0
+fedclust  fednova     -   -   10  0.01  0.9   lr_decay=1.0
+fedclust  lg_fedavg   -   -   10  0.01  0.5   global_layers=2
+fedclust  per_fedavg  -   -   10  0.01  0.5   inner_lr=0.01 outer_lr=0.001 outer_momentum=0.5
+fedclust  cfl         -   -   10  0.01  0.5   relative=false eps1=0.4 eps2=0.6
+fedclust  ifca        2   -   10  0.01  0.5   lr_decay=1.0
+fedclust  pacfl       4   -   10  0.01  0.5   num_vectors=3
+"""
+ROWS = [line.split() for line in COLUMNS.strip().splitlines()]
+
+
+def settings(config):
+    """Returns all arguments of the parts of a method and of the optimizer, and K as ``num_clusters``."""
+    parts = [*config["method"]["clustering"], *(config["method"][part] for part in ("local_update", "exchange"))]
+    found = {}
+    for part in [*parts, config["model"]["optimizer"]]:
+        found |= part["init_args"]
+    return found
+
+
+def shown(value):
+    return "-" if value is None else yaml.safe_dump(value).split("\n")[0]
+
+
+def cells():
+    """Yields a case for every file and method of its table; all but one file of each paper are slow."""
+    first = {}
+    for path, (of, method, *stated) in itertools.product(PAPERS, ROWS):
+        if of == paper(path):
+            slow = first.setdefault(of, path) != path
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(path, method, stated, id=f"{path.stem}-{method}", marks=marks)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("path", "method", "stated"), [*cells()])
+def test_a_method_on_top_has_the_settings_of_the_paper(capsys, path, method, stated):
+    num_clusters, steps, epochs, rate, momentum, *further = stated
+    own = content(path)
+    if method == "fedclust" and "label-skew-20" in path.stem:
+        num_clusters = str(BEST[path.stem.split("-")[2]])
+    config = printed(capsys, "-c", path, "-c", CONFIGS / "methods" / f"{method}.yaml")
+    found = settings(config)
+    expected = {"num_clusters": num_clusters, "steps": steps, "epochs": epochs, "lr": rate}
+    expected |= dict(word.split("=") for word in further)
+    assert {key: shown(found.get(key)) for key in expected} == expected
+    assert found["momentum"] == float(momentum)
+    for group in ("trainer", "data"):
+        assert {key: config[group][key] for key in own[group] if key != "dataset"} == {
+            key: value for key, value in own[group].items() if key != "dataset"
+        }
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "of", ["lcfed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedac", "ascfl", "fedclust"))]
+)
+def test_every_other_method_on_top_has_the_local_work_of_the_paper(capsys, of):
+    path = next(path for path in PAPERS if paper(path) == of)
+    unit, number = STATED[paper(path)][-1]
+    for method in {method.stem for method in METHODS} - {row[1] for row in ROWS if row[0] == paper(path)}:
+        found = settings(printed(capsys, "-c", path, "-c", CONFIGS / "methods" / f"{method}.yaml"))
+        assert {key: found[key] for key in ("steps", "epochs")} == {"steps": None, "epochs": None} | {unit: number}
+        if paper(path) in ("lcfed", "fedac") and "num_clusters" in found:
+            assert found["num_clusters"] == 10
+        assert found.get("lr_decay", 1.0) == (0.99 if paper(path) == "ascfl" else 1.0) or "outer_lr" in found
+
+
+@pytest.mark.usefixtures("here")
+def test_an_option_after_the_method_wins_over_the_paper(capsys):
+    path, fesem = PAPERS[[path.stem for path in PAPERS].index("lcfed-table1-mnist-pathological-3")], "fesem"
+    words = ("-c", path, "-c", CONFIGS / "methods" / f"{fesem}.yaml", "--method.clustering.num_clusters=7")
+    assert settings(printed(capsys, *words))["num_clusters"] == 7
 
 
 @pytest.mark.usefixtures("here")

@@ -183,7 +183,14 @@ def _read(layer: Any) -> Any:
 
 
 class LayeredConfig(ActionConfigFile):
-    """The action of ``-c``. It drops what the layer replaces and then reads the layer as jsonargparse does."""
+    """The action of ``-c``. It drops what the layer replaces and then reads the layer as jsonargparse does.
+
+    A layer may have a section ``methods`` that maps names of method files to layers. If a method file of that name
+    comes later, the layer for it is applied right after the file. So the configuration of a paper gives every method of
+    the paper's table the paper's settings.
+    """
+
+    _of_methods: dict[str, Any]
 
     def taken(self, layer: dict[str, Any]) -> dict[str, Any]:
         """Returns the part of a layer that concerns the command, which is the whole layer."""
@@ -191,14 +198,23 @@ class LayeredConfig(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file or one YAML text."""
-        folder, layer = "", _read(values)
+        folder, layer, of_method = "", _read(values), None
+        if not isinstance(cfg.get(self.dest), list):  # the first layer
+            self._of_methods = {}
         if isinstance(layer, dict):
             is_file = os.path.isfile(values)
             folder = os.path.dirname(values) if is_file else ""
             if is_file and Path(values).read_text().startswith("# lcfl 0.1."):  # config.yaml of an earlier version
                 layer = with_current_names(layer, current_path)
                 values = yaml.safe_dump(layer)
-            whole = whole_lists(cfg, self.taken(layer))
+            if is_file and "method" in layer and "data" not in layer:
+                of_method = self._of_methods.get(Path(values).stem)
+            of_methods = layer.get("methods")
+            given = layer
+            if isinstance(of_methods, dict):
+                self._of_methods = self._of_methods | of_methods
+                given = {group: new for group, new in layer.items() if group != "methods"}
+            whole = whole_lists(cfg, self.taken(given))
             if whole == layer:
                 folder = ""  # the parser itself resolves paths relative to the file that names them
             else:
@@ -206,3 +222,5 @@ class LayeredConfig(ActionConfigFile):
             forget(cfg, {group: _without_class(new) for group, new in layer.items()})
         with contextlib.chdir(folder or "."):
             super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+        if of_method is not None:
+            self(parser, cfg, yaml.safe_dump(of_method), option_string)

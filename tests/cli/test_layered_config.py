@@ -170,8 +170,26 @@ def test_a_class_that_is_named_again_starts_from_its_defaults(capsys):
         "offline_clients": 1000,
         "offline_steps": 0,
         "keep_offline_models": False,
+        "similarity": "low_rank_cosine",
         "init": "kmeans",
     }
+
+
+def test_a_file_changes_the_method_files_that_come_after_it_by_name(capsys, tmp_path):
+    words = "methods: {lcfed: {method: {clustering: {0: {num_clusters: 3}}}, model: {cluster_weight: 2.0}}}"
+    plain = printed(capsys, *SYNTHETIC, *LCFED)
+    below = printed(capsys, *SYNTHETIC, "-c", words, *LCFED)
+    (clustering,) = plain["method"]["clustering"]
+    clustering["init_args"]["num_clusters"] = 3
+    assert below == plain | {"model": plain["model"] | {"cluster_weight": 2.0}}
+    own = tmp_path / "own" / "lcfed.yaml"
+    own.parent.mkdir()
+    own.write_text("method: {clustering: [{class_path: LowRankCosine, init_args: {num_clusters: 5}}]}")
+    after = (*SYNTHETIC, *FEDAVG, *LCFED, "-c", words)  # a file that comes before is not changed
+    assert printed(capsys, *after)["method"]["clustering"][0]["init_args"]["num_clusters"] == 10
+    assert printed(capsys, *after, "-c", own)["method"]["clustering"][0]["init_args"]["num_clusters"] == 3
+    assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *LCFED, "-c", "methods: [lcfed]")
+    assert "there is no item 0" in failure(capsys, "fit", *SYNTHETIC, "-c", words.replace("lcfed", "fedavg"), *FEDAVG)
 
 
 def test_arguments_alone_change_the_class_below(capsys):

@@ -104,6 +104,15 @@ def test_every_partition_is_documented_and_known_by_its_short_name():
     assert found == concrete(lcfl.data.partition, lcfl.data.partition.Partition)
 
 
+def test_the_documented_partition_of_ascfl_is_that_of_its_files():
+    (row,) = re.findall(r"^\| AS-CFL \| (.*)", (ROOT / "docs" / "partitions.md").read_text(), re.MULTILINE)
+    for path in FILES:
+        if "ascfl" in path.stem:
+            partition = yaml.safe_load(path.read_text())["data"]["partition"]["init_args"]
+            assert f"fractions: {partition['fractions']}" in row
+            assert f"balance: {str(partition['base']['init_args']['balance']).lower()}" in row.partition("with")[0]
+
+
 def test_every_client_transform_is_documented_and_known_by_its_short_name():
     lines = documented("client_transforms.md", "Rotation:")
     assert set(lines) == concrete(lcfl.data.transforms, lcfl.data.transforms.ClientTransform)
