@@ -18,6 +18,9 @@ from lcfl.cli.commands import sweep
 
 PARTITIONS = {
     "pathological": ["--data.partition=Pathological", "--data.partition.classes_per_client=3"],
+    # The two other readings of "3 labels per client", see docs/partitions.md.
+    "ring": ["--data.partition=LabelRing", "--data.partition.num_labels=3"],
+    "random": ["--data.partition=LabelSkew", "--data.partition.num_labels=3", "--data.partition.draw=random"],
     "dirichlet": ["--data.partition=ClientDirichlet", "--data.partition.alpha=0.1"],
 }
 

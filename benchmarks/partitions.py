@@ -18,7 +18,7 @@ import numpy as np
 from lcfl.cli.commands.partition import parser as partition_options
 from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.partition import ClassDirichlet, ClientDirichlet, ClientShares, Pathological
+from lcfl.data.partition import ClassDirichlet, ClientDirichlet, ClientShares, LabelRing, LabelSkew, Pathological
 from lcfl.data.partition.base import Indices, Partition
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -101,6 +101,25 @@ def blocks(num_classes: int, per_client: int) -> str:
     return ", ".join(f"{size} x {classes}" for size, classes in zip(sizes, owned, strict=True))
 
 
+def readings(num_classes: int, per_client: int) -> Iterator[str]:
+    """Yields what 100 clients own under each reading of "n labels per client", with 50 to 350 samples each."""
+    rules = {
+        "blocks": Pathological(per_client, (50, 350)),
+        "ring": LabelRing(per_client, (50, 350)),
+        "random": LabelSkew(per_client, "random", (50, 350)),
+    }
+    labels = labels_of(num_classes, 50_000)
+    for name, rule in rules.items():
+        (shares,) = draws(rule, labels, 100, 1)
+        if shares is None:
+            yield f"{name}: refused, because a class has too few samples for the clients that drew it"
+            continue
+        owns = counts_of(labels, shares) > 0
+        clients = ", ".join(f"{(owns.sum(axis=1) == n).sum()} x {n}" for n in np.unique(owns.sum(axis=1))[::-1])
+        alike = (owns[:, None] == owns).all(axis=2).sum(axis=1) - 1
+        yield f"{name}: {clients}; {len(np.unique(owns, axis=0))} label sets, {alike.mean():.1f} others with the same"
+
+
 def row(name: str, root: str) -> str:
     """Returns a line of the table of real data: the statistics of all samples of the clients in a configuration."""
     options = partition_options()
@@ -172,6 +191,10 @@ def main() -> None:
     print("Blocks of Pathological, 100 clients: clients x classes")
     for num_classes, per_client in ((10, 2), (10, 3), (10, 4), (100, 8), (100, 10)):
         print(f"  C {num_classes}, n {per_client}: {blocks(num_classes, per_client)}")
+    print("Readings of n labels per client, 100 clients, seed 0: clients x classes")
+    for num_classes, per_client in ((10, 3), (10, 4), (100, 8), (100, 10)):
+        for line in readings(num_classes, per_client):
+            print(f"  C {num_classes}, n {per_client}, {line}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ class RefreshedLowRankCosine(Clustering):
     Training starts with a random balanced assignment, because a literal start with equal centres would make all cosines
     tie and put all clients in one cluster. Once max(2 K, N / 2) clients, at most N, have taken part, M is fitted to
     their models. By default, k-means on the directions of their codes then gives R (reading A26). From then on every
-    round ends with the E-step against the centres from before the round's aggregation.
+    round ends with the E-step against the centres from before the round's aggregation. A client that has not taken part
+    yet keeps its random R, because the server knows nothing about it. The cluster is as random after k-means as before,
+    and the E-step replaces it in the client's first round.
 
     The server computes the projection, because it holds w_i. In the paper the clients store M and send M w_i
     themselves. The traffic that this would add, including M for every client at each refresh, is logged as

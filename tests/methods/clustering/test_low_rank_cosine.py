@@ -83,8 +83,8 @@ def test_ties_keep_the_current_cluster(before):
 def test_each_similarity_chooses_another_cluster(similarity, chosen):
     """M keeps the first two of three parameters. The client is at (1, 0, 4), or (1, 0) for the low-rank similarities.
 
-    Its cosine with the four centres is 0.62, -0.89, 0.993 and 0.987, and 1, 0.91, 0.90 and 0.78 in low rank. Its squared
-    distance from them is 81, 64, 1,427 and 1.6, and 81, 0.2, 102 and 0.6 in low rank.
+    Its cosine with the four centres is 0.62, -0.89, 0.993 and 0.987, and 1, 0.91, 0.90 and 0.78 in low rank. Its
+    squared distance from them is 81, 64, 1,427 and 1.6, and 81, 0.2, 102 and 0.6 in low rank.
     """
     centres = [[10, 0, 4.5], [0.9, 0.4, -4], [9.9, 4.8, 40.4], [1, 0.8, 5]]
     own = [np.array([1.0, 0.0, 4.0] + [0.0] * (SIZE - 3)), angled(0)]
