@@ -129,9 +129,12 @@ class FederatedDataModule(LightningDataModule):
         """The number of clients at the start of the federation: N without the newcomers."""
         return self.num_clients - len(self.newcomer_clients)
 
-    def num_remaining_clients(self, rounds: int) -> int:
-        """Returns how many clients stay for this number of rounds: N without newcomers and leavers."""
-        return self.num_initial_clients - sum(first < rounds for first in self.leavers.values())
+    def remaining_clients(self, number: int) -> Tensor:
+        """Returns the mask ``[N]`` of the clients in round `number`: all without newcomers and those who left."""
+        remaining = torch.ones(self.num_clients, dtype=torch.bool)
+        remaining[list(self.newcomer_clients)] = False
+        remaining[[client for client, first in self.leavers.items() if first <= number]] = False
+        return remaining
 
     def seen_by(self, client: int) -> Samples:
         """Returns all samples as a client sees them. Clients that see them alike get the same object."""

@@ -50,6 +50,7 @@ class TrainingTask:
         downlink: what the server sends.
         local_update: the local update; None for that of the method.
         exchange: the exchange, which defines the upload; None for that of the method.
+        extra: 1, 2, ... in the extra rounds before a training round, which have noise of their own; otherwise 0.
     """
 
     client: int
@@ -58,6 +59,7 @@ class TrainingTask:
     downlink: Downlink
     local_update: LocalUpdate | None = None
     exchange: Exchange | None = None
+    extra: int = 0
 
     def __str__(self) -> str:
         return f"client {self.client}, round {self.round}"
@@ -71,19 +73,25 @@ class TrainingResult:
         state: the client's new private part.
         uplink: what the client sends.
         output: the trained model, the mean loss of the steps and the values that they logged.
+        is_noisy: whether the upload has noise. It then does not show whether the run diverged.
     """
 
     state: ClientState
     uplink: Uplink
     output: LocalOutput
+    is_noisy: bool = False
 
-    def is_finite(self) -> bool:
-        """Returns whether loss, model, upload and what the client keeps are free of NaN and infinity."""
+    @property
+    def diverged(self) -> bool:
+        """Whether loss, model or what the client keeps have NaN or infinity."""
         kept = self.output.model, self.state.buffers, self.state.memory
         tensors = [each for each in kept if each is not None]
-        # The upload is mostly the model itself, which needs only one check.
-        distinct = {id(each): each for each in (*tensors, *self.uplink.payload.values())}
-        return (self.output.loss is None or isfinite(self.output.loss)) and all(map(all_finite, distinct.values()))
+        return (self.output.loss is not None and not isfinite(self.output.loss)) or not all(map(all_finite, tensors))
+
+    def is_finite(self) -> bool:
+        """Returns whether the server can use the result: the upload is finite and, without noise, the rest as well."""
+        others = [each for each in self.uplink.payload.values() if each is not self.output.model]
+        return all(map(all_finite, others)) and (self.is_noisy or not self.diverged)
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ class Worker:
         check_output(
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
         )
-        draw = rng.generator(self.seed, "upload", task.round, task.client)
+        draw = rng.generator(self.seed, "upload", task.round, task.client, *([task.extra] if task.extra else []))
         payload = exchange.encode(output, task.downlink, engine.layout, draw)
         check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
@@ -218,7 +226,8 @@ class Worker:
         own = engine.buffers if engine.module.buffer_policy == "local" else None
         memory = task.state.memory if output.memory is None else output.memory
         state = replace(task.state, model=model, consumed=output.consumed, buffers=own, memory=memory)
-        return TrainingResult(state, uplink, output)
+        result = TrainingResult(state, uplink, output, bool(exchange.noises))
+        return replace(result, state=task.state) if result.is_noisy and result.diverged else result
 
     @torch.no_grad()
     def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:

@@ -112,6 +112,11 @@ class Federation(Settings):
             resumed = None if wanted is None else checkpoint_lookup.find_any(self.root, self.name)
         else:
             resumed = checkpoint_lookup.find(wanted, self.root, self.name)
+        if stage == "fit" and resumed is not None and any(noise.secure for noise in method.exchange.noises):
+            raise ValueError(
+                "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "
+                "after the checkpoint would be uploaded twice with different noise. Start anew without --ckpt_path."
+            )
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
         placement = resolve_placement(
             self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
@@ -128,7 +133,10 @@ class Federation(Settings):
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule)  # ranks that are not forked check after their setup
-        method = method.calibrated(schedule.releases(datamodule.num_remaining_clients(self.rounds)))
+        if method.exchange.transforms:
+            full = method.exchange.full_participation
+            num_uploads = schedule.most_uploads(self.seed, datamodule.remaining_clients, self.rounds, full)
+            method = method.calibrated(num_uploads, datamodule.num_initial_clients)
         session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun

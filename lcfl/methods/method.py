@@ -10,7 +10,7 @@ from lcfl.methods import exchange as exchanges
 from lcfl.methods.aggregation import Aggregation
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange import Exchange
-from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression, PrivacyGuarantee, ReleaseCounts
+from lcfl.methods.exchange.transforms import LowRankCompression, PrivacyGuarantee
 from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalUpdate
 
@@ -105,31 +105,42 @@ class Method:
             )
         if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
             raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
+        is_late = any(noise.before == "aggregation" for noise in self.exchange.noises)
+        if is_late and self.aggregation.uses_stored_models:
+            raise ValueError(
+                f"method.exchange: GaussianNoise with before: aggregation adds noise to the uploads of a round, but "
+                f"{_name(self.aggregation)} merges stored models, which have none. Set before: upload, or over and "
+                "embedding_over to participants."
+            )
         if transforms and not returns:
             warnings.warn(
                 f"method.exchange: transforms have no effect, because {_name(self.exchange)} uploads nothing.",
                 stacklevel=4,
             )
 
-    def calibrated(self, releases: ReleaseCounts) -> "Method":
+    def calibrated(self, num_uploads: int, num_clients: int) -> "Method":
         """Returns the method with upload transforms whose settings follow from the length of the run.
+
+        Args:
+            num_uploads: the most uploads of any client in training rounds.
+            num_clients: the number of clients, on which the number of warm-up rounds may depend.
 
         Raises:
             ValueError: if noise should reach an epsilon, but this method's clusterings make the epsilon unknown.
         """
         if not self.exchange.transforms:
             return self
-        self._check_noise(releases.num_clients)
-        return replace(self, exchange=self.exchange.calibrated(self._with_warmup_rounds(releases)))
+        self._check_noise(num_clients)
+        return replace(self, exchange=self.exchange.calibrated(num_uploads + len(self.warmup_rounds(num_clients))))
 
-    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
-        """Returns what noise on uploads guarantees after these training rounds and the warm-up rounds, or None."""
-        if self._reason_for_no_guarantee(releases.num_clients):
+    def privacy_guarantee(self, num_uploads: int, num_clients: int) -> PrivacyGuarantee | None:
+        """Returns what noise guarantees after so many uploads of a client and the warm-up rounds, or None."""
+        if self._reason_for_no_guarantee(num_clients):
             return None
-        return self.exchange.privacy_guarantee(self._with_warmup_rounds(releases))
+        return self.exchange.privacy_guarantee(num_uploads + len(self.warmup_rounds(num_clients)))
 
     def _check_noise(self, num_clients: int) -> None:
-        noises = [noise for noise in self.exchange.transforms if isinstance(noise, GaussianNoise) and noise.clip]
+        noises = [noise for noise in self.exchange.noises if noise.clip]
         reason = self._reason_for_no_guarantee(num_clients)
         if not noises or not reason:
             return
@@ -141,15 +152,14 @@ class Method:
 
     def _reason_for_no_guarantee(self, num_clients: int) -> str:
         """Returns why noise on uploads does not bound what clients reveal; empty if it does."""
+        if any(noise.before == "aggregation" for noise in self.exchange.noises):
+            return "the server and its clustering read the uploads before the noise is added"
         for clustering in self.clustering:
             if any(extra.exchange is not None for extra in clustering.warmup_rounds(num_clients)):
                 return f"uploads in the warm-up round of {_name(clustering)} have no noise"
             if clustering.has_extra_rounds:
                 return f"the number of rounds that {_name(clustering)} adds is unknown"
         return ""
-
-    def _with_warmup_rounds(self, releases: ReleaseCounts) -> ReleaseCounts:
-        return replace(releases, warmup_rounds=len(self.warmup_rounds(releases.num_clients)))
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
         """Returns the warm-up rounds that the clusterings need."""

@@ -18,6 +18,7 @@ from lcfl.models.module import FederatedModule
 __all__ = ["describe", "describe_module", "differences"]
 
 LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
+MISSING = {"before": "upload", "secure": False}  # options of GaussianNoise; what their absence means
 PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
@@ -149,7 +150,8 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:
     """Returns one line for each place where two descriptions differ, with its path and both values."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        keys = [*saved, *(key for key in now if key not in saved and key not in LATER)]
+        new = [key for key in now if key not in saved and key not in LATER]
+        keys = [*saved, *(key for key in new if key not in MISSING or now[key] != MISSING[key])]
         return [
             line
             for key in keys

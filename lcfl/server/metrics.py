@@ -3,14 +3,16 @@
 A name has the form ``<stage>/<protocol>/<model>/<metric>``, for example ``test/own_split/personal/acc``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ClientMetrics", "Evaluation", "co_membership_jaccard", "summarize"]
+from lcfl.methods.local.training import LocalOutput
+
+__all__ = ["ClientMetrics", "Evaluation", "co_membership_jaccard", "summarize", "training_metrics"]
 
 WORST_SHARE = 0.1
 
@@ -69,6 +71,19 @@ class Evaluation:
         for name, metric in self.by_name.items():
             row |= {name: float(metric.values.mean())} if name.endswith("/loss") else summarize(name, metric)
         return row
+
+
+def training_metrics(trained: Sequence[LocalOutput]) -> dict[str, float]:
+    """Returns the mean loss of the clients, and the means of what their training steps logged.
+
+    A loss that is not finite does not count. The server learns it only of clients whose uploads have noise.
+    """
+    values: dict[str, list[float]] = {}
+    for output in trained:
+        losses = {} if output.loss is None or not isfinite(output.loss) else {"train/loss": output.loss}
+        for name, value in (losses | dict(output.logged)).items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(of_clients)) for name, of_clients in values.items()}
 
 
 def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:

@@ -3,7 +3,7 @@
 Legend: N clients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.methods.exchange import Exchange, ModelKind
-from lcfl.methods.exchange.transforms import ReleaseCounts
 
 __all__ = ["Schedule"]
 
@@ -105,13 +104,18 @@ class Schedule:
         chances = {i: rng.generator(seed, "client dropout", number, i).random() for i in sampled}
         return {i for i, chance in chances.items() if chance < self.client_dropout}
 
-    def releases(self, num_clients: int, rounds: int | None = None) -> ReleaseCounts:
-        """Returns how often clients upload in `rounds` training rounds, or in all training rounds if None.
+    def most_uploads(
+        self, seed: int, active: Callable[[int], Tensor], rounds: int, full_participation: bool = False
+    ) -> int:
+        """Returns how many training rounds the client that is drawn most often takes part in, among the first `rounds`.
 
         Args:
-            num_clients: number of clients that may be drawn. It is the smallest number of any round, so that it never
-                understates the probability that a client is drawn.
+            seed: seed of the run.
+            active: returns the mask ``[N]`` of the clients that belong to the federation in a round.
             rounds: number of training rounds.
+            full_participation: whether the method has all clients take part in every round.
         """
-        sampled = min(self.clients_per_round, num_clients)
-        return ReleaseCounts(self.rounds if rounds is None else rounds, sampled, num_clients)
+        times_N = torch.zeros(len(active(0)), dtype=torch.int64)
+        for number in range(rounds):
+            times_N[self.sample(seed, number, active(number), full_participation)] += 1
+        return int(times_N.max())

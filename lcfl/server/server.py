@@ -4,6 +4,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 """
 
 import functools
+import itertools
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.evaluation import Evaluator, raise_failures
-from lcfl.server.metrics import Evaluation, co_membership_jaccard
+from lcfl.server.metrics import Evaluation, co_membership_jaccard, training_metrics
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -167,10 +168,11 @@ class Server:
             f"{self.state.round}; it must return None when it needs no more."
         )
 
-    def run_extra_round(self, extra: ExtraRound) -> None:
+    def run_extra_round(self, extra: ExtraRound, number: int = 0) -> None:
         """Runs a warm-up or extra round with the clients that it names.
 
-        The clients keep nothing of what they learn.
+        The clients keep nothing of what they learn. The `number` counts the extra rounds before one training round; it
+        is 0 for a warm-up round.
         """
         state = self.state
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
@@ -183,6 +185,7 @@ class Server:
                 downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
                 local_update=extra.local_update,
                 exchange=extra.exchange,
+                extra=number,
             )
             for i in clients
         ]
@@ -199,9 +202,10 @@ class Server:
         exchange = self.method.exchange
         sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.full_participation)
         self.call("on_clients_sampled", sampled=sampled)
+        numbers = itertools.count(1)
         for clustering in self.method.clustering:
             for extra in self.extra_rounds(clustering, sampled):
-                self.run_extra_round(extra)
+                self.run_extra_round(extra, next(numbers))
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
         tasks = [TrainingTask(i, state.round, state.clients[i], down[i]) for i in sampled]
@@ -216,7 +220,8 @@ class Server:
             self.call("on_round_end", uploads=uploads)
         with self.timed("aggregate"):
             if uploads:
-                self.method.aggregation(state, uploads, self.layout)
+                read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
+                self.method.aggregation(state, read, self.layout)
         with self.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
         self.log_clusters(before, list(results))
@@ -262,6 +267,13 @@ class Server:
         exchange = task.exchange or self.method.exchange
         payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
         state = result.state
+        if result.is_noisy and result.diverged:
+            self.add("train/failed_clients", 1)
+            warnings.warn(
+                f"{task}: the loss or the model is not finite. The upload is clipped and noisy as always, and the "
+                "client keeps its previous model. A smaller learning rate may help.",
+                stacklevel=2,
+            )
         if exchange.transforms and exchange.keeps_model:
             state = replace(state, received=payload.get("model"))
         uplink = replace(result.uplink, payload=payload, answers=task.downlink)
@@ -269,13 +281,8 @@ class Server:
 
     def log_training(self, trained: Sequence[LocalOutput]) -> None:
         """Logs the mean loss of the clients, and the means of what their training steps logged."""
-        values: dict[str, list[float]] = {}
-        for output in trained:
-            losses = {} if output.loss is None else {"train/loss": output.loss}
-            for name, value in (losses | dict(output.logged)).items():
-                values.setdefault(name, []).append(value)
-        for name, of_clients in values.items():
-            self.log(name, float(np.mean(of_clients)))
+        for name, value in training_metrics(trained).items():
+            self.log(name, value)
 
     def _unsaved_memory(self) -> UnsavedMemory:
         exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
@@ -378,8 +385,11 @@ class Server:
 
         Returns None if nothing bounds it.
         """
-        number = self.state.round
-        return self.method.privacy_guarantee(self.schedule.releases(self.data.num_remaining_clients(number), number))
+        if not self.method.exchange.noises:
+            return None
+        remaining, full = self.data.remaining_clients, self.method.exchange.full_participation
+        num_uploads = self.schedule.most_uploads(self.seed, remaining, self.state.round, full)
+        return self.method.privacy_guarantee(num_uploads, self.data.num_initial_clients)
 
     def is_evaluated(self, row: Mapping[str, float]) -> bool:
         """Returns whether a round's row is as complete as any row.

@@ -189,7 +189,7 @@ def test_a_file_changes_the_method_files_that_come_after_it_by_name(capsys, tmp_
     assert printed(capsys, *after)["method"]["clustering"][0]["init_args"]["num_clusters"] == 10
     assert printed(capsys, *after, "-c", own)["method"]["clustering"][0]["init_args"]["num_clusters"] == 3
     assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *LCFED, "-c", "methods: [lcfed]")
-    with pytest.raises(ValueError, match="method.clustering: there is no item 0"):
+    with pytest.raises(ValueError, match=r"method\.clustering: there is no item 0"):
         printed(capsys, *SYNTHETIC, "-c", words.replace("lcfed", "fedavg"), *FEDAVG)
 
 

@@ -316,3 +316,11 @@ def test_differences_name_the_path():
 def test_lists_of_different_lengths_are_shown_whole():
     assert differences({"a": [1, 2]}, {"a": [1]}) == ["a: the checkpoint has [1, 2], this run [1]"]
     assert differences([1], {"a": 1}, "x") == ["x: the checkpoint has [1], this run {'a': 1}"]
+
+
+def test_options_that_an_earlier_version_did_not_have_differ_only_if_they_are_used():
+    saved = {"sigma": 1.0}
+    assert differences(saved, {"sigma": 1.0, "before": "upload", "secure": False}) == []
+    assert differences(saved, {"sigma": 1.0, "before": "aggregation", "secure": False}) == [
+        "before: the checkpoint has None, this run 'aggregation'"
+    ]

@@ -26,8 +26,8 @@ class UpdateMean(Aggregation):
     The sum is over this round's members of cluster k. base_k is the mean, with the same weights, of the models that
     these members were sent. The paper's w_k^t has no meaning for a cluster that was formed in this round. If the
     members have not changed, base_k is w_k^t (reading A12). The noise of Algorithm 1, line 31 is an upload transform,
-    `lcfl.GaussianNoise`. A cluster without any upload keeps its model. The global model is the same mean over all
-    uploads.
+    `lcfl.GaussianNoise`, before the upload or before this aggregation. A cluster without any upload keeps its model.
+    The global model is the same mean over all uploads.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("update",)

@@ -8,10 +8,11 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
+from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
-from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, ReleaseCounts, UploadTransform
+from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, UploadTransform
 from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
@@ -123,20 +124,34 @@ class Exchange(ABC):
             payload = transform.decode(payload, layout)
         return {name: vector + _known(name, downlink, len(vector)) for name, vector in payload.items()}
 
-    def calibrated(self: Self, releases: ReleaseCounts) -> Self:
-        """Returns the exchange with transforms whose settings follow from the length of the run."""
+    def before_aggregation(self, uploads: Sequence[Uplink], layout: Layout, seed: int, number: int) -> list[Uplink]:
+        """Returns the uploads of round `number` with the noise that is added after the clustering."""
+        read = list(uploads)
+        for noise in self.noises:
+            if noise.before == "aggregation":
+                for position, upload in enumerate(read):
+                    draw = rng.generator(seed, "upload", number, upload.client)
+                    payload = noise.add_noise(upload.payload, layout, draw)
+                    read[position] = replace(upload, payload={name: each.float() for name, each in payload.items()})
+        return read
+
+    @property
+    def noises(self) -> list[GaussianNoise]:
+        """The transforms that clip uploads and add noise."""
+        return [each for each in self.transforms if isinstance(each, GaussianNoise)]
+
+    def calibrated(self: Self, num_uploads: int) -> Self:
+        """Returns the exchange with transforms whose settings follow from the most uploads of any client."""
         if not self.transforms:
             return self
-        return replace(self, transforms=[transform.calibrated(releases) for transform in self.transforms])
+        return replace(self, transforms=[transform.calibrated(num_uploads) for transform in self.transforms])
 
-    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
-        """Returns what the noise on uploads guarantees after these releases.
+    def privacy_guarantee(self, num_uploads: int) -> PrivacyGuarantee | None:
+        """Returns what the noise on uploads guarantees if no client uploads more often than `num_uploads` times.
 
         Returns None if there is no noise, or if nothing bounds what the uploads reveal.
         """
-        guarantees = [
-            noise.privacy_guarantee(releases) for noise in self.transforms if isinstance(noise, GaussianNoise)
-        ]
+        guarantees = [noise.privacy_guarantee(num_uploads) for noise in self.noises]
         known = [guarantee for guarantee in guarantees if guarantee is not None]
         return min(known, key=lambda guarantee: guarantee.epsilon) if known else None
 

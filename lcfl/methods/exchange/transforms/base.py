@@ -5,7 +5,6 @@ Legend: P + Q length of a model's flat vector.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,30 +12,12 @@ from torch import Tensor
 
 from lcfl.models.layout import Layout
 
-__all__ = ["NAMES", "ReleaseCounts", "UploadTransform"]
+__all__ = ["NAMES", "UploadTransform"]
 
 # Transforms accept the flat vectors that begin like the model's; these are their names.
 NAMES = ("model", "update", "embedding")
 
 Self = TypeVar("Self", bound="UploadTransform")
-
-
-@dataclass(frozen=True)
-class ReleaseCounts:
-    """Describes how often clients upload in a run, for settings and guarantees that depend on it.
-
-    Attributes:
-        rounds: the number of training rounds.
-        clients_per_round: the number of clients that upload in each round, drawn uniformly without replacement.
-        num_clients: the number of clients from which they are drawn. It is no larger than the number of clients in the
-            federation in any of these rounds.
-        warmup_rounds: the number of earlier rounds in which any client may upload.
-    """
-
-    rounds: int
-    clients_per_round: int
-    num_clients: int
-    warmup_rounds: int = 0
 
 
 class UploadTransform(ABC):
@@ -61,6 +42,6 @@ class UploadTransform(ABC):
         """Returns the vectors that the server reads from what was sent."""
         return payload
 
-    def calibrated(self: Self, releases: ReleaseCounts) -> Self:
-        """Returns the same transform with the settings that follow from the length of the run."""
+    def calibrated(self: Self, num_uploads: int) -> Self:
+        """Returns the same transform with the settings that follow from the most uploads of any client in the run."""
         return self

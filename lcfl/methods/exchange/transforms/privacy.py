@@ -1,47 +1,51 @@
 """Clipping and Gaussian noise on uploads, and the privacy that they give.
 
-Legend: N clients, C clipping norm, sigma standard deviation of the noise, P + Q length of a model's flat vector.
+Legend: C clipping norm, sigma standard deviation of the noise, P + Q length of a model's flat vector.
 """
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
-from typing import Any
+from math import exp, inf, pi, sqrt
+from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.methods.exchange.transforms.base import ReleaseCounts, UploadTransform
+from lcfl.core.messages import all_finite
+from lcfl.core.validation import check_choices
+from lcfl.methods.exchange.transforms.base import UploadTransform
 from lcfl.models.layout import Layout
 
-__all__ = ["GaussianNoise", "PrivacyGuarantee", "clipped", "epsilon_of", "noise_multiplier_for"]
-
-LEAST_MULTIPLIER = 0.1  # with less noise, epsilon is in the hundreds and its computation overflows
+__all__ = ["GaussianNoise", "PrivacyGuarantee", "clipped", "epsilon_of", "noise_multiplier_for", "secure_normal"]
 
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
-    """(epsilon, delta)-differential privacy of one client's data against everything that the run released.
+    """(epsilon, delta)-differential privacy of one client's data against everyone who sees the uploads.
 
     Attributes:
         epsilon: over all rounds.
         delta: over all rounds.
         sigma: the standard deviation of the noise on every number of an upload.
         clip: the norm that an upload is clipped to.
+        uploads: the most uploads of any client.
     """
 
     epsilon: float
     delta: float
     sigma: float
     clip: float
+    uploads: int
 
     def __str__(self) -> str:
         return (
-            f"epsilon {self.epsilon:.4g}, delta {self.delta:.4g} for all data of one client "
-            f"(clipped to {self.clip:.4g}, noise {self.sigma:.4g})"
+            f"epsilon {self.epsilon:.4g}, delta {self.delta:.4g} for all data of one client, against everyone who sees "
+            f"the uploads (at most {self.uploads}, clipped to {self.clip:.4g}, noise {self.sigma:.4g})"
         )
 
 
@@ -52,18 +56,24 @@ class GaussianNoise(UploadTransform):
     The paper states epsilon = 1 and delta = 1e-5, but neither a clipping norm nor sigma (reading A13). Without
     clipping, no noise gives a guarantee, because nothing bounds what one client's data can change.
 
-    With a norm C, the guarantee covers all data of one client. Two sets of N clients are neighbours if they differ in
-    one client's data, which moves the upload of that client by at most 2 C. The Renyi accountant of Google's
-    ``dp-accounting`` composes the guarantee over all rounds, in each of which |S_t| of N clients are drawn anew. The
-    guarantee therefore holds against observers who do not see which clients took part. The numbers of samples and the
-    layers that a model has count as public. The noise is added at the client before it sends, not at the server when
-    it sums the uploads, so the clustering sees only noisy uploads.
+    With a norm C, the guarantee covers all data of one client. Two federations are neighbours if they differ in one
+    client's data, which moves each upload of that client by at most 2 C. The noise is added at the client before it
+    sends. The guarantee therefore holds against everyone who sees all uploads and knows who sent them, the server
+    included, and against everyone who sees what the server makes of them. It composes the uploads of the client that
+    uploads most often and claims no amplification by sampling. The numbers of samples, the layers of the model and
+    the clients of every round count as public. An update that is not finite is replaced by zeros, so such a client
+    sends noise alone.
 
     Args:
         clip: C, the largest L2 norm of an upload; null for no clipping.
         sigma: the standard deviation of the noise; null for the smallest with which the whole run has `epsilon`.
         epsilon: the epsilon to reach; null if `sigma` is given.
         delta: the delta of the guarantee.
+        before: what the noise is added before. ``upload``: the client adds it, so the clustering sees noisy uploads.
+            ``aggregation``: the server adds it after the clustering, which is the order of the paper's algorithm
+            (stage 3). The server and the clustering then see exact updates, so there is no guarantee.
+        secure: whether the noise comes from the operating system's secure source. Then no two runs are equal, and a
+            run cannot be resumed. Otherwise the noise follows from the run's seed, which must be kept secret.
 
     Raises:
         ValueError: unless exactly one of `sigma` and `epsilon` is given, or for a number outside its range.
@@ -73,8 +83,11 @@ class GaussianNoise(UploadTransform):
     sigma: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
+    before: Literal["upload", "aggregation"] = "upload"
+    secure: bool = False
 
     def __post_init__(self) -> None:
+        check_choices("GaussianNoise", self)
         if (self.sigma is None) == (self.epsilon is None):
             raise ValueError(
                 f"GaussianNoise: got sigma={self.sigma}, epsilon={self.epsilon}; set exactly one and leave the other "
@@ -101,36 +114,42 @@ class GaussianNoise(UploadTransform):
             )
 
     def encode(self, update: Mapping[str, Tensor], layout: Layout, draw: np.random.Generator) -> Mapping[str, Tensor]:
-        """Clips all vectors together and adds noise to every number except integer buffers (batch counters)."""
-        assert self.sigma is not None, "sigma is calibrated before the first round"
+        """Clips all vectors together and adds noise to every number except integer buffers (batch counters).
+
+        With ``before: aggregation`` it only clips.
+        """
+        if not all(map(all_finite, update.values())):  # to leave it out would show something about the client's data
+            update = {name: torch.zeros_like(vector) for name, vector in update.items()}
         is_noisy = {name: _noisy_entries(vector, layout) for name, vector in update.items()}
         vectors = clipped({name: vector * is_noisy[name] for name, vector in update.items()}, self.clip)
+        payload = {name: torch.where(is_noisy[name], vectors[name], update[name]) for name in update}
+        if self.before == "upload":
+            payload = self.add_noise(payload, layout, draw)
+        return {name: vector.float() for name, vector in payload.items()}
+
+    def add_noise(self, vectors: Mapping[str, Tensor], layout: Layout, draw: np.random.Generator) -> dict[str, Tensor]:
+        """Returns the vectors with noise on every number except integer buffers, in float64."""
+        assert self.sigma is not None, "sigma is calibrated before the first round"
         payload = {}
         for name, vector in vectors.items():
-            noise = torch.from_numpy(draw.standard_normal(len(vector))) * self.sigma
-            payload[name] = torch.where(is_noisy[name], (vector + noise).float(), update[name])
+            normal = secure_normal(len(vector)) if self.secure else draw.standard_normal(len(vector))
+            noisy = vector + torch.from_numpy(normal) * self.sigma
+            payload[name] = torch.where(_noisy_entries(vector, layout), noisy, vector)
         return payload
 
-    def calibrated(self, releases: ReleaseCounts) -> "GaussianNoise":
-        """Returns the same transform with the sigma that gives `epsilon` over these releases.
-
-        Raises:
-            ImportError: if uploads are clipped and ``dp-accounting`` is not installed.
-        """
-        if self.clip is None:
+    def calibrated(self, num_uploads: int) -> "GaussianNoise":
+        """Returns the same transform with the sigma that gives `epsilon` over so many uploads of a client."""
+        if self.clip is None or self.epsilon is None:
             return self
-        _accounting()  # a missing package is reported before the run, not at its end
-        if self.epsilon is None:
-            return self
-        sigma = 2 * self.clip * noise_multiplier_for(self.epsilon, self.delta, releases)
+        sigma = 2 * self.clip * noise_multiplier_for(self.epsilon, self.delta, num_uploads)
         return replace(self, sigma=sigma, epsilon=None)
 
-    def privacy_guarantee(self, releases: ReleaseCounts) -> PrivacyGuarantee | None:
-        """Returns a bound on what these releases reveal about one client's data, or None if nothing bounds it."""
-        if self.clip is None or not self.sigma:
+    def privacy_guarantee(self, num_uploads: int) -> PrivacyGuarantee | None:
+        """Returns a bound on what so many uploads reveal about one client's data, or None if nothing bounds it."""
+        if self.clip is None or not self.sigma or self.before != "upload":
             return None
-        epsilon = epsilon_of(self.sigma / (2 * self.clip), self.delta, releases)
-        return PrivacyGuarantee(epsilon, self.delta, self.sigma, self.clip)
+        epsilon = epsilon_of(self.sigma / (2 * self.clip), self.delta, num_uploads)
+        return PrivacyGuarantee(epsilon, self.delta, self.sigma, self.clip, num_uploads)
 
 
 def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
@@ -143,50 +162,51 @@ def clipped(vectors: Mapping[str, Tensor], norm: float | None) -> dict[str, Tens
     return {name: vector * scale for name, vector in doubles.items()}
 
 
-def epsilon_of(noise_multiplier: float, delta: float, releases: ReleaseCounts) -> float:
-    """Returns the epsilon of a run whose noise is `noise_multiplier` times the sensitivity 2 C of the uploads."""
-    accountant = _accountant()
-    accountant.compose(_event(noise_multiplier, releases))
-    return float(accountant.get_epsilon(delta))
+def secure_normal(number: int) -> NDArray[np.float64]:
+    """Returns standard normal numbers ``[number]``, made by Box and Muller's method from the system's secure source."""
+    half = (number + 1) // 2
+    whole = np.frombuffer(os.urandom(16 * half), dtype=np.uint64) >> np.uint64(11)
+    uniform = (whole + np.uint64(1)) * 2.0**-53  # in (0, 1]
+    length, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * pi * uniform[half:]
+    return np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:number]
 
 
-@cache  # the computation takes seconds if clients are sampled
-def noise_multiplier_for(epsilon: float, delta: float, releases: ReleaseCounts) -> float:
-    """Returns the least noise, in units of the sensitivity 2 C, with which a run has at most `epsilon`."""
-    if releases.rounds + releases.warmup_rounds == 0:
+def epsilon_of(noise_multiplier: float, delta: float, num_uploads: int) -> float:
+    """Returns the epsilon of a client's uploads if the noise is `noise_multiplier` times their sensitivity 2 C.
+
+    Gaussian releases compose, adaptively too, like one release with 1 / sqrt(T) of the noise (Dong, Roth and Su, 2022,
+    corollary 3.3). Its epsilon is exact (Balle and Wang, 2018, theorem 8).
+    """
+    from scipy.optimize import brentq  # imported here because only runs with noise need it
+
+    distance = sqrt(num_uploads) / noise_multiplier
+    if num_uploads == 0 or _delta_of(0.0, distance) <= delta:
         return 0.0
-    if epsilon_of(LEAST_MULTIPLIER, delta, releases) <= epsilon:
-        return LEAST_MULTIPLIER
-    dp = _accounting()
-    bracket = dp.LowerEndpointAndGuess(LEAST_MULTIPLIER, 1.0)
-    multiplier = dp.calibrate_dp_mechanism(
-        _accountant, lambda guess: _event(guess, releases), epsilon, delta, bracket, tol=1e-4
-    )
-    return float(multiplier)
+    most = distance**2 / 2 + distance * sqrt(-2 * np.log(delta))
+    return float(brentq(lambda epsilon: _delta_of(epsilon, distance) - delta, 0.0, most, xtol=1e-12))
 
 
-def _event(noise_multiplier: float, releases: ReleaseCounts) -> Any:
-    dp = _accounting()
-    gaussian = dp.GaussianDpEvent(noise_multiplier)
-    sampled = dp.SampledWithoutReplacementDpEvent(releases.num_clients, releases.clients_per_round, gaussian)
-    warmup = [dp.SelfComposedDpEvent(gaussian, releases.warmup_rounds)] if releases.warmup_rounds else []
-    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(sampled, releases.rounds), *warmup])
+@cache
+def noise_multiplier_for(epsilon: float, delta: float, num_uploads: int) -> float:
+    """Returns the least noise, in units of the sensitivity 2 C, with which a client's uploads have `epsilon`."""
+    from scipy.optimize import brentq
+
+    if num_uploads == 0:
+        return 0.0
+    least = most = 1.0
+    while _delta_of(epsilon, least) > delta:
+        least /= 2
+    while _delta_of(epsilon, most) <= delta:
+        most *= 2
+    return sqrt(num_uploads) / float(brentq(lambda distance: _delta_of(epsilon, distance) - delta, least, most))
 
 
-def _accountant() -> Any:
-    dp = _accounting()
-    return dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+def _delta_of(epsilon: float, distance: float) -> float:
+    """Returns the least delta of one Gaussian release: sensitivity over standard deviation is `distance`."""
+    from scipy.special import log_ndtr
 
-
-def _accounting() -> Any:
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise ImportError(
-            "GaussianNoise with clip computes its privacy cost with the package dp-accounting, which is not installed: "
-            "pip install 'lcfl[privacy]'"
-        ) from error
-    return dp_accounting
+    upper, lower = (float(log_ndtr(sign * distance / 2 - epsilon / distance)) for sign in (1, -1))
+    return exp(upper) - exp(epsilon + lower)
 
 
 def _noisy_entries(vector: Tensor, layout: Layout) -> Tensor:
