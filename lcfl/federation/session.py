@@ -288,8 +288,10 @@ def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict
     try:
         for logger in loggers if is_new else ():
             with suppress(NotImplementedError):  # Fabric's CSVLogger has the method but does not support it
-                logger.log_hyperparams(server.identity)
+                logger.log_hyperparams(_readable(server))
         metrics = server.fit()
+        for logger in loggers if metrics else ():
+            _log_final(logger, metrics, server)
     except BaseException as error:
         for logger in loggers:
             try:
@@ -300,6 +302,33 @@ def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict
     for logger in loggers:
         logger.finalize("success" if metrics else "failed")
     return metrics
+
+
+def _readable(server: Server) -> dict[str, Any]:
+    """Returns the configuration for loggers: the run's name and identity, with data and partition in words."""
+    data = server.data
+    words = {
+        "run": f"{server.run_dir.parent.name}/{server.run_dir.name}",
+        "rounds": server.schedule.rounds,
+        "data": _plain(data.dataset),
+        "partition": _plain(data.partition) | {"num_clients": data.num_clients},
+    }
+    return server.identity | words
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    """Returns the class of a part and those of its attributes that are numbers or text."""
+    plain = {name: value for name, value in vars(part).items() if isinstance(value, bool | int | float | str)}
+    return {"class": type(part).__name__} | {name: value for name, value in plain.items() if not name.startswith("_")}
+
+
+def _log_final(logger: Logger, metrics: dict[str, float], server: Server) -> None:
+    """Logs the final metrics, one step after the last round. TensorBoard gets them as HParams too."""
+    step = server.state.round
+    if isinstance(logger, TensorBoardLogger):
+        logger.log_hyperparams(_readable(server), metrics, step)
+    else:
+        logger.log_metrics(metrics, step)
 
 
 def expected(module: FederatedModule, data: FederatedDataModule, method: Method) -> Expected:

@@ -21,9 +21,11 @@ class Recorder(Logger):
         self.words = []
 
     def log_hyperparams(self, params):
+        self.params = params
         self.words.append(("configuration", params["seed"], params["model"]["optimizer"]["lr"]))
 
     def log_metrics(self, metrics, step=None):
+        self.last = metrics
         self.words.append(step)
 
     def finalize(self, status):
@@ -76,8 +78,10 @@ FIRST = ("configuration", 4, 0.05)
 
 def test_logger_receives_a_complete_run(tmp_path):
     logger = Recorder()
-    fit(tmp_path, logger)
-    assert logger.words == [FIRST, 0, 1, 2, "success"]
+    run = fit(tmp_path, logger)
+    assert logger.words == [FIRST, 0, 1, 2, 3, "success"]
+    assert logger.last == run.metrics
+    assert logger.params["run"] == "lcfl/version_0" and logger.params["data"]["class"] == "Synthetic"
 
 
 def test_logger_receives_a_stopped_run_and_its_resumption(tmp_path):
@@ -85,7 +89,7 @@ def test_logger_receives_a_stopped_run_and_its_resumption(tmp_path):
     assert fit(tmp_path, logger, Stops()).signal == signal.SIGTERM
     assert logger.words == [FIRST, 0, 1, "failed"]
     fit(tmp_path, logger, ckpt_path="last")
-    assert logger.words == [FIRST, 0, 1, "failed", 2, "success"]
+    assert logger.words == [FIRST, 0, 1, "failed", 2, 3, "success"]
 
 
 def test_failed_run_writes_the_rounds_that_a_logger_buffers(tmp_path):
@@ -103,7 +107,8 @@ def test_user_defined_tensorboard_logger_has_the_configuration(tmp_path):
     assert b"model/optimizer/lr" in events and b"hp_metric" in events
 
 
-def test_tensorboard_of_the_run_directory_has_curves_of_metrics_only(tmp_path):
+def test_tensorboard_of_the_run_directory_has_hparams_and_curves_of_metrics_only(tmp_path):
     run = fit(tmp_path, True)
     events = b"".join(path.read_bytes() for path in run.path.glob("events.*"))
     assert b"train/loss" in events and b"hp_metric" not in events
+    assert b"_hparams_/session_start_info" in events and b"model/optimizer/lr" in events
