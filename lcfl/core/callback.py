@@ -7,6 +7,7 @@ from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 from lcfl.core.schema import Forms
+from lcfl.core.validation import CheckedFields
 
 __all__ = ["HOOKS", "Callback", "check_hooks", "with_state_keys"]
 
@@ -26,7 +27,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Callback:
+class Callback(CheckedFields):
     """Base class of objects that are called during a federation. All hooks run on the server, rank 0.
 
     A subclass defines any of these hooks, each with any of the arguments listed next to it. Arguments are passed by

@@ -1,17 +1,72 @@
 """Checks whose error messages several modules share."""
 
-from collections.abc import Iterable
-from dataclasses import fields
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["check_choice", "check_choices", "check_instance", "abbreviated"]
+__all__ = ["CheckedFields", "abbreviated", "check_choice", "check_choices", "check_instance", "check_values"]
 
 
 def abbreviated(numbers: Iterable[object], most: int = 5) -> str:
     """Returns the first of some numbers as ``3, 7, ...``, so that a message stays short."""
     words = [str(number) for number in numbers]
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
+
+
+# What a value of a type is called in messages. Types that are not listed are not checked.
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+WORDS |= {Sequence: "a list", tuple: "a list", dict: "a mapping"}
+
+
+class CheckedFields:
+    """Base of the parts of a configuration. A dataclass that derives from it has its fields checked first of all.
+
+    The parser accepts null for every option, and NaN for every number. Without this check they would fail later, in
+    the middle of a comparison.
+
+    Raises:
+        ValueError: see `check_values`.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__post_init__")
+        if own is not None:
+
+            @functools.wraps(own)
+            def checked(self: Any, *args: Any) -> None:
+                CheckedFields.__post_init__(self)
+                own(self, *args)
+
+            cls.__post_init__ = checked  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        if is_dataclass(self):
+            given = [field for field in fields(self) if field.init and getattr(self, field.name) is not field.default]
+            values = {field.name: (field.type, getattr(self, field.name)) for field in given}
+            check_values(type(self).__name__, values)
+
+
+def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
+    """Checks that null is given only where the annotation allows it, and a number where it asks for one.
+
+    Args:
+        owner: the beginning of the message: the class or the option.
+        values: annotation and value of each argument, by name.
+
+    Raises:
+        ValueError: for null or NaN; names the argument and what it must be.
+    """
+    for name, (annotation, value) in values.items():
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        words = [WORDS.get(get_origin(kind) or kind) for kind in kinds]
+        is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
+        if (value is None and all(words)) or is_nan:
+            got = "null" if value is None else value
+            raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(filter(None, words))}.")
 
 
 def check_choices(owner: str, part: Any) -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lcfl.core.validation import check_choices
+from lcfl.core.validation import CheckedFields, check_choices
 
 __all__ = ["Augmentation", "CropAndFlip"]
 
 
-class Augmentation(ABC):
+class Augmentation(CheckedFields, ABC):
     """Changes the images of training batches. Images that a model is evaluated on stay unchanged.
 
     It draws from torch's global generator of the images' device. In a federation this generator is the stream of the

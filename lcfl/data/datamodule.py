@@ -1,5 +1,6 @@
 """The data of a federation as a LightningDataModule."""
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
 from lcfl.core import rng
 from lcfl.core.files import write_json
-from lcfl.core.validation import abbreviated, check_choice, check_instance
+from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.uniform import IID
@@ -88,6 +89,9 @@ class FederatedDataModule(LightningDataModule):
         client_transforms: Sequence[ClientTransform] = (),
         seed: int = 0,
     ) -> None:
+        values, parameters = locals().copy(), inspect.signature(FederatedDataModule.__init__).parameters
+        for name, each in parameters.items():
+            check_values(f"data.{name}", {name: (each.annotation, values[name])})
         super().__init__()
         self.dataset, self.partition = dataset, partition
         self.num_clients, self.batch_size, self.drop_last = num_clients, batch_size, drop_last

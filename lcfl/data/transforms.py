@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lcfl.core import rng
-from lcfl.core.validation import check_choices
+from lcfl.core.validation import CheckedFields, check_choices
 from lcfl.data.partition.base import Indices
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
 
@@ -24,7 +24,7 @@ __all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "
 By = Literal["client", "random", "group"]
 
 
-class ClientTransform(ABC):
+class ClientTransform(CheckedFields, ABC):
     """Decides which view each client gets.
 
     Attributes:
@@ -66,7 +66,7 @@ class ClientTransform(ABC):
     ) -> Sequence[View]:
         """Applies the rule itself. The caller checks the result."""
 
-    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:  # noqa: B027 - some take any inputs
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Raises a ``ValueError`` if it cannot transform inputs of this shape or type."""
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.core.callback import Callback
-from lcfl.core.validation import check_choice, check_instance
+from lcfl.core.validation import CheckedFields, check_choice, check_instance
 from lcfl.distributed.launch import STRATEGIES, device_type
 from lcfl.federation.checks import check_callbacks
 from lcfl.methods.exchange import ModelKind
@@ -32,7 +32,7 @@ ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmet
 
 
 @dataclass(eq=False)
-class Settings:
+class Settings(CheckedFields):
     """How a federation runs: rounds, clients, evaluation, processes, files.
 
     Args:

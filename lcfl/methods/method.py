@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from inspect import isabstract
 from typing import Literal
 
-from lcfl.core.validation import check_instance
+from lcfl.core.validation import CheckedFields, check_instance
 from lcfl.methods import exchange as exchanges
 from lcfl.methods.aggregation import Aggregation
 from lcfl.methods.clustering.base import Clustering, ExtraRound
@@ -18,7 +18,7 @@ __all__ = ["Method"]
 
 
 @dataclass
-class Method:
+class Method(CheckedFields):
     """A method of federated learning: its local update, exchange, aggregation and clusterings.
 
     Args:

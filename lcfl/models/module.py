@@ -114,7 +114,7 @@ class FederatedModule(pl.LightningModule):
                 "every initial model is drawn anew. Pass the class, or a function such as lambda: MyNet(...)."
             )
         for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
-            if not 0 <= weight < inf:
+            if weight is None or not 0 <= weight < inf:
                 raise ValueError(f"model.{name}: got {weight}; the weight of a regulariser must be a number >= 0.")
         check_choice("model.buffer_policy: got ", buffer_policy, get_args(BufferPolicy))
         self.make_network = network

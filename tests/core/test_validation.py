@@ -1,11 +1,11 @@
 """Values that are refused because an annotation does not list them, and the error messages."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 
-from lcfl.core.validation import abbreviated, check_choice, check_choices, check_instance
+from lcfl.core.validation import CheckedFields, abbreviated, check_choice, check_choices, check_instance
 
 Colour = Literal["red", "green", "blue"]
 
@@ -21,6 +21,42 @@ class Part:
 @pytest.mark.parametrize("given", [{}, {"second": "blue"}, {"names": ("black",)}, {"number": None}, {"number": "many"}])
 def test_fields_without_a_literal_annotation_are_not_checked(given):
     check_choices("Part", Part(**given))
+
+
+@dataclass(frozen=True)
+class Base(CheckedFields):
+    number: float = 1.0
+
+
+@dataclass(frozen=True)
+class Derived(Base):
+    count: int | None = None
+    names: list[str] = field(default_factory=list)
+    sloppy: int = None
+    anything: Any = 0
+
+    def __post_init__(self):
+        assert self.number >= 0  # fails for None and NaN if nothing was checked before
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"number": None}, "Derived: got number=null; it must be a number."),
+        ({"number": float("nan")}, "Derived: got number=nan; it must be a number."),
+        ({"names": None}, "Derived: got names=null; it must be a list."),
+    ],
+)
+def test_null_and_nan_are_refused_before_anything_else(given, says):
+    with pytest.raises(ValueError) as caught:
+        Derived(**given)
+    assert str(caught.value) == says
+
+
+def test_null_is_accepted_where_the_annotation_or_the_default_allows_it():
+    Derived(number=float("inf"), count=None, sloppy=None, anything=None)
+    with pytest.raises(ValueError, match=r"Base: got number=null"):  # without a __post_init__ of its own
+        Base(None)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,39 @@ REFUSED = {
         ["--trainer.precision=16-mixed", "--trainer.accelerator=cpu"],
         ["trainer.precision", "16-mixed", "bf16-mixed"],
     ),
+    "null for a number of the trainer": (
+        layer("trainer: {rounds: null}"),
+        ["Federation: got rounds=null", "a whole number"],
+    ),
+    "null for a share": (layer("trainer: {client_dropout: null}"), ["Federation: got client_dropout=null", "a number"]),
+    "null for a name": (layer("trainer: {name: null}"), ["Federation: got name=null", "a text"]),
+    "null for a number of the method": (
+        ["--method.local_update.lr_decay=null"],
+        ["LocalTraining: got lr_decay=null", "a number"],
+    ),
+    "null for a list of the method": (
+        layer("method: {exchange: {init_args: {transforms: null}}}"),
+        ["CentreAndEmbedding: got transforms=null", "a list"],
+    ),
+    "null for the clusterings": (layer("method: {clustering: null}"), ["Method: got clustering=null", "a list"]),
+    "null for a number of the data": (
+        layer("data: {val_fraction: null}"),
+        ["data.val_fraction: got val_fraction=null", "a number"],
+    ),
+    "null for a list of the data": (
+        layer("data: {client_transforms: null}"),
+        ["data.client_transforms: got client_transforms=null"],
+    ),
+    "null for a number of the partition": (
+        ["--data.partition.classes_per_client=null"],
+        ["Pathological: got classes_per_client=null", "a whole number"],
+    ),
+    "null for a weight": (layer("model: {cluster_weight: null}"), ["model.cluster_weight: got None", "a number >= 0"]),
+    "a number of steps that never ends": (
+        ["--method.local_update.steps=4611686018427387904"],
+        ["method.local_update", "steps=4611686018427387904", "at most 1000000", "trainer.rounds"],
+    ),
+    "a timeout of nothing": (["--trainer.client_timeout=0"], ["trainer.client_timeout: got 0", "above 0", "null"]),
     "rounds below 0": (["--trainer.rounds=-1"], ["rounds=-1", "negative"]),
     "a name with a folder": (["--trainer.name=a/b"], ["trainer.name", "'a/b'", "one folder"]),
     "devices that are no number": (["--trainer.devices=many"], ["trainer.devices", "'many'", "auto"]),
@@ -212,6 +245,11 @@ REFUSED = {
 
 # Refused in the same way as others of the above, and tested where the refusing function is tested.
 REPEATED = {
+    "null for a share",
+    "null for a name",
+    "null for a list of the data",
+    "null for a number of the partition",
+    "null for a number of the method",
     "a partition that no draw gives",
     "a share above 1",
     "a misspelt hook",

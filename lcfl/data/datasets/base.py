@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from lcfl.core.validation import CheckedFields
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.samples import Samples
 
 __all__ = ["FederatedDataset"]
 
 
-class FederatedDataset(ABC):
+class FederatedDataset(CheckedFields, ABC):
     """A source of `Samples` that knows its shape and classes before any file is read.
 
     Attributes:
@@ -25,7 +26,7 @@ class FederatedDataset(ABC):
     dtype: torch.dtype = torch.float32
     augmentation: Augmentation | None = None
 
-    def prepare(self) -> None:  # noqa: B027 - most sources have nothing to prepare
+    def prepare(self) -> None:
         """Downloads the files or verifies that they exist. Does nothing by default.
 
         It is called once, on one process.

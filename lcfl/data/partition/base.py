@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lcfl.core.validation import CheckedFields
+
 __all__ = [
     "Indices",
     "Partition",
@@ -38,7 +40,7 @@ class ClientShares:
     overlapping: bool = False
 
 
-class Partition(ABC):
+class Partition(CheckedFields, ABC):
     """Deals the samples of a pool out to clients, as a pure function of labels, number of clients and generator."""
 
     def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:

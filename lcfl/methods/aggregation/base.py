@@ -15,6 +15,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import add_models
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
+from lcfl.core.validation import CheckedFields
 from lcfl.models.layout import Layout
 
 __all__ = ["Aggregation", "NoAggregation", "Weights", "mean_model"]
@@ -38,7 +39,7 @@ def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layou
     return mean
 
 
-class Aggregation(ABC):
+class Aggregation(CheckedFields, ABC):
     """Merges a round's uploads, or the stored models, into the server's models.
 
     An aggregation stores what it must remember between rounds, such as a momentum, in ``state.aggregation``, which is

@@ -12,6 +12,7 @@ from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
+from lcfl.core.validation import CheckedFields
 from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, UploadTransform
 from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
@@ -24,7 +25,7 @@ Self = TypeVar("Self", bound="Exchange")
 
 
 @dataclass(frozen=True)
-class Exchange(ABC):
+class Exchange(CheckedFields, ABC):
     """Defines the downlink and the uplink of one client.
 
     Args:
@@ -57,7 +58,7 @@ class Exchange(ABC):
         """Whether all clients take part in every round, sampled or not."""
         return False
 
-    def check(self, layout: Layout) -> None:  # noqa: B027 - most can exchange any network
+    def check(self, layout: Layout) -> None:
         """Checks that it can exchange a network; called before any data is loaded.
 
         Raises:

@@ -13,7 +13,15 @@ from torch import Tensor
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.engine import Engine
-from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate, check_amount, draw_batches, starting_model
+from lcfl.methods.local.training import (
+    MOST_STEPS,
+    LocalData,
+    LocalOutput,
+    LocalUpdate,
+    check_amount,
+    draw_batches,
+    starting_model,
+)
 
 __all__ = ["EnvelopeTraining"]
 
@@ -55,10 +63,11 @@ class EnvelopeTraining(LocalUpdate):
 
     def __post_init__(self) -> None:
         check_amount(self.steps, self.epochs)
-        if self.inner_steps < 1 or not min(self.inner_lr, self.outer_lr, self.penalty) > 0:
+        if not 1 <= self.inner_steps <= MOST_STEPS or not min(self.inner_lr, self.outer_lr, self.penalty) > 0:
             raise ValueError(
                 f"method.local_update: got inner_steps={self.inner_steps}, inner_lr={self.inner_lr}, outer_lr="
-                f"{self.outer_lr}, penalty={self.penalty}; allowed are inner_steps >= 1 and positive numbers."
+                f"{self.outer_lr}, penalty={self.penalty}; allowed are inner_steps from 1 to {MOST_STEPS} and "
+                "positive numbers."
             )
         if max(self.inner_lr, self.outer_lr) * self.penalty >= 2:
             raise ValueError(

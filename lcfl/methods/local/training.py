@@ -15,7 +15,7 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
-from lcfl.core.validation import check_choices
+from lcfl.core.validation import CheckedFields, check_choices
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout
@@ -34,6 +34,9 @@ __all__ = [
     "draw_batches",
     "starting_model",
 ]
+
+
+MOST_STEPS = 10**6  # of a client in one round; with more, a round would not end
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class LocalOutput:
     memory: Tensor | None = None
 
 
-class LocalUpdate(ABC):
+class LocalUpdate(CheckedFields, ABC):
     """One client's part of a round: ``(ClientState, Downlink) -> trained model``.
 
     Class attributes:
@@ -104,7 +107,7 @@ class LocalUpdate(ABC):
         """The local update that makes a personal model from what the server sends; None if the method has none."""
         return None
 
-    def check(self, module: FederatedModule) -> None:  # noqa: B027 - most can train any module
+    def check(self, module: FederatedModule) -> None:
         """Checks that it can train a module; called before any data is loaded.
 
         Raises:
@@ -219,13 +222,18 @@ def check_amount(steps: int | None, epochs: int | None) -> int:
     """Returns `steps` or `epochs`, whichever is set.
 
     Raises:
-        ValueError: unless exactly one of the two is a number >= 1.
+        ValueError: unless exactly one of the two is a number from 1 to `MOST_STEPS`.
     """
     amounts = [number for number in (steps, epochs) if number is not None]
     if len(amounts) != 1 or amounts[0] < 1:
         raise ValueError(
             f"method.local_update: got steps={steps}, epochs={epochs}; exactly one must be a number >= 1. Set for "
             "example steps=5 and epochs=null."
+        )
+    if amounts[0] > MOST_STEPS:
+        raise ValueError(
+            f"method.local_update: got steps={steps}, epochs={epochs}; a client does at most {MOST_STEPS} steps or "
+            "epochs in a round. Lower the number, or raise trainer.rounds."
         )
     return amounts[0]
 

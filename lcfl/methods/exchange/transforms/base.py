@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from lcfl.core.validation import CheckedFields
 from lcfl.models.layout import Layout
 
 __all__ = ["NAMES", "UploadTransform"]
@@ -20,7 +21,7 @@ NAMES = ("model", "update", "embedding")
 Self = TypeVar("Self", bound="UploadTransform")
 
 
-class UploadTransform(ABC):
+class UploadTransform(CheckedFields, ABC):
     """Transforms what a client sends, as a pure function, and reads it at the server.
 
     A transform works on updates, i.e. on the difference between every uploaded vector and what the server sent, which
