@@ -18,7 +18,8 @@ from lcfl.models.module import FederatedModule
 __all__ = ["describe", "describe_module", "differences"]
 
 LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
-MISSING = {"before": "upload", "secure": False}  # options of GaussianNoise; what their absence means
+# Options of later versions, with the value that an earlier checkpoint implies.
+IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False}
 PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
@@ -150,8 +151,8 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:
     """Returns one line for each place where two descriptions differ, with its path and both values."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        new = [key for key in now if key not in saved and key not in LATER]
-        keys = [*saved, *(key for key in new if key not in MISSING or now[key] != MISSING[key])]
+        implied = {key for key in now if key in LATER or (key in IMPLIED and now[key] == IMPLIED[key])}
+        keys = [*saved, *(key for key in now if key not in saved and key not in implied)]
         return [
             line
             for key in keys

@@ -14,6 +14,7 @@ from torch import nn
 
 from lcfl.data.datasets import Datasets
 from lcfl.federation.federation import Federation
+from lcfl.methods.clustering import LowRankCosine
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.runs.checkpoint import CheckpointError
@@ -324,3 +325,13 @@ def test_options_that_an_earlier_version_did_not_have_differ_only_if_they_are_us
     assert differences(saved, {"sigma": 1.0, "before": "aggregation", "secure": False}) == [
         "before: the checkpoint has None, this run 'aggregation'"
     ]
+
+
+def test_an_option_of_a_later_version_differs_unless_it_has_the_value_that_was_implied():
+    now = describe(LowRankCosine())
+    saved = {key: value for key, value in now.items() if key != "similarity"}
+    assert differences(saved, now) == []
+    (line,) = differences(saved, describe(LowRankCosine(similarity="l2")))
+    assert line == "similarity: the checkpoint has None, this run 'l2'"
+    (line,) = differences(describe(LowRankCosine(similarity="l2")), now)
+    assert "has 'l2', this run 'low_rank_cosine'" in line
