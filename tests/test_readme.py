@@ -118,7 +118,7 @@ def test_tables_of_methods_and_partitions_are_complete():
     named = re.sub(r"\W", "", README.lower())
     for path in (ROOT / "configs/methods").glob("*.yaml"):
         assert f"`methods/{path.name}`" in table
-        page = re.sub(r"_(plus|prox|no_\w+)$", "", path.stem)  # variants share a page
+        page = re.sub(r"_(plus|prox|silhouette|no_\w+)$", "", path.stem)  # variants share a page
         assert (ROOT / f"docs/methods/{page}.md").is_file()
         if page == path.stem:
             assert page.replace("_", "") in named, "README names every method"

@@ -102,11 +102,9 @@ def check_given(config: Any, option: str) -> None:
     """
     if isinstance(config, float) and not isfinite(config):
         raise ValueError(f"{option}: got {config}; it must be a finite number.")
-    if isinstance(config, dict):
-        config = Namespace(config)  # type: ignore[no-untyped-call]
-    if isinstance(config, list):
-        for number, item in enumerate(config):
-            check_given(item, f"{option}.{number}")
+    if isinstance(config, list | dict):
+        for key, item in enumerate(config) if isinstance(config, list) else config.items():
+            check_given(item, f"{option}.{key}")
     if not isinstance(config, Namespace):
         return
     if "class_path" in config:

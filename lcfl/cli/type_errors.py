@@ -60,6 +60,8 @@ def _word(reason: str) -> str | None:
     """Returns what a reason says was expected; None for a reason of another kind."""
     if OF_CLASS.match(reason):
         return "a class"
+    if match := re.match(r"Expected a tuple with (\d+) elements", reason):
+        return f"a list of {match[1]} values"
     if match := re.match(r"Expected an? (?:<class ')?(?:[\w.]+\.)?(\w+)", reason):
         return WORDS.get(match[1])
     return None

@@ -273,7 +273,7 @@ REPEATED = {
 
 UNPARSED = {
     "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
-    "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "int", "many"]),
+    "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "a whole number", "many"]),
     "a missing argument": (
         partition("ClassDirichlet"),
         ["data.partition: ", "ClassDirichlet needs alpha: set data.partition.init_args.alpha"],
@@ -288,13 +288,13 @@ UNPARSED = {
     ),
     "a word for a number in a class": (
         ["--data.partition.classes_per_client=two"],
-        ["data.partition.init_args.classes_per_client: ", "int", "two"],
+        ["data.partition.init_args.classes_per_client: ", "a whole number", "two"],
     ),
     "three sizes": (
         ["--data.partition.sizes=[1,2,3]"],
-        ["data.partition.init_args.sizes: ", "2 elements", "null", "[1, 2, 3]"],
+        ["data.partition.init_args.sizes: ", "a list of 2 values or null", "[1, 2, 3]"],
     ),
-    "a word for yes or no": (["--data.drop_last=perhaps"], ["data.drop_last: ", "bool", "perhaps"]),
+    "a word for yes or no": (["--data.drop_last=perhaps"], ["data.drop_last: ", "true or false", "perhaps"]),
 }
 
 
