@@ -66,7 +66,8 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
         is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
         if (value is None and all(words)) or is_nan:
             got = "null" if value is None else value
-            raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(filter(None, words))}.")
+            allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
+            raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(allowed)}.")
 
 
 def check_choices(owner: str, part: Any) -> None:

@@ -132,7 +132,7 @@ def test_federation_with_a_newcomer_equals_the_federation_without_it(tmp_path):
         ({"newcomers": 12}, r"data.newcomers: got 12 of 12 clients; .* counts from 0 to 11 and fractions in \[0, 1\)"),
         ({"newcomers": -1}, "got -1 of 12"),
         ({"newcomers": 1.0}, "got 1.0 of 12"),
-        ({"newcomers": float("nan")}, "data.newcomers: got nan"),
+        ({"newcomers": float("nan")}, "data.newcomers: got newcomers=nan; it must be a number"),
         ({"leavers": {12: 3}}, "data.leavers: got client 12, round 3; allowed are client numbers from 0 to 11"),
         ({"leavers": {3: -1}}, "data.leavers: got client 3, round -1"),
         ({"leavers": dict.fromkeys(range(12), 1)}, "all 12 clients leave; at least one must stay"),
