@@ -36,7 +36,7 @@ from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
-__all__ = ["ClientError", "EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
+__all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
-from lcfl.distributed.worker import ClientError
+from lcfl.distributed.client_output import ClientError
 from lcfl.federation.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
 from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation
