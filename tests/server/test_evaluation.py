@@ -10,9 +10,9 @@ from lightning.fabric import Fabric
 from lcfl.callbacks import EarlyStopping
 from lcfl.core.clients import ClientState
 from lcfl.data.views import Relabelling, View
+from lcfl.distributed.client_output import ClientError
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
-from lcfl.distributed.client_output import ClientError
 from lcfl.distributed.worker import EvaluationTask, Worker
 from lcfl.federation.federation import Federation
 from lcfl.methods.local import LocalTraining
