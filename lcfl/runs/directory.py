@@ -41,7 +41,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         file = path / ".lock"
-        self._lock: IO[str] | None = open(file, "w")  # noqa: SIM115 - stays open during the run
+        self._lock: IO[str] | None = open(file, "a")  # noqa: SIM115 - stays open during the run
         if fcntl is None:
             return
         try:
