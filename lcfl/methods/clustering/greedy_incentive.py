@@ -22,6 +22,7 @@ from lcfl.methods.clustering.base import Clustering, ServerInterface
 from lcfl.methods.clustering.cluster_moves import drop_empty
 from lcfl.methods.clustering.similarity import cosine, leading_coordinates
 from lcfl.models.layout import Layout
+from lcfl.models.subset import ParameterSubset, layer_subset
 
 __all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "similarities"]
 
@@ -62,7 +63,8 @@ class GreedyIncentive(Clustering):
             themselves ("w/o low-rank").
         factorised: ``updates``, or ``similarities`` for the matrix of their cosines. Without `explained_variance` the
             two are the same.
-        layers: ``output``, or ``all`` for the whole update.
+        layers: ``output`` (the decision head), ``all`` for the whole update, or the names of layers, each with
+            everything inside it.
         once: whether clusters are formed in the first round and then stay.
     """
 
@@ -73,7 +75,7 @@ class GreedyIncentive(Clustering):
     candidates: float = 0.2
     explained_variance: float | None = 0.95
     factorised: Literal["updates", "similarities"] = "updates"
-    layers: Literal["output", "all"] = "output"
+    layers: str | list[str] = "output"
     once: bool = False
 
     reads: ClassVar[tuple[str, ...]] = ("update",)
@@ -87,6 +89,8 @@ class GreedyIncentive(Clustering):
                 raise ValueError(f"GreedyIncentive: got {name}={value}; it must lie in (0, 1].")
         if not 0 <= self.margin < 1:
             raise ValueError(f"GreedyIncentive: got margin={self.margin}; it must lie in [0, 1).")
+        if not self.layers:
+            raise ValueError("GreedyIncentive: got layers=[]; give output, all, or the name of at least one layer.")
         self._done = False
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
@@ -101,23 +105,34 @@ class GreedyIncentive(Clustering):
             )
 
     def check_layout(self, layout: Layout) -> None:
-        """Checks that the network has an output layer if `layers` needs one."""
+        """Checks that the network has the layers that are compared."""
         if self.layers == "output" and layout.num_embedding == layout.num_parameters:
             raise ValueError(
                 "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision head. Set "
                 "layers=all."
             )
+        try:
+            self._compared(layout)
+        except ValueError as error:
+            raise ValueError(f"method.clustering: GreedyIncentive.layers: {error}") from None
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms new clusters of the clients whose updates have arrived."""
         if not uploads or (self.once and self._done):
             return
         layout = server.layout
-        begin = layout.num_embedding if self.layers == "output" else 0
-        update_nP = torch.stack([upload.payload["update"][begin : layout.num_parameters] for upload in uploads])
+        compared = self._compared(layout)
+        update_nP = torch.stack([compared.take(upload.payload["update"]) for upload in uploads])
         groups = self._grow(server, uploads, similarities(update_nP, self.explained_variance, self.factorised))
         _take_over(state, [upload.client for upload in uploads], groups)
         self._done = True
+
+    def _compared(self, layout: Layout) -> ParameterSubset:
+        """Returns where the parameters of the compared layers lie."""
+        if self.layers in ("output", "all"):
+            begin = layout.num_embedding if self.layers == "output" else 0
+            return ParameterSubset((slice(begin, layout.num_parameters),))
+        return layer_subset(layout, [self.layers] if isinstance(self.layers, str) else self.layers, with_buffers=False)
 
     def _grow(self, server: ServerInterface, uploads: Sequence[Uplink], similarity_nn: Tensor) -> list[list[int]]:
         """Returns the clusters as positions in `uploads`, in the order in which they were begun."""

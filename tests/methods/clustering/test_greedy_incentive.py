@@ -164,12 +164,13 @@ def test_without_incentive_each_draw_is_a_cluster(server):
     assert server.tested == []
 
 
-def test_similarity_uses_the_output_layer_or_all_layers():
+def test_similarity_uses_the_output_layer_all_layers_or_named_ones():
     changes = [update(1, embedding=5.0), update(1, embedding=-5.0), update(-1, embedding=5.0)]
     uploads = [answered(i, change) for i, change in enumerate(changes)]
     assert partition(grouped(uploads, incentive=False, candidates=0.5)) == [[0, 1], [2]]
     options = {"layers": "all", "explained_variance": None}
-    assert partition(grouped(uploads, incentive=False, candidates=0.5, **options)) == [[0, 2], [1]]
+    for options["layers"] in ("all", "embedding", ["embedding"]):
+        assert partition(grouped(uploads, incentive=False, candidates=0.5, **options)) == [[0, 2], [1]]
 
 
 def test_either_updates_or_similarities_are_factorised():
@@ -251,3 +252,11 @@ def test_layers_output_needs_an_output_layer():
     with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut leaves no decision"):
         GreedyIncentive().check_layout(layout)
     GreedyIncentive(layers="all").check_layout(layout)
+
+
+def test_named_layers_must_exist():
+    layout = Layout.from_network(linear())
+    with pytest.raises(ValueError, match=r"GreedyIncentive.layers: the network has no layer 'fc9'; its layers are"):
+        GreedyIncentive(layers=["fc9"]).check_layout(layout)
+    with pytest.raises(ValueError, match="the name of at least one layer"):
+        GreedyIncentive(layers=[])
