@@ -9,10 +9,19 @@ from math import ceil, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from lcfl.core.state import FederationState
 from lcfl.methods.local.training import LocalOutput
 
-__all__ = ["ClientMetrics", "Evaluation", "co_membership_jaccard", "summarize", "training_metrics"]
+__all__ = [
+    "ClientMetrics",
+    "Evaluation",
+    "cluster_metrics",
+    "co_membership_jaccard",
+    "summarize",
+    "training_metrics",
+]
 
 WORST_SHARE = 0.1
 
@@ -84,6 +93,35 @@ def training_metrics(trained: Sequence[LocalOutput]) -> dict[str, float]:
         for name, value in (losses | dict(output.logged)).items():
             values.setdefault(name, []).append(value)
     return {name: float(np.mean(of_clients)) for name, of_clients in values.items()}
+
+
+def cluster_metrics(
+    before: Tensor, state: FederationState, trained: Sequence[int], groups: NDArray[np.int64] | None
+) -> dict[str, float]:
+    """Returns how many clusters have members, how many clients moved, and how stable the clusters are.
+
+    Args:
+        before: the cluster of each client ``[N]`` when the round began.
+        state: the state after the round's clustering.
+        trained: the clients that trained in this round.
+        groups: the true group of each client ``[N]``, for the adjusted Rand index; None if there are none.
+    """
+    grouped = state.active & (state.assignment >= 0)
+    now = state.assignment[grouped]
+    moved = (before != state.assignment) & state.active
+    metrics = {
+        "cluster/count": float(len(now.unique())),
+        "cluster/moved": float(moved.sum()),
+        "cluster/moved_untrained": float(moved.sum() - moved[list(trained)].sum()),
+    }
+    if state.round > 0:  # the clusters before the first round are not the result of a round
+        both = [each[state.active].numpy() for each in (before, state.assignment)]
+        metrics["cluster/stability"] = co_membership_jaccard(*both)
+    if groups is not None:
+        from sklearn.metrics import adjusted_rand_score  # imported here because only clustered runs need it
+
+        metrics["cluster/ari"] = float(adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
+    return metrics
 
 
 def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:

@@ -28,14 +28,13 @@ from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange.transforms import PrivacyGuarantee
 from lcfl.methods.local.batch_order import samples_per_epoch
-from lcfl.methods.local.training import LocalOutput
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.evaluation import Evaluator, raise_failures
-from lcfl.server.metrics import Evaluation, co_membership_jaccard, training_metrics
+from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -224,7 +223,8 @@ class Server:
                 self.method.aggregation(state, read, self.layout)
         with self.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
-        self.log_clusters(before, list(results))
+        if self.method.is_clustered:
+            self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
         if self.schedule.client_dropout:
             self.log("train/dropped_clients", len(lost))
 
@@ -255,7 +255,7 @@ class Server:
             )
         up_bytes = sum(result.uplink.num_bytes for result in results)
         self.state.total_bytes += down_bytes + up_bytes
-        self.log_training([result.output for result in finite.values()])
+        self._row |= training_metrics([result.output for result in finite.values()])
         self.add("train/failed_clients", len(tasks) - len(finite))
         self.add("comm/down_bytes", down_bytes)
         self.add("comm/up_bytes", up_bytes)
@@ -279,11 +279,6 @@ class Server:
         uplink = replace(result.uplink, payload=payload, answers=task.downlink)
         return replace(result, state=state, uplink=exchange.at_server(uplink, self.state, self.layout))
 
-    def log_training(self, trained: Sequence[LocalOutput]) -> None:
-        """Logs the mean loss of the clients, and the means of what their training steps logged."""
-        for name, value in training_metrics(trained).items():
-            self.log(name, value)
-
     def _unsaved_memory(self) -> UnsavedMemory:
         exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
         parts = self.method.local_update, exchange, *exchange.transforms, self.method.aggregation, *shaping
@@ -299,28 +294,6 @@ class Server:
         local_update = task.local_update or self.method.local_update
         num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
         return local_update.cost(samples_per_epoch(num_samples, batch_size, self.data.drop_last), batch_size)
-
-    def log_clusters(self, before: torch.Tensor, trained: Sequence[int]) -> None:
-        """Logs how many clusters have members and how many clients moved.
-
-        Also logs the agreement with the true groups if they are known.
-        """
-        if not self.method.is_clustered:
-            return
-        state, groups = self.state, self.data.population.groups
-        grouped = state.active & (state.assignment >= 0)
-        now = state.assignment[grouped]
-        self.log("cluster/count", len(now.unique()))
-        moved = (before != state.assignment) & state.active
-        self.log("cluster/moved", int(moved.sum()))
-        self.log("cluster/moved_untrained", int(moved.sum() - moved[list(trained)].sum()))
-        if state.round > 0:  # the clusters before the first round are not the result of a round
-            both = [each[state.active].numpy() for each in (before, state.assignment)]
-            self.log("cluster/stability", co_membership_jaccard(*both))
-        if groups is not None:
-            from sklearn.metrics import adjusted_rand_score  # imported here because only clustered runs need it
-
-            self.log("cluster/ari", adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
