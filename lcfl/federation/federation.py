@@ -108,10 +108,10 @@ class Federation(Settings):
         check_method(method, model, datamodule.num_initial_clients)
         check_network(model, datamodule)
         wanted = None if ckpt_path is None else str(ckpt_path)
-        if wanted is None or (wanted == "auto" and stage == "fit"):
-            resumed = None if wanted is None else checkpoint_lookup.find_any(self.root, self.name)
+        if stage == "fit":
+            resumed = checkpoint_lookup.find_if_any(wanted, self.root, self.name)
         else:
-            resumed = checkpoint_lookup.find(wanted, self.root, self.name)
+            resumed = checkpoint_lookup.find(str(ckpt_path), self.root, self.name)
         if stage == "fit" and resumed is not None and any(noise.secure for noise in method.exchange.noises):
             raise ValueError(
                 "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "

@@ -10,7 +10,7 @@ from lcfl.core.files import read_regular
 from lcfl.runs.checkpoint import NAME, CheckpointError, checked_parts, read_manifest
 from lcfl.runs.directory import run_versions
 
-__all__ = ["drop_after", "find", "find_any", "newest", "of_run", "remove"]
+__all__ = ["drop_after", "find", "find_if_any", "newest", "of_run", "remove"]
 
 
 def find(ckpt_path: str, root: Path, name: str) -> Path:
@@ -42,12 +42,28 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
     return checkpoint
 
 
-def find_any(root: Path, name: str) -> Path | None:
-    """Returns the checkpoint that ``--ckpt_path last`` stands for, or None if there is none (``--ckpt_path auto``)."""
+def find_if_any(ckpt_path: str | None, root: Path, name: str) -> Path | None:
+    """Returns the checkpoint that a run of ``fit`` resumes, or None if it starts anew.
+
+    Args:
+        ckpt_path: as for `find`; None for a new run; or ``auto``, which is ``last`` if any run of that name has
+            checkpoints, and a new run otherwise.
+        root: the option ``trainer.default_root_dir``.
+        name: the option ``trainer.name``.
+
+    Raises:
+        CheckpointError: as `find`; also with ``auto`` if every checkpoint is damaged, because a new run would hide it.
+    """
+    if ckpt_path is None:
+        return None
+    if ckpt_path != "auto":
+        return find(ckpt_path, root, name)
+    if not any(path for run in run_versions(root, name) for path in (run / "checkpoints").glob("round-*.ckpt")):
+        return None
     try:
         return find("last", root, name)
-    except CheckpointError:
-        return None
+    except CheckpointError as error:
+        raise CheckpointError(f"--ckpt_path auto: {error} To start anew, leave out --ckpt_path.") from None
 
 
 def of_run(run: Path, ckpt_path: str | Path) -> Path:

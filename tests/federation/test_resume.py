@@ -200,6 +200,20 @@ def test_auto_does_not_start_a_run_that_another_process_has_just_begun(tmp_path)
     assert fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=auto").path.name == "version_1"
 
 
+def test_auto_does_not_start_anew_if_every_checkpoint_is_damaged(tmp_path):
+    run = fit(tmp_path, "lcfed", 1, 1).path
+    for part in run.glob("checkpoints/*/state.pt"):
+        part.write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match="skipped: .*round-000001"),
+        pytest.raises(
+            checkpoint.CheckpointError, match=r"--ckpt_path auto: .* no complete checkpoint .* leave out --ckpt_path"
+        ),
+    ):
+        fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=auto")
+    assert [path.name for path in run.parent.iterdir()] == ["version_0"]
+
+
 def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path, ended):
     moved = shutil.move(ended / "checkpoints" / "round-000005.ckpt", tmp_path / "elsewhere" / "round-000005.ckpt")
     before = sorted(tmp_path.rglob("*"))
