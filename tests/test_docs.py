@@ -165,7 +165,7 @@ def test_partition_from_python_as_written(tmp_path, monkeypatch, capsys):
 def test_every_metric_that_the_package_logs_is_described():
     described = "\n".join(text for page, text in TEXTS.items() if page == "docs/monitoring.md" or "methods/" in page)
     logged = set()
-    for path in {*(ROOT / "lcfl").rglob("*.py")} - {ROOT / "lcfl/callbacks/monitored_metric.py"}:  # has prefixes of names
+    for path in {*(ROOT / "lcfl").rglob("*.py")} - {ROOT / "lcfl/callbacks/monitored_metric.py"}:  # has prefixes
         logged |= set(re.findall(r"f?\"((?:cluster|comm|time|train)/[\w{}:]+)\"", path.read_text()))
     logged = {re.sub(r"{(\w+)[^}]*}", "<>", name) for name in logged}
     assert {"train/loss", "cluster/ari", "comm/up_bytes", "time/round_s"} <= logged
