@@ -18,7 +18,7 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that do not use LightningCLI. Each module has a main(args).
-NAMES = ("compare", "configs", "export", "onboard", "partition", "predict", "sweep")
+NAMES = ("compare", "completion", "configs", "export", "onboard", "partition", "predict", "sweep")
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
@@ -36,6 +36,7 @@ commands:
   export      write one trained model to a file
   onboard     add the clients that a finished run kept out
   configs     list or copy the configurations that come with lcfl
+  completion  print a script that completes options in bash, zsh or fish
 
 options of fit, validate and test:
   -c FILE               a YAML configuration; a later file overrides earlier ones
@@ -44,7 +45,8 @@ options of fit, validate and test:
                         auto starts a run or resumes it
   --trainer.rounds 50   any option of the groups trainer, method, model and data
 
-lcfl <command> --help shows all options of a command, and lcfl --version shows the version.
+lcfl <command> --help shows all options of a command, lcfl fit --help model.network all about one option,
+and lcfl --version the version.
 Set LCFL_DEBUG=1 in the environment to see the traceback of an error."""
 
 

@@ -1,11 +1,11 @@
 """The parser of the command line. It accepts short names of classes and explains misspelt names."""
 
+import argparse
 import inspect
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
 from math import isfinite
@@ -15,17 +15,8 @@ from jsonargparse import Namespace
 from jsonargparse.typing import restricted_number_type
 from lightning.pytorch.cli import LightningArgumentParser
 
-import lcfl.callbacks
-import lcfl.data.augmentation
-import lcfl.data.datasets
-import lcfl.data.partition
-import lcfl.data.transforms
-import lcfl.methods.aggregation
-import lcfl.methods.clustering
-import lcfl.methods.exchange
-import lcfl.methods.exchange.transforms
-import lcfl.methods.local
-import lcfl.models
+from lcfl.cli import option_help
+from lcfl.cli.class_options import CLASSES, classes, closest
 from lcfl.cli.layered_config import as_layers
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core import renamed
@@ -33,31 +24,17 @@ from lcfl.core.renamed import current_path
 
 __all__ = ["Parser", "Seed", "check_given"]
 
-# The modules whose classes can be given by name alone. A misspelt name is compared with the names of these classes.
-PARTS = {
-    "trainer.callbacks": lcfl.callbacks,
-    "method.local_update": lcfl.methods.local,
-    "method.exchange": lcfl.methods.exchange,
-    "method.exchange.init_args.transforms": lcfl.methods.exchange.transforms,
-    "method.aggregation": lcfl.methods.aggregation,
-    "method.clustering": lcfl.methods.clustering,
-    "model.network": lcfl.models,
-    "data.dataset": lcfl.data.datasets,
-    "data.dataset.init_args.augmentation": lcfl.data.augmentation,
-    "data.partition": lcfl.data.partition,
-    "data.client_transforms": lcfl.data.transforms,
-}
 # Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
-CLASSES = (*PARTS, "model.optimizer", "model.loss", "model.metrics", "trainer.logger")  # options that take a class
 
 
 class Parser(LightningArgumentParser):
     """A parser that can change single items of lists. Its errors are one message, which suggests the closest names."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
+        super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **options})
+        self.add_argument("-h", "--help", action=option_help.Help)
         if os.getcwd() not in sys.path:  # the installed command, too, must find classes in the current folder
             sys.path.append(os.getcwd())
 
@@ -78,6 +55,15 @@ class Parser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """Parses arguments as jsonargparse does, and accepts ``--list.0.argument=value`` for one item of a list."""
         return super().parse_args(as_layers(sys.argv[1:] if args is None else args, CLASSES), *more, **options)
+
+    def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
+        """Returns the help of a command, or that of a class, for which ``--option.help CLASS`` asks."""
+        if self._subcommands_action is not None:
+            return super().format_help(formatter)
+        if getattr(self, "_inner_parser", False):
+            lines = [line for action in option_help.options(self).values() for line in option_help.entry(action)]
+            return "\n".join([f"{self.description}", *lines, ""])
+        return option_help.overview(self)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exits with status 2. For a misspelt class or option, the message suggests the closest names."""
@@ -131,15 +117,15 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
     if match and (takes_class or not is_union(message)):
         if match[1] in renamed.RENAMED:
             return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
-        known = _classes(option)
-        ours = f"{_closest(match[1], known)} Classes of lcfl: {', '.join(known)}; any other class" if known else " It"
+        known = list(classes(option))
+        ours = f"{closest(match[1], known)} Classes of lcfl: {', '.join(known)}; any other class" if known else " It"
         return f"{option}: there is no class {match[1]!r}.{ours} needs its import path, package.module.Class."
     if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name in dir(sys.modules[match[1]]) if not name.startswith("_")]
-        return f"{option}: there is no {match[2]!r} in {match[1]}.{_closest(match[2], known)}"
+        return f"{option}: there is no {match[2]!r} in {match[1]}.{closest(match[2], known)}"
     if match := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         known = [action.dest for action in parser._actions if action.option_strings]
-        return f"{message.strip()}.{_closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
+        return f"{message.strip()}.{closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
     if "does not correspond to a subclass of Callback" in message:
         got = message.rstrip().rpartition("Given value: ")[2]
         return (
@@ -181,7 +167,7 @@ def _located(message: str) -> str:
 def _unknown(option: str, kind: str, argument: str) -> str:
     known = list(_parameters(kind))
     return (
-        f"{option}: {kind} has no argument {argument!r}.{_closest(argument, known)} Its arguments: "
+        f"{option}: {kind} has no argument {argument!r}.{closest(argument, known)} Its arguments: "
         f"{', '.join(known) or 'none'}."
     )
 
@@ -203,17 +189,3 @@ def _parameters(kind: str) -> Mapping[str, Parameter]:
         return inspect.signature(getattr(import_module(module), name)).parameters
     except (ImportError, TypeError, ValueError):  # the path leads to a method of a class or to a builtin
         return {}
-
-
-def _closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
-    close = get_close_matches(name, known, n=2, cutoff=cutoff)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
-def _classes(key: str) -> list[str]:
-    """Returns the names of lcfl's classes for an option or one below it."""
-    key = re.sub(r"^(model|data)\.init_args\.", r"\1.", key)  # the path of a group whose class is named
-    groups = sorted((name for name in PARTS if f"{key}.".startswith(f"{name}.")), key=len)
-    module = PARTS[groups[-1]] if groups else None
-    classes = {name: getattr(module, name) for name in (module.__all__ if module else ())}
-    return [name for name, kind in classes.items() if isinstance(kind, type) and not inspect.isabstract(kind)]

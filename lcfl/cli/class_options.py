@@ -1,0 +1,69 @@
+"""The options that take a class, and the classes of lcfl for each of them."""
+
+import inspect
+import re
+from difflib import get_close_matches
+from types import ModuleType
+
+from torch import nn
+
+import lcfl.callbacks
+import lcfl.data.augmentation
+import lcfl.data.datasets
+import lcfl.data.partition
+import lcfl.data.transforms
+import lcfl.methods.aggregation
+import lcfl.methods.clustering
+import lcfl.methods.exchange
+import lcfl.methods.exchange.transforms
+import lcfl.methods.local
+import lcfl.models
+from lcfl.core.callback import Callback
+from lcfl.methods.exchange.transforms import UploadTransform
+
+__all__ = ["CLASSES", "OTHERS", "classes", "closest"]
+
+# The modules whose classes can be given by name alone, and the base of these classes. A misspelt name is compared with
+# their names.
+PARTS: dict[str, tuple[ModuleType, type]] = {
+    "trainer.callbacks": (lcfl.callbacks, Callback),
+    "method.local_update": (lcfl.methods.local, lcfl.methods.local.LocalUpdate),
+    "method.exchange": (lcfl.methods.exchange, lcfl.methods.exchange.Exchange),
+    "method.exchange.init_args.transforms": (lcfl.methods.exchange.transforms, UploadTransform),
+    "method.aggregation": (lcfl.methods.aggregation, lcfl.methods.aggregation.Aggregation),
+    "method.clustering": (lcfl.methods.clustering, lcfl.methods.clustering.Clustering),
+    "model.network": (lcfl.models, nn.Module),
+    "data.dataset": (lcfl.data.datasets, lcfl.data.datasets.FederatedDataset),
+    "data.dataset.init_args.augmentation": (lcfl.data.augmentation, lcfl.data.augmentation.Augmentation),
+    "data.partition": (lcfl.data.partition, lcfl.data.partition.Partition),
+    "data.client_transforms": (lcfl.data.transforms, lcfl.data.transforms.ClientTransform),
+}
+# The other options that take a class, each with an example.
+OTHERS = {
+    "trainer.logger": "lightning.pytorch.loggers.CSVLogger",
+    "model.optimizer": "torch.optim.Adam",
+    "model.loss": "torch.nn.CrossEntropyLoss",
+    "model.metrics": "torchmetrics.F1Score",
+}
+CLASSES = (*PARTS, *OTHERS)
+
+
+def classes(option: str) -> dict[str, type]:
+    """Returns lcfl's classes for an option or one below it, by their names."""
+    option = re.sub(r"^(model|data)\.init_args\.", r"\1.", option)  # the path of a group whose class is named
+    groups = sorted((name for name in PARTS if f"{option}.".startswith(f"{name}.")), key=len)
+    if not groups:
+        return {}
+    module, base = PARTS[groups[-1]]
+    kinds = {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base and not inspect.isabstract(kind)
+    }
+
+
+def closest(name: str, known: list[str], cutoff: float = 0.6) -> str:
+    """Returns a question that suggests the names closest to a misspelt one, or an empty text."""
+    close = get_close_matches(name, list(dict.fromkeys(known)), n=2, cutoff=cutoff)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
