@@ -74,7 +74,7 @@ class FederatedCLI(LightningCLI):
             "-c",
             "--config",
             action=LayeredConfig,
-            help="A YAML file; may be given several times, and a later file overrides earlier ones.",
+            help="a YAML file, which overrides the files given before it",
         )
         return parser
 

@@ -30,7 +30,9 @@ def parser(words: Sequence[str] = ()) -> LightningArgumentParser:
         words: the words of the command line, which may name a subclass of the data module.
     """
     options = Parser(prog="lcfl partition", description="Prints and draws which client gets which data.")
-    options.add_argument("-c", "--config", action=DataOnly, help="A YAML file; a later file overrides earlier ones.")
+    options.add_argument(
+        "-c", "--config", action=DataOnly, help="a YAML file, which overrides the files given before it"
+    )
     options.add_argument("--out", type=str, default=None, help="The folder for partition.json and partition.png.")
     options.add_group("data", FederatedDataModule, names_class(words, "data"))
     return options
