@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
+from jsonargparse._required import restore_suppressed_required
 
 from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest
 from lcfl.cli.type_errors import WORDS
@@ -34,7 +35,8 @@ class Help(argparse._HelpAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Prints the help and exits."""
         try:
-            text = described(parser, values) if values else parser.format_help()
+            with restore_suppressed_required():  # no option counts as required while a command is parsed
+                text = described(parser, values) if values else parser.format_help()
         except ValueError as error:
             parser.error(f"--help {values}: {error}")
         print(text, end="")

@@ -97,7 +97,8 @@ def test_an_unknown_path_is_reported(fit, path, said):
 def test_the_command_prints_what_was_asked_for(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x"])
     for words, said in {
-        ("--help", "model.network"): "\n  LeNet5 ",
+        ("--help",): "--model.network CLASS ",
+        ("--help", "model.network"): "Required. Type: a class or a function.\n",
         ("--help=data",): "--data.num_clients 100",
         ("-h", "data.partition=Shards"): "--data.partition.shards_per_client",
         ("--model.network.help", "LeNet5"): "--model.network.padding 0\n",
