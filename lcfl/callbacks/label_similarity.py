@@ -19,6 +19,7 @@ from lcfl.distributed.worker import TrainingResult, TrainingTask
 from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
 from lcfl.methods.local import LocalTraining
 from lcfl.server.evaluation import raise_failures
+from lcfl.server.loggers import log_figure
 from lcfl.server.server import Server
 
 __all__ = ["LabelSimilarity", "correlations"]
@@ -89,7 +90,10 @@ class LabelSimilarity(Callback):
         correlation = correlations(divergence_nn, measures)
         write_json(server.run_dir / "label_similarity.json", correlation, indent=2)
         picture = figures.label_similarity(count_nC, divergence_nn, measures["l2"], measures["low_rank_cosine"])
-        figures.save(picture, server.run_dir / "figures" / "label_similarity.png")
+        path = server.run_dir / "figures" / "label_similarity.png"
+        figures.save(picture, path)
+        for logger in server.loggers:
+            log_figure(logger, "figures/label_similarity", picture, path, state.round - 1)
 
     def measures(self, model_nP: Tensor) -> dict[str, Tensor]:
         """Returns ``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``.

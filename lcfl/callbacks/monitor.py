@@ -1,12 +1,14 @@
-"""TensorBoard histograms and figures of the clients: how well each is served, and who is grouped with whom.
+"""Histograms and figures of the clients: how well each is served, and who is grouped with whom.
 
 Legend: N clients, n shown clients, T rounds.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from lightning.fabric.loggers.logger import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choice
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
+from lcfl.server.loggers import log_figure, writer_of
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
 
@@ -32,7 +35,7 @@ OUTSIDE = -1  # cluster of a client that is a newcomer or has left
 
 
 class Monitor(Callback):
-    """Writes histograms and figures to the loggers that accept them, and the figures to ``figures/`` too.
+    """Draws figures into ``figures/`` and for the loggers, and writes histograms to TensorBoard.
 
     Before the first round it draws ``figures/partition``: how many training samples of each class every client has.
     After the warm-up rounds it draws the figures of the clusterings, e.g. ``figures/distances`` (FedClust).
@@ -211,23 +214,19 @@ class Monitor(Callback):
             self._figure(server, f"accuracies_{stage}_{protocol}", figure)
 
     def _figure(self, server: Server, name: str, figure: "Figure") -> None:
-        figures.save(figure, server.run_dir / "figures" / f"{name}.{self.figure_format}")
+        path = server.run_dir / "figures" / f"{name}.{self.figure_format}"
+        figures.save(figure, path)
         figure.set_layout_engine("none")  # keeps the layout, because computing it again is most of the work
-        for writer in self._writers(server, "add_figure"):
-            writer.add_figure(f"figures/{name}", figure, self._step, close=False)  # there is no pyplot window to close
+        for logger in self._loggers(server):
+            log_figure(logger, f"figures/{name}", figure, path, self._step)
 
     def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: NDArray[Any]) -> None:
         if tag not in self._written:
             self._written.add(tag)
-            for writer in self._writers(server, "add_histogram"):
-                writer.add_histogram(tag, values, self._step, bins=borders)
+            for logger in self._loggers(server):
+                if hasattr(writer := writer_of(logger), "add_histogram"):
+                    writer.add_histogram(tag, values, self._step, bins=borders)
 
-    def _writers(self, server: Server, ability: str) -> list[Any]:
-        """Returns the loggers' writers that have the method `ability`.
-
-        Returns none for a step that an earlier process has logged.
-        """
-        if self._step < self._first_step:
-            return []
-        writers = [getattr(logger, "experiment", None) for logger in server.loggers]
-        return [writer for writer in writers if hasattr(writer, ability)]
+    def _loggers(self, server: Server) -> Sequence[Logger]:
+        """Returns the loggers; none for a step that an earlier process has logged."""
+        return server.loggers if self._step >= self._first_step else ()

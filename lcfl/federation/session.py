@@ -4,9 +4,6 @@ import platform
 import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -39,6 +36,7 @@ from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences
 from lcfl.server.evaluation import evaluated_metrics
+from lcfl.server.loggers import fit_logged, forget_from
 from lcfl.server.schedule import Schedule
 from lcfl.server.server import Server
 
@@ -106,7 +104,7 @@ class Session:
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
             (run.path / "summary.json").unlink(missing_ok=True)  # left by an earlier, shorter run
             self._describe(server)
-            metrics = _fit_logged(server, loggers, is_new=self.resumed is None)
+            metrics = fit_logged(server, is_new=self.resumed is None)
             if metrics:
                 write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
             return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
@@ -244,7 +242,7 @@ class Session:
             loggers = chosen
         for logger in loggers:
             if isinstance(logger, TensorBoardLogger) and self.resumed is not None:
-                _forget_from(logger, max(next_round, 0))
+                forget_from(logger, max(next_round, 0))
         return loggers
 
     def _describe(self, server: Server) -> None:
@@ -280,57 +278,6 @@ class Session:
         }
 
 
-def _fit_logged(server: Server, loggers: Sequence[Logger], is_new: bool) -> dict[str, float]:
-    """Fits, and reports to loggers what the run is and how it ended.
-
-    As with Lightning, a run that was stopped is ``failed`` too.
-    """
-    try:
-        for logger in loggers if is_new else ():
-            with suppress(NotImplementedError):  # Fabric's CSVLogger has the method but does not support it
-                logger.log_hyperparams(_readable(server))
-        metrics = server.fit()
-        for logger in loggers if metrics else ():
-            _log_final(logger, metrics, server)
-    except BaseException as error:
-        for logger in loggers:
-            try:
-                logger.finalize("failed")
-            except Exception as another:  # of any kind, because the first error must be raised
-                error.add_note(f"{type(logger).__name__}.finalize: {another}")
-        raise
-    for logger in loggers:
-        logger.finalize("success" if metrics else "failed")
-    return metrics
-
-
-def _readable(server: Server) -> dict[str, Any]:
-    """Returns the configuration for loggers: the run's name and identity, with data and partition in words."""
-    data = server.data
-    words = {
-        "run": f"{server.run_dir.parent.name}/{server.run_dir.name}",
-        "rounds": server.schedule.rounds,
-        "data": _plain(data.dataset),
-        "partition": _plain(data.partition) | {"num_clients": data.num_clients},
-    }
-    return server.identity | words
-
-
-def _plain(part: Any) -> dict[str, Any]:
-    """Returns the class of a part and those of its attributes that are numbers or text."""
-    plain = {name: value for name, value in vars(part).items() if isinstance(value, bool | int | float | str)}
-    return {"class": type(part).__name__} | {name: value for name, value in plain.items() if not name.startswith("_")}
-
-
-def _log_final(logger: Logger, metrics: dict[str, float], server: Server) -> None:
-    """Logs the final metrics, one step after the last round. TensorBoard gets them as HParams too."""
-    step = server.state.round
-    if isinstance(logger, TensorBoardLogger):
-        logger.log_hyperparams(_readable(server), metrics, step)
-    else:
-        logger.log_metrics(metrics, step)
-
-
 def expected(module: FederatedModule, data: FederatedDataModule, method: Method) -> Expected:
     """Returns what a checkpoint of a run with these parts must hold."""
     sizes = {"N": data.num_clients, "S": module.layout.size, "P": module.layout.num_parameters}
@@ -352,19 +299,6 @@ def run_of(path: Path) -> Path:
             "folder checkpoints of its run."
         )
     return run
-
-
-def _forget_from(logger: TensorBoardLogger, step: int) -> None:
-    """Makes TensorBoard drop what an earlier process wrote for `step` and later."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only resumed runs need it
-
-    # TensorBoard orders its files by the second in their names, and the file of a resumed run must come last.
-    written = [int(path.name.split(".")[3]) for path in Path(logger.log_dir).glob("events.out.tfevents.*")]
-    while written and int(time.time()) <= max(written) <= time.time() + 2:
-        time.sleep(0.05)
-    events = logger.experiment.file_writer
-    events.add_event(Event(step=step, file_version="brain.Event:2"))  # the first version with sessions
-    events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _RunView:

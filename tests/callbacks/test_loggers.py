@@ -1,6 +1,7 @@
-"""What loggers receive of a run: its configuration, its rounds, and how it ended."""
+"""What loggers receive of a run: its configuration, its rounds, its figures, and how it ended."""
 
 import csv
+import multiprocessing
 import os
 import signal
 
@@ -9,6 +10,7 @@ from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
 from lightning.fabric.loggers.logger import Logger
 
 from lcfl import Callback, Federation
+from lcfl.callbacks import LabelSimilarity
 from tests.helpers.builders import blobs, blobs_module, fedavg
 
 
@@ -81,7 +83,8 @@ def test_logger_receives_a_complete_run(tmp_path):
     run = fit(tmp_path, logger)
     assert logger.words == [FIRST, 0, 1, 2, 3, "success"]
     assert logger.last == run.metrics
-    assert logger.params["run"] == "lcfl/version_0" and logger.params["data"]["class"] == "Synthetic"
+    assert logger.params["run"] == "lcfl/version_0" and logger.params["data"]["dataset"]["class"] == "Synthetic"
+    assert logger.params["final_models"] == ["global", "after_local"] and logger.params["evaluate_clients"] == 12
 
 
 def test_logger_receives_a_stopped_run_and_its_resumption(tmp_path):
@@ -112,3 +115,57 @@ def test_tensorboard_of_the_run_directory_has_hparams_and_curves_of_metrics_only
     events = b"".join(path.read_bytes() for path in run.path.glob("events.*"))
     assert b"train/loss" in events and b"hp_metric" not in events
     assert b"_hparams_/session_start_info" in events and b"model/optimizer/lr" in events
+    assert b"config/text_summary" in events and b"```yaml" in events
+
+
+class Mlflow(Recorder):
+    """Takes files, as Lightning's MLFlowLogger does through ``MlflowClient.log_artifact``."""
+
+    run_id = "r"
+
+    def __init__(self):
+        super().__init__()
+        self.experiment, self.files = self, set()
+
+    def log_artifact(self, run_id, local_path, artifact_path=None):
+        assert run_id == "r" and os.path.getsize(local_path) > 0
+        self.files.add((artifact_path, os.path.basename(local_path)))
+
+    def log_figure(self, run_id, figure, artifact_file):
+        raise AssertionError("takes the files in place of figures")
+
+
+class Wandb(Recorder):
+    """Takes pictures, as Lightning's WandbLogger does, and must be finished."""
+
+    def __init__(self):
+        super().__init__()
+        self.experiment, self.pictures = self, {}
+
+    def log_image(self, key, images, step=None):
+        assert isinstance(images, list) and all(hasattr(image, "savefig") for image in images)
+        self.pictures[key] = step
+
+    def finish(self, exit_code=None):
+        self.words.append(exit_code)
+
+
+def test_pictures_and_configuration_reach_each_logger_in_its_own_way(tmp_path, pictures):
+    mlflow, wandb = Mlflow(), Wandb()
+    run = fit(tmp_path, [mlflow, wandb, Recorder()], LabelSimilarity())
+    drawn = {path.name for path in (run.path / "figures").iterdir()}
+    assert "label_similarity.png" in drawn and len(drawn) == 4
+    assert mlflow.files == {(None, "config.yaml"), *(("figures", name) for name in drawn)}
+    steps = {f"figures/{os.path.splitext(name)[0]}": 0 if name == "partition.png" else 2 for name in drawn}
+    assert wandb.pictures == steps
+    assert wandb.words == [FIRST, 0, 1, 2, 3, "success"]  # in this process W&B finishes when Python exits
+
+
+def test_a_logger_is_finished_in_a_rank_that_another_process_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "as in a rank")
+    logger = Wandb()
+    fit(tmp_path, logger)
+    assert logger.words[-2:] == ["success", 0]
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        fit(tmp_path, logger, Fails())
+    assert logger.words[-2:] == ["failed", 1]
