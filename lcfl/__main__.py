@@ -92,7 +92,11 @@ def _run(words: list[str], args: list[str] | None) -> None:
         origin = _origin(error)
         if debug or not (origin or isinstance(error, _user_errors())):
             raise
-        sys.exit(f"lcfl: error: {error}{origin}")
+        if origin:  # messages of lcfl itself are of a sensible length
+            from lcfl.core.validation import shortened
+
+            sys.exit(f"lcfl: error: {shortened(str(error))}{origin}")
+        sys.exit(f"lcfl: error: {error}")
     finally:
         warnings.formatwarning = before
 

@@ -162,7 +162,7 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     Args:
         args: the arguments of the command line; None stands for those of this process.
     """
-    if not os.environ.get("LCFL_DEBUG"):  # messages about the seed and the rendezvous are of no interest
+    if not os.environ.get("LCFL_DEBUG"):  # messages about the seed are of no interest
         for name in ("lightning.fabric", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.WARNING)
     ours = logging.getLogger("lcfl")

@@ -7,13 +7,35 @@ from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["CheckedFields", "abbreviated", "check_choice", "check_choices", "check_instance", "check_values"]
+__all__ = [
+    "CheckedFields",
+    "abbreviated",
+    "check_choice",
+    "check_choices",
+    "check_instance",
+    "check_values",
+    "shortened",
+]
+
+FIRST_LINES, LAST_LINES = 10, 4
 
 
 def abbreviated(numbers: Iterable[object], most: int = 5) -> str:
     """Returns the first of some numbers as ``3, 7, ...``, so that a message stays short."""
     words = [str(number) for number in numbers]
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
+
+
+def shortened(text: str, most: int = 1000) -> str:
+    """Returns a text that fits a screen: of more than `most` bytes or 15 lines, only the beginning and the end."""
+    lines = text.splitlines()
+    if len(lines) > FIRST_LINES + LAST_LINES + 1:
+        text = "\n".join([*lines[:FIRST_LINES], "...", *lines[-LAST_LINES:]])
+    content = text.encode(errors="replace")
+    if len(content) <= most:
+        return text
+    half = most // 2 - 3
+    return f"{content[:half].decode(errors='ignore')} ... {content[-half:].decode(errors='ignore')}"
 
 
 # What a value of a type is called in messages. Types that are not listed are not checked.

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from lcfl.core.validation import shortened
+
 __all__ = ["as_input", "as_integers", "check_map_style", "network_dtype", "read_item", "evenly_spaced"]
 
 # Number of items of a map-style data set that are inspected before training, evenly spread from the first to the last.
@@ -44,7 +46,7 @@ def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
     try:
         item = dataset[index]
     except Exception as error:
-        raise ValueError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{where} cannot be read: {type(error).__name__}: {shortened(str(error))}") from error
     if not (isinstance(item, tuple | list) and len(item) == 2):
         got = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")

@@ -3,6 +3,7 @@
 import ctypes
 import faulthandler
 import gc
+import logging
 import math
 import multiprocessing
 import os
@@ -23,6 +24,8 @@ import torch
 from lightning.fabric import Fabric
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from lcfl.core.validation import shortened
+
 __all__ = [
     "STRATEGIES",
     "LostRankError",
@@ -37,8 +40,12 @@ __all__ = [
 
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CONSEQUENCE = "\nThe above exception was the direct cause"  # the end of what `lcfl.__main__` reads
+NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
 NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
+# Who reports how ranks are started and ended, and the lowest level of what is of interest.
+REPORTERS = {"lightning.fabric.utilities.distributed": logging.WARNING, "torch.multiprocessing.spawn": logging.ERROR}
 LOST = -1  # a rank has failed, so ranks that wait for it need not finish the round
 
 
@@ -225,6 +232,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences what Lightning and torch report about starting and ending ranks, unless ``LCFL_DEBUG`` is set."""
+    loggers = (
+        {} if os.environ.get("LCFL_DEBUG") else {logging.getLogger(name): level for name, level in REPORTERS.items()}
+    )
+    before = {logger: logger.level for logger in loggers}
+    for logger, level in loggers.items():
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, level in before.items():
+            logger.setLevel(level)
+
+
 def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     """Calls ``function(fabric, flag, *args)`` on every rank and returns what rank 0 returned.
 
@@ -239,7 +262,7 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     errors = None if start_method is None else multiprocessing.get_context(start_method).SimpleQueue()
     guarded = _Guarded(function, flag, errors, os.getpid())
     environ = dict(os.environ)
-    with handlers_kept(), one_thread():
+    with handlers_kept(), one_thread(), quiet():
         # Ranks that were started elsewhere first have to meet (`Ranks`). Until then, one of them may wait for another
         # that has failed, in a call that no Python handler interrupts. The signal that is sent then must end it.
         if launcher is None or start_method is not None:
@@ -286,15 +309,33 @@ class _Guarded:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Returns the exception if it survives pickling and is small enough for a pipe, else one with its text."""
+    """Returns the exception if pickling does not change it and it is small enough for a pipe.
+
+    Otherwise returns the most similar one: of its type, a base class or RuntimeError, with its text, shortened.
+    """
+    if _survives(error, str(error)):
+        return error
+    said = shortened(str(error))
+    # The last frames before what lcfl raised for the exception name the place in the user's code.
+    parts = [note.partition(CONSEQUENCE) for note in getattr(error, "__notes__", [])[-2:]]
+    notes = [before[-NOTE_CHARACTERS:] + mark for before, mark, _ in parts]
+    for kind in type(error).__mro__:
+        text = said if kind is type(error) else f"{type(error).__name__}: {said}"
+        with suppress(Exception):  # of any kind, because the constructor may want other arguments
+            similar: BaseException = (RuntimeError if kind in (Exception, BaseException) else kind)(text)
+            similar.__notes__ = notes
+            if _survives(similar, text):
+                return similar
+    return RuntimeError(f"{type(error).__name__}: {said}")
+
+
+def _survives(error: BaseException, text: str) -> bool:
+    """Returns whether the exception says `text` after pickling, and is small enough for a pipe."""
     try:
         pickled = pickle.dumps(error)
-        pickle.loads(pickled)
+        return len(pickled) <= PIPE_BYTES and str(pickle.loads(pickled)) == text
     except Exception:
-        pickled = None
-    if pickled is None or len(pickled) > PIPE_BYTES:
-        return RuntimeError(f"{type(error).__name__}: {error}"[: PIPE_BYTES // 4])
-    return error
+        return False
 
 
 def _cause(error: Exception, errors: Any, flag: StopFlag) -> BaseException:

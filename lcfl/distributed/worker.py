@@ -19,7 +19,7 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink, all_finite
-from lcfl.core.validation import abbreviated
+from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
@@ -35,6 +35,8 @@ from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
+
+LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
 __all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
 
@@ -196,8 +198,8 @@ class Worker:
         except ClientOutputError as error:
             return Failure(f"{task}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:
-            message = f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {error}"
-            return Failure(message, traceback.format_exc())
+            said = shortened(str(error))
+            return Failure(f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {said}", details_of(error))
 
     def train(self, task: TrainingTask, engine: SequentialEngine | None = None) -> TrainingResult:
         """Carries out one client's part of a round. All its random draws are addressed by (seed, round, client).
@@ -254,6 +256,14 @@ class Worker:
                 rows = torch.from_numpy(np.searchsorted(union, indices))
                 results[seen, key] = measure(engine.module, scores[rows], targets[rows])
         return [results[key] for key in keys]
+
+
+def details_of(error: Exception) -> str:
+    """Returns the traceback of an exception, with long messages shortened."""
+    text = "".join(traceback.format_exception(error))
+    for each in (error, error.__cause__, error.__context__):
+        text = text.replace(str(each), shortened(str(each), LONGEST_IN_TRACEBACK))
+    return text
 
 
 def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:

@@ -191,22 +191,44 @@ class Broken(Dataset):
         if index == 101:
             raise OSError("the disk is gone")
         return torch.zeros(4), index % 2
+
+class Talkative(Broken):
+    targets = [index % 2 for index in range(200)]  # so that only training reads every item
+    def __getitem__(self, index):
+        if index == 101:
+            raise OSError("these are gone:" + 9_000 * "\\nfile" + 90_000 * "x" + " and the last")
+        return torch.zeros(4), index % 2
 """
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_broken_item_is_two_lines_with_client_item_and_cause(monkeypatch, tmp_path, devices):
-    monkeypatch.delenv("LCFL_DEBUG", raising=False)
-    (tmp_path / "broken_items.py").write_text(BROKEN)
-    data = "{class_path: Datasets, init_args: {train: {class_path: broken_items.Broken}, num_classes: 2}}"
+def broken_items(folder, kind, devices):
+    """Returns what the command says about a broken item, as its lines."""
+    (folder / "broken_items.py").write_text(BROKEN)
+    data = f"{{class_path: Datasets, init_args: {{train: {{class_path: broken_items.{kind}}}, num_classes: 2}}}}"
     layer = f"{{data: {{dataset: {data}, partition: IID, num_clients: 4, client_transforms: []}}, model: {{network: "
     layer += "{class_path: lcfl.models.MLP, init_args: {in_features: 4, num_classes: 2}}}}"
     words = ["fit", *SYNTHETIC, *FEDAVG, *SMALL, "-c", layer, f"--trainer.devices={devices}"]
     with pytest.raises(SystemExit) as ended:
-        __main__.main([str(word) for word in words])
-    said, place = str(ended.value.code).splitlines()
+        __main__.main([*map(str, words), "--trainer.clients_per_round=4"])
+    return str(ended.value.code).splitlines()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_broken_item_is_two_lines_with_item_and_cause(monkeypatch, tmp_path, devices):
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    said, place = broken_items(tmp_path, "Broken", devices)
     assert re.search(r"item 101 of train cannot be read: OSError: the disk is gone$", said), said
     assert f"at {tmp_path}/broken_items.py, line 10" in place
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_error_with_a_long_message_is_one_screen_whatever_the_rank(monkeypatch, tmp_path, devices):
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    said, *rest, last, place = broken_items(tmp_path, "Talkative", devices)
+    expected = r"client \d, round 0, rank \d: .*item 101 of train cannot be read: OSError: these are gone:$"
+    assert re.search(expected, said), said
+    assert len(rest) < 15 and sum(map(len, rest)) < 1000 and last.endswith("x and the last")
+    assert f"ClientError at {tmp_path}/broken_items.py, line 17" in place
 
 
 def test_a_closed_pipe_ends_a_command_quietly():

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from lcfl.core.validation import CheckedFields, abbreviated, check_choice, check_choices, check_instance
+from lcfl.core.validation import CheckedFields, abbreviated, check_choice, check_choices, check_instance, shortened
 
 Colour = Literal["red", "green", "blue"]
 
@@ -90,3 +90,11 @@ def test_an_object_of_another_class_is_refused(given, got):
 
 def test_a_long_list_of_numbers_is_abbreviated():
     assert (abbreviated([]), abbreviated([1, 2]), abbreviated(range(9), 3)) == ("", "1, 2", "0, 1, 2, ...")
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    assert shortened("a\nb" * 7) == "a\nb" * 7
+    assert shortened("begin " + "é" * 1000 + " end", 100).startswith("begin éé")
+    assert len(shortened("begin " + "é" * 1000 + " end", 100).encode()) <= 100
+    assert shortened("begin " + "é" * 1000 + " end", 100).endswith("éé end")
+    assert shortened("\n".join(map(str, range(100)))).split() == [*map(str, range(10)), "...", "96", "97", "98", "99"]
