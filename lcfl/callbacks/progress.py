@@ -293,11 +293,13 @@ def make_console() -> "Console":
     """Returns a console for the current standard output.
 
     It is a new console each time, so that none is kept or pickled. In a notebook it prints plain text, because rich
-    would make every line an output of its own.
+    would make every line an output of its own. It would also take the notebook for a terminal, which Jupyter asks for
+    with ``FORCE_COLOR``.
     """
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False)
+    is_terminal = False if in_notebook() else None  # None lets rich find out
+    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False, force_terminal=is_terminal)
 
 
 def in_notebook() -> bool:

@@ -45,7 +45,11 @@ NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
 NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
 # Who reports how ranks are started and ended, and the lowest level of what is of interest.
-REPORTERS = {"lightning.fabric.utilities.distributed": logging.WARNING, "torch.multiprocessing.spawn": logging.ERROR}
+REPORTERS = {
+    "lightning.fabric": logging.WARNING,
+    "lightning.pytorch": logging.WARNING,
+    "torch.multiprocessing.spawn": logging.ERROR,
+}
 LOST = -1  # a rank has failed, so ranks that wait for it need not finish the round
 
 

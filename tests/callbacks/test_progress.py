@@ -274,9 +274,12 @@ def test_a_bar_is_left_in_few_columns(width):
 
 def test_a_notebook_has_one_live_line(monkeypatch, capsys):
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
     play(fake(rounds=4), until=4, metrics=METRICS)
-    lines = capsys.readouterr().out.split("\n")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "━ warm-up" not in out
+    lines = out.split("\n")
     live = next(line for line in lines if "\r" in line)
     assert [text.split("  ")[0] for text in live.split("\r")[1:]] == [f"round {n}/4" for n in range(1, 5)]
     assert sum("\r" in line for line in lines) == 1
