@@ -62,7 +62,7 @@ from lcfl.methods.clustering import (
         ),
         (GreedyIncentive, {"rule": "loose"}, "rule='loose'; allowed are relative and strict"),
         (GreedyIncentive, {"factorised": "models"}, "factorised='models'; allowed are updates and similarities"),
-        (GreedyIncentive, {"layers": "last"}, "layers='last'; allowed are output and all"),
+        (GreedyIncentive, {"layers": []}, r"layers=\[\]; give output, all, or the name of at least one"),
         (GreedyIncentive, {"theta": 0.0}, "theta=0.0; it must lie in"),
         (GreedyIncentive, {"candidates": 1.5}, "candidates=1.5"),
         (GreedyIncentive, {"explained_variance": 0.0}, "explained_variance=0.0"),
