@@ -111,8 +111,10 @@ class FederatedCLI(LightningCLI):
         """
         for option, kind in {"data.dataset": FederatedDataset, "data.partition": Partition}.items():
             self.parser.add_instantiator(functools.partial(_instantiated, option), kind)
-        for group in ("trainer", "model", "data", "method"):
-            check_given(self._get(self.config, group), group)
+        kinds: dict[str, type] = {"trainer": Federation, "method": Method}
+        kinds |= {"model": self._model_class, "data": self._datamodule_class}
+        for group, its_class in kinds.items():
+            check_given(self._get(self.config, group), group, its_class)
         _keep_functions(self.parser, self._get(self.config, "model"))
 
     def instantiate_classes(self) -> None:

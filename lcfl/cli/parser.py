@@ -21,12 +21,14 @@ from lcfl.cli.layered_config import as_layers
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core import renamed
 from lcfl.core.renamed import current_path
+from lcfl.core.validation import check_values
 
 __all__ = ["Parser", "Seed", "check_given"]
 
 # Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 class Parser(LightningArgumentParser):
@@ -74,17 +76,18 @@ class Parser(LightningArgumentParser):
         self.exit(2, f"lcfl: error: {_explained(message, parser)}\n{program} --help shows all options.\n")
 
 
-def check_given(config: Any, option: str) -> None:
-    """Checks that every number is finite and that all arguments are given that have neither a type nor a default.
+def check_given(config: Any, option: str, kind: type | None = None) -> None:
+    """Checks that every number is finite, and that null is given only for arguments that may be null.
 
-    The parser would pass None for a missing one.
+    The parser accepts null for every argument, and passes it for one that is missing and has no type.
 
     Args:
         config: the parsed configuration of the option.
         option: the name of the option, for the message.
+        kind: the class whose arguments `config` holds, if it does not name the class.
 
     Raises:
-        ValueError: for NaN or infinity, or if such an argument is missing. The message names the first one.
+        ValueError: names the first option with such a value.
     """
     if isinstance(config, float) and not isfinite(config):
         raise ValueError(f"{option}: got {config}; it must be a finite number.")
@@ -93,15 +96,18 @@ def check_given(config: Any, option: str) -> None:
             check_given(item, f"{option}.{key}")
     if not isinstance(config, Namespace):
         return
-    if "class_path" in config:
-        given = config.get("init_args") or Namespace()  # type: ignore[no-untyped-call]
-        for name, parameter in _parameters(config["class_path"]).items():
-            is_bare = parameter.default is parameter.annotation is Parameter.empty
-            if is_bare and name in given and given[name] is None:
-                raise ValueError(
-                    f"{option}: {config['class_path']} needs {name}: set {option}.init_args.{name}. It has neither a "
-                    "type nor a default in the code, so null counts as missing."
-                )
+    named = config.get("class_path")
+    given = (config.get("init_args") or Namespace()) if named else config  # type: ignore[no-untyped-call]
+    for name, parameter in _parameters(named or kind).items():
+        if name not in given or given[name] is not None or parameter.default is None:
+            continue
+        argument = f"{option}.init_args.{name}" if named else f"{option}.{name}"
+        if parameter.default is parameter.annotation is Parameter.empty:
+            raise ValueError(
+                f"{option}: {named} needs {name}: set {argument}. It has neither a type nor a default in the "
+                "code, so null counts as missing."
+            )
+        check_values(argument, {name: (parameter.annotation, None)})
     for name, value in vars(config).items():
         check_given(value, f"{option}.{name}")
 
@@ -182,10 +188,21 @@ def _peeled(message: str) -> tuple[list[str], str, str]:
     return options, kind, message
 
 
-def _parameters(kind: str) -> Mapping[str, Parameter]:
-    """Returns the parameters of the class or function at an import path; none if they cannot be read."""
-    module, _, name = kind.rpartition(".")
+def _parameters(kind: Any) -> Mapping[str, Parameter]:
+    """Returns the parameters of a class or function, or of the one at an import path; none if they cannot be read.
+
+    If a class has ``**options``, those of its base class are included.
+    """
+    found: dict[str, Parameter] = {}
     try:
-        return inspect.signature(getattr(import_module(module), name)).parameters
+        if isinstance(kind, str):
+            module, _, name = kind.rpartition(".")
+            kind = getattr(import_module(module), name)
+        for each in getattr(kind, "__mro__", (kind,)):
+            parameters = inspect.signature(each).parameters.values()
+            found = {each.name: each for each in parameters if each.kind not in VARIADIC} | found
+            if all(each.kind is not Parameter.VAR_KEYWORD for each in parameters):
+                break
     except (ImportError, TypeError, ValueError):  # the path leads to a method of a class or to a builtin
-        return {}
+        pass
+    return found

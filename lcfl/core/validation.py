@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from inspect import Parameter
 from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -38,9 +39,11 @@ def shortened(text: str, most: int = 1000) -> str:
     return f"{content[:half].decode(errors='ignore')} ... {content[-half:].decode(errors='ignore')}"
 
 
-# What a value of a type is called in messages. Types that are not listed are not checked.
+# What a value of a type is called in messages.
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 WORDS |= {Sequence: "a list", tuple: "a list", dict: "a mapping"}
+OBJECT = "a class"
+UNCHECKED = (Any, object, NoneType, Parameter.empty)  # annotations that allow null
 
 
 class CheckedFields:
@@ -84,11 +87,12 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
     """
     for name, (annotation, value) in values.items():
         kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-        words = [WORDS.get(get_origin(kind) or kind) for kind in kinds]
+        words = [_word(kind) for kind in kinds]
         is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
         if (value is None and all(words)) or is_nan:
             got = "null" if value is None else value
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
+            allowed = [word for word in allowed if word != OBJECT] or [OBJECT]  # a tensor, a path: not in a file
             raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(allowed)}.")
 
 
@@ -132,6 +136,14 @@ def check_instance(name: str, value: object, kind: type, more: str = "") -> None
     if not isinstance(value, kind):
         got = f"the class {value.__name__}, not an instance of it" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name}: got {got}; it must be an instance of {kind.__name__}.{more}")
+
+
+def _word(kind: Any) -> str | None:
+    """Returns what a value of a type is called in messages; None for a type that allows null."""
+    if get_origin(kind) is Literal:
+        return None if None in get_args(kind) else " or ".join(map(str, get_args(kind)))
+    kind = get_origin(kind) or kind
+    return WORDS.get(kind, OBJECT if isinstance(kind, type) and kind not in UNCHECKED else None)
 
 
 def _choices(annotation: Any) -> list[object]:

@@ -31,6 +31,7 @@ from lcfl.data.views import View, ViewedSamples, seen_labels
 __all__ = ["FederatedDataModule", "errors_of"]
 
 
+MOST_CLIENTS = 10**7  # the server keeps numbers for each
 Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
 
 
@@ -250,6 +251,8 @@ class FederatedDataModule(LightningDataModule):
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}")
+        if self.num_clients > MOST_CLIENTS:
+            raise ValueError(f"data.num_clients: got {self.num_clients}; at most {MOST_CLIENTS} are allowed.")
         self._check_newcomers_and_leavers()
         for name, fraction in {"test_fraction": self.test_fraction, "val_fraction": self.val_fraction}.items():
             if not 0 <= fraction < 1:
@@ -272,15 +275,15 @@ class FederatedDataModule(LightningDataModule):
                 f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
                 f"{self.num_clients - 1} and fractions in [0, 1)."
             )
-        known = set(range(self.num_clients)) - set(self.newcomer_clients)
+        newcomers = set(self.newcomer_clients)
         for client, number in self.leavers.items():
-            if client not in known or number < 0:
+            if not 0 <= client < self.num_clients or client in newcomers or number < 0:
                 raise ValueError(
                     f"data.leavers: got client {client}, round {number}; allowed are client numbers from 0 to "
                     f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
                 )
-        if len(self.leavers) == len(known):
-            raise ValueError(f"data.leavers: all {len(known)} clients leave; at least one must stay.")
+        if len(self.leavers) == self.num_initial_clients:
+            raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
 
     def _split(self, shares: ClientShares, samples: Samples) -> Split:
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0

@@ -42,6 +42,7 @@ STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CONSEQUENCE = "\nThe above exception was the direct cause"  # the end of what `lcfl.__main__` reads
 NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
+MOST_RANKS = 1024
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
 NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
 # Who reports how ranks are started and ended, and the lowest level of what is of interest.
@@ -126,6 +127,8 @@ def resolve_placement(
     num_ranks = (devices if isinstance(devices, int) else len(devices)) * num_nodes
     if num_ranks < 1:
         raise ValueError(f"trainer: got devices={devices}, num_nodes={num_nodes}; at least one of each is needed.")
+    if num_ranks > MOST_RANKS:
+        raise ValueError(f"trainer.devices: got {devices}; at most {MOST_RANKS} processes can be started on a machine.")
     if accelerator == "cpu" and num_ranks > usable_cores():
         warnings.warn(
             f"trainer.devices: got {devices}, but only {usable_cores()} cores can be used; more processes than cores "

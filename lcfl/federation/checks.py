@@ -174,6 +174,11 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
             raise ValueError(
                 f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
             )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} got differentiable=True, but no gradient goes through a "
+            "local run. Leave it out."
+        )
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(
@@ -222,12 +227,18 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         )
     labels = torch.zeros(2, dtype=torch.int64, device=scores.device)
     try:
-        module.loss(scores, labels)
+        loss = module.loss(scores, labels)
     except Exception as error:
         raise ValueError(
             f"model.loss: {type(module.loss).__name__} cannot take scores {list(scores.shape)} and labels [2] "
             f"({type(error).__name__}: {error}). Use one that can, e.g. CrossEntropyLoss, or wrap it."
         ) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"model.loss: {type(module.loss).__name__} gives {got} for two samples; it must give one number, e.g. with "
+            "reduction=mean."
+        )
     for name, metric in module.metrics.items():
         _check_metric(name, copy.deepcopy(metric), scores, labels)
     if module.buffer_policy != "average" and module.buffer_layout is None:

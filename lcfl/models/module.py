@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lcfl.core import rng
 from lcfl.core.metric_names import SUMMARIES
 from lcfl.core.validation import check_choice
+from lcfl.models.construction import constructed
 from lcfl.models.layout import Layout
 from lcfl.models.pretrained import load_weights
 from lcfl.models.split_network import NetworkFactory
@@ -85,9 +86,9 @@ class FederatedModule(pl.LightningModule):
 
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step
-            or optimizer of its own, or one without the layer `cut`, a factory whose networks share parameters, a file
-            `init_from` that does not fit the network, an unknown `buffer_policy`, or a metric with a name that lcfl
-            uses itself.
+            or optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit
+            into memory, a factory whose networks share parameters, a file `init_from` that does not fit the network,
+            an unknown `buffer_policy`, or a metric with a name that lcfl uses itself.
 
     Attributes:
         layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
@@ -118,7 +119,7 @@ class FederatedModule(pl.LightningModule):
                 raise ValueError(f"model.{name}: got {weight}; the weight of a regulariser must be a number >= 0.")
         check_choice("model.buffer_policy: got ", buffer_policy, get_args(BufferPolicy))
         self.make_network = network
-        self.network = network()
+        self.network = constructed(network)
         own = [name for name in STEPS if getattr(type(self.network), name, None) not in (None, getattr(PLAIN, name))]
         if isinstance(self.network, PLAIN) and own:
             raise ValueError(
@@ -162,6 +163,7 @@ class FederatedModule(pl.LightningModule):
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )
         for metric in self.metrics.values():
+            del metric.distributed_available_fn  # a metric that was given a module for it would refuse a function
             metric.distributed_available_fn = _never  # ranks evaluate different clients, so there is nothing to sum
         self.pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None

@@ -3,13 +3,78 @@
 import sys
 
 import pytest
+from jsonargparse import Namespace
 
 from lcfl.cli.commands import partition
-from lcfl.cli.parser import Parser
+from lcfl.cli.parser import Parser, check_given
+from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.partition import IID
+from lcfl.federation.federation import Federation
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
 from tests.helpers.commandline import FIT, SYNTHETIC, failure, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
+
+
+class Module(FederatedModule):
+    def __init__(self, *args, penalty: float = 0.0, **options):
+        super().__init__(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "must_be"),
+    [
+        (Federation, "rounds", "a whole number"),
+        (Federation, "default_root_dir", "a text"),
+        (Federation, "enable_checkpointing", "true or false"),
+        (Federation, "accelerator", "auto or cpu or cuda or gpu"),
+        (Method, "clustering", "a list"),
+        (FederatedModule, "network", "a class"),
+        (FederatedModule, "optimizer", "a class"),
+        (FederatedModule, "cluster_weight", "a number"),
+        (FederatedDataModule, "pool", "train or all"),
+        (FederatedDataModule, "client_transforms", "a list"),
+        (FederatedDataModule, "dataset", "a class"),
+        ("torch.optim.SGD", "lr", "a number"),
+        ("torch.optim.SGD", "momentum", "a number"),
+        ("torch.optim.SGD", "nesterov", "true or false"),
+        ("torch.optim.Adam", "betas", "a list"),
+        ("torch.nn.CrossEntropyLoss", "label_smoothing", "a number"),
+        ("lcfl.models.MLP", "in_features", "a whole number"),
+        ("lcfl.models.MLP", "hidden", "a list"),
+        ("lcfl.data.datasets.Synthetic", "separation", "a number"),
+        ("lcfl.callbacks.Checkpoint", "every_n_rounds", "a whole number"),
+        (f"{__name__}.Module", "penalty", "a number"),
+        (f"{__name__}.Module", "global_weight", "a number"),
+    ],
+)
+def test_null_is_refused_where_an_argument_needs_a_value(kind, argument, must_be):
+    given, option, named = Namespace({argument: None}), f"a.{argument}", kind
+    if isinstance(kind, str):
+        given, option, named = Namespace(class_path=kind, init_args=given), f"a.init_args.{argument}", None
+    with pytest.raises(ValueError) as error:
+        check_given(given, "a", named)
+    assert str(error.value) == f"{option}: got {argument}=null; it must be {must_be}."
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument"),
+    [
+        (Federation, "callbacks"),
+        (Federation, "final_models"),
+        (FederatedModule, "loss"),
+        (FederatedDataModule, "leavers"),
+        ("torch.optim.SGD", "foreach"),
+        ("torch.nn.CrossEntropyLoss", "weight"),
+    ],
+)
+def test_null_is_accepted_where_it_is_a_value(kind, argument):
+    given = Namespace({argument: None})
+    if isinstance(kind, str):
+        check_given(Namespace(class_path=kind, init_args=given), "a")
+    else:
+        check_given(given, "a", kind)
 
 
 def test_every_command_finds_classes_in_the_current_folder(monkeypatch, tmp_path):

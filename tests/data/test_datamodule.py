@@ -228,6 +228,7 @@ def test_all_but_own_split_need_official_test_images(protocol):
     ("options", "words"),
     [
         ({"num_clients": 0}, "data.num_clients must be at least 1, got 0"),
+        ({"num_clients": 2**62}, r"data.num_clients: got 4611686018427387904; at most 10000000"),
         ({"batch_size": 0}, "data.batch_size"),
         ({"test_fraction": 1.0}, r"data.test_fraction must lie in \[0, 1\), got 1.0"),
         ({"val_fraction": -0.1}, "data.val_fraction"),

@@ -241,6 +241,12 @@ def test_synthetic_is_a_function_of_its_seed():
         Synthetic(num_classes=0)
 
 
+@pytest.mark.parametrize("option", ["num_classes", "num_features", "samples_per_class", "test_per_class"])
+def test_synthetic_samples_that_do_not_fit_into_memory_are_refused(option):
+    with pytest.raises(ValueError, match=r"^Synthetic: the samples need at least .* GiB of memory, but this machine"):
+        Synthetic(**{option: 2**62})
+
+
 @pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_classes=3), CIFAR100(), MNIST(), EMNIST("letters")])
 def test_random_like_has_shape_and_classes_without_files(dataset):
     stand_in = RandomLike(dataset, num_samples=400, seed=1)

@@ -69,6 +69,11 @@ def test_an_invalid_number_of_ranks_is_an_error(started, devices, num_nodes):
         resolve_placement("cpu", devices, num_nodes, "auto", most=5)
 
 
+def test_too_many_ranks_are_an_error(started):
+    with pytest.raises(ValueError, match=r"trainer.devices: got 4611686018427387904; at most 1024 processes"):
+        resolve_placement("cpu", 2**62, 1, "auto", most=5)
+
+
 def test_an_empty_list_of_gpus_is_an_error(started):
     with pytest.raises(ValueError, match=r"got devices=\[\]"):
         resolve_placement("cuda", [], 1, "auto", most=5)

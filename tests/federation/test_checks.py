@@ -412,3 +412,23 @@ def test_errors_come_before_any_data_is_loaded(tmp_path, monkeypatch, options, m
     with pytest.raises(ValueError, match=words):
         federation.fit(module(), data, method())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"optimizer": partial(torch.optim.SGD, lr=0.1, differentiable=True)}, r"SGD got differentiable=True, but no"),
+        ({"optimizer": partial(torch.optim.Adam, lr=0.1, weight_decay=float("inf"))}, "Adam got weight_decay=inf"),
+    ],
+)
+def test_optimizers_that_cannot_train_are_refused(options, says):
+    with pytest.raises(ValueError, match=rf"^model\.optimizer: {says}"):
+        check_method(fedavg(), FederatedModule(partial(MLP, 16), **options), 4)
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    module = blobs_module(loss=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(
+        ValueError, match=r"^model\.loss: CrossEntropyLoss gives shape \[2\] for two samples; it must give one"
+    ):
+        check_network(module, blobs())

@@ -175,19 +175,25 @@ REFUSED = {
     ),
     "null for a number of the trainer": (
         layer("trainer: {rounds: null}"),
-        ["Federation: got rounds=null", "a whole number"],
+        ["trainer.rounds: got rounds=null", "a whole number"],
     ),
-    "null for a share": (layer("trainer: {client_dropout: null}"), ["Federation: got client_dropout=null", "a number"]),
-    "null for a name": (layer("trainer: {name: null}"), ["Federation: got name=null", "a text"]),
+    "null for a share": (
+        layer("trainer: {client_dropout: null}"),
+        ["trainer.client_dropout: got client_dropout=null", "a number"],
+    ),
+    "null for a name": (layer("trainer: {name: null}"), ["trainer.name: got name=null", "a text"]),
     "null for a number of the method": (
         ["--method.local_update.lr_decay=null"],
-        ["LocalTraining: got lr_decay=null", "a number"],
+        ["method.local_update.init_args.lr_decay: got lr_decay=null", "a number"],
     ),
     "null for a list of the method": (
         layer("method: {exchange: {init_args: {transforms: null}}}"),
-        ["CentreAndEmbedding: got transforms=null", "a list"],
+        ["method.exchange.init_args.transforms: got transforms=null", "a list"],
     ),
-    "null for the clusterings": (layer("method: {clustering: null}"), ["Method: got clustering=null", "a list"]),
+    "null for the clusterings": (
+        layer("method: {clustering: null}"),
+        ["method.clustering: got clustering=null", "a list"],
+    ),
     "null for a number of the data": (
         layer("data: {val_fraction: null}"),
         ["data.val_fraction: got val_fraction=null", "a number"],
@@ -198,9 +204,12 @@ REFUSED = {
     ),
     "null for a number of the partition": (
         ["--data.partition.classes_per_client=null"],
-        ["Pathological: got classes_per_client=null", "a whole number"],
+        ["data.partition.init_args.classes_per_client: got classes_per_client=null", "a whole number"],
     ),
-    "null for a weight": (layer("model: {cluster_weight: null}"), ["model.cluster_weight: got None", "a number >= 0"]),
+    "null for a weight": (
+        layer("model: {cluster_weight: null}"),
+        ["model.cluster_weight: got cluster_weight=null", "a number"],
+    ),
     "a number of steps that never ends": (
         ["--method.local_update.steps=4611686018427387904"],
         ["method.local_update", "steps=4611686018427387904", "at most 1000000", "trainer.rounds"],

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from lcfl.core import rng
+from lcfl.core.memory import check_memory
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.samples import Samples, TensorSamples
 
@@ -56,6 +57,8 @@ class Synthetic(FederatedDataset):
                 f"separation must be at least 0; got {num_classes}, {num_features}, {samples_per_class}, "
                 f"{test_per_class} and {separation}"
             )
+        numbers = num_classes * (samples_per_class + test_per_class) * num_features
+        check_memory("Synthetic: the samples need", 8 * numbers, "Lower the number of samples, classes or features.")
         self.shape, self.num_classes = (num_features,), num_classes
         self._per_class = (samples_per_class, test_per_class)
         self._separation, self._seed = separation, seed

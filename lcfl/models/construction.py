@@ -1,0 +1,54 @@
+"""The construction of a network whose arguments may be unusable."""
+
+from math import prod
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lcfl.core.memory import check_memory
+from lcfl.models.split_network import NetworkFactory
+
+__all__ = ["constructed"]
+
+
+def constructed(network: NetworkFactory) -> nn.Module:
+    """Returns a new network.
+
+    Raises:
+        ValueError: if it cannot be made with its arguments, if a layer is empty, or, before anything is allocated, if
+            its layers need more memory than the machine has.
+    """
+    try:
+        with _BoundedMemory():
+            made = network()
+    except (RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]  # torch adds the frames of its own code
+        raise ValueError(
+            f"model.network: it cannot be made with its arguments ({type(error).__name__}: {reason}). Sizes of layers "
+            "must be whole numbers of at least 1."
+        ) from error
+    for name, parameter in made.named_parameters():
+        if not is_lazy(parameter) and parameter.numel() == 0:
+            raise ValueError(
+                f"model.network: {type(made).__name__} has the parameter {name} of shape {list(parameter.shape)}, "
+                "which is empty. Sizes of layers must be at least 1."
+            )
+    return made
+
+
+class _BoundedMemory(TorchDispatchMode):
+    """Adds up the sizes of the tensors that are created, and refuses one with which they no longer fit into memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation of torch, after a check of the size if it creates a tensor."""
+        size = args[0] if args else ()
+        if isinstance(size, list | tuple) and all(isinstance(length, int) for length in size):
+            self.num_bytes += 4 * prod(size)  # parameters are float32
+            check_memory("model.network: its layers need", self.num_bytes, "Lower their sizes.")
+        return func(*args, **(kwargs or {}))
