@@ -27,6 +27,7 @@ NO_SPLITTING = (
     " Strategies that split one model over devices (fsdp, deepspeed) are not supported: a client's model fits on one "
     "device."
 )
+MOST_ROUNDS = 10**7  # with more, no run would end
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
@@ -151,6 +152,8 @@ class Settings(CheckedFields):
             raise ValueError(
                 f"trainer: got rounds={self.rounds}, evaluate_every={self.evaluate_every}; neither may be negative."
             )
+        if self.rounds > MOST_ROUNDS:
+            raise ValueError(f"trainer.rounds: got {self.rounds}; at most {MOST_ROUNDS} are allowed.")
         for option in ("evaluate_models", "final_models"):
             for kind in getattr(self, option) or ():
                 check_choice(f"trainer.{option}: got ", kind, get_args(ModelKind))

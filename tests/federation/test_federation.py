@@ -19,6 +19,7 @@ from tests.helpers.builders import blobs, blobs_module, fedavg
     ("settings", "message"),
     [
         ({"rounds": -1}, "trainer: got rounds=-1, evaluate_every=10; neither may be negative"),
+        ({"rounds": 2**62}, "trainer.rounds: got 4611686018427387904; at most 10000000 are allowed"),
         ({"evaluate_every": -1}, "trainer: got rounds=100, evaluate_every=-1; neither"),
         ({"strategy": "fsdp"}, "trainer.strategy: got 'fsdp'; .* a client's model fits on one device"),
         ({"precision": "64-true"}, "trainer.precision: got '64-true'; allowed are 32-true, .* aggregated in float32"),
