@@ -38,7 +38,9 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
             if isinstance(new, str) or (isinstance(new, dict) and "class_path" in new):
                 below[key] = Namespace(class_path=old["class_path"])  # type: ignore[no-untyped-call]
             elif isinstance(new, dict) and "init_args" in old:
-                forget(old["init_args"], new.get("init_args", new))
+                arguments = new.get("init_args", new)
+                if isinstance(arguments, dict):  # the parser refuses anything else
+                    forget(old["init_args"], arguments)
         elif isinstance(old, Namespace) and isinstance(new, dict):
             forget(old, new)
 

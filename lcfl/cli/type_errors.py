@@ -13,10 +13,12 @@ WORDS = {
     "null": "null",
     "dict": "a mapping",
     "list": "a list",
+    "tuple": "a list",
     "Iterable": "a list",
     "Sequence": "a list",
 }
-CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key)")
+CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|'\w+' object)")
+NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
 UNION = re.compile(
     r"Does not validate against any of the Union subtypes\s+Subtypes: .*\s+Errors:\n(?P<errors>.*?)"
@@ -41,6 +43,8 @@ def without_types(message: str) -> str:
     alone is the message.
     """
     message = PATH.sub(" ", CALLABLE.sub("", message))
+    if match := NO_MAPPING.search(message):
+        return f"{message[: match.start()]}expected a mapping as init_args, got {WORDS.get(match[1], match[1])}"
     if match := UNION.search(message):
         lines = re.split(r"(?:^|\n)\s*- (?=Expected|Not a valid|Import path|[A-Z]\w+: |Problem)", match["errors"])
         reasons = [line.strip() for line in lines if line.strip()]

@@ -24,7 +24,15 @@ from lcfl.methods.local.training import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
-__all__ = ["check_batches", "check_callbacks", "check_method", "check_network", "check_parts", "number_of_clients"]
+__all__ = [
+    "check_batches",
+    "check_callbacks",
+    "check_method",
+    "check_network",
+    "check_optimizer",
+    "check_parts",
+    "number_of_clients",
+]
 
 # Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
 TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
@@ -174,11 +182,6 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
             raise ValueError(
                 f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
             )
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise ValueError(
-            f"model.optimizer: {type(optimizer).__name__} got differentiable=True, but no gradient goes through a "
-            "local run. Leave it out."
-        )
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(
@@ -186,6 +189,31 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
             "pull alone makes local runs diverge. Keep the product at 1 or below.",
             stacklevel=2,
         )
+
+
+def check_optimizer(module: FederatedModule) -> None:
+    """Tries one step of the optimizer on the CPU, with gradients of zero; the network does not change.
+
+    Raises:
+        ValueError: if the optimizer cannot take a step.
+    """
+    parameters = list(module.network.parameters())
+    values = [parameter.detach().clone() for parameter in parameters]
+    optimizer = module.configure_optimizers()
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    try:
+        with rng.seeded(0, "check optimizer"):
+            optimizer.step()
+    except Exception as error:
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} cannot take a step on a CPU "
+            f"({type(error).__name__}: {error}). Change its arguments, or use another one."
+        ) from error
+    finally:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.detach().copy_(value)
+            parameter.grad = None
 
 
 @torch.no_grad()

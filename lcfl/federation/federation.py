@@ -12,7 +12,14 @@ from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.launch import launch, one_thread, resolve_placement
 from lcfl.engines import EngineName, choose_engine
-from lcfl.federation.checks import check_batches, check_method, check_network, check_parts, number_of_clients
+from lcfl.federation.checks import (
+    check_batches,
+    check_method,
+    check_network,
+    check_optimizer,
+    check_parts,
+    number_of_clients,
+)
 from lcfl.federation.session import Session
 from lcfl.federation.settings import Precision, Settings
 from lcfl.methods.method import Method
@@ -106,6 +113,8 @@ class Federation(Settings):
         check_parts(model, datamodule, method)
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_initial_clients)
+        if self.device_type == "cpu":
+            check_optimizer(model)
         check_network(model, datamodule)
         wanted = None if ckpt_path is None else str(ckpt_path)
         if stage == "fit":

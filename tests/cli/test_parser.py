@@ -122,6 +122,21 @@ def test_a_misspelt_class_is_reported_with_the_closest_ones(capsys, words, wrong
     assert len(said.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        ("data: {partition: {init_args: 3.5}}", "data.partition: expected a mapping as init_args, got a number"),
+        ("model: {optimizer: {class_path: SGD, init_args: null}}", "model.optimizer: expected a mapping as init_args"),
+        (
+            "model: {optimizer: {class_path: Adam, init_args: {betas: 3.5}}}",
+            "model.optimizer.init_args.betas: expected a list, got 3.5\n",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_words(capsys, layer, says):
+    assert failure(capsys, *FIT, "-c", layer).startswith(f"lcfl: error: {says}")
+
+
 def test_a_class_without_a_close_name_is_reported_with_all_classes_of_the_option(capsys):
     said = failure(capsys, *FIT, "--data.partition=Xyz")
     assert "data.partition" in said and "Pathological" in said and "IID" in said and "Did you mean" not in said

@@ -127,6 +127,7 @@ def test_another_seed_deals_differently():
         (lambda: ClientDirichlet(-1.0), "alpha"),
         (lambda: ClientDirichlet(0.1, (350, 50)), "low <= high"),
         (lambda: ClientDirichlet(0.1, (0, 5)), "1 <= low"),
+        (lambda: ClientDirichlet(0.1, (5, 2**62)), r"high < 2\*\*31, got \(5, 4611686018427387904\)"),
         (lambda: Pathological(0), "classes_per_client"),
         (lambda: Pathological(3, (2, 5)), "3 <= low"),
         (lambda: Pathological(3, (3, 5), balanced=False), "balanced"),

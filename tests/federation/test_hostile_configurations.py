@@ -194,7 +194,7 @@ OTHERS = {
     ),
     "client transforms": layers(
         "data.client_transforms.0",
-        "GaussianNoise: {std: 0.5}",
+        "lcfl.data.transforms.GaussianNoise: {sigma: 0.5}",
         "LabelPermutation: {by: client, num_groups: 2}",
         "Rotation: {by: client}",
         also=IMAGES,

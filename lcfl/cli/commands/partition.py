@@ -47,7 +47,7 @@ def main(args: Sequence[str]) -> None:
     """
     options = parser(args)
     config = options.parse_args(list(args))
-    check_given(config.data, "data")
+    check_given(config.data, "data", FederatedDataModule)
     data: FederatedDataModule = options.instantiate(config).data
     data.prepare_data()
     data.setup()

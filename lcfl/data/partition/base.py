@@ -78,9 +78,9 @@ def shuffled_classes(labels: Indices, generator: np.random.Generator) -> list[In
 
 
 def check_sizes(name: str, sizes: tuple[int, int] | None, minimum: int = 1) -> None:
-    """Raises a ``ValueError`` unless ``sizes`` is None or a range ``(low, high)`` with minimum <= low <= high."""
-    if sizes is not None and not (len(sizes) == 2 and minimum <= sizes[0] <= sizes[1]):
-        raise ValueError(f"{name}: sizes must be (low, high) with {minimum} <= low <= high, got {tuple(sizes)}")
+    """Raises a ``ValueError`` unless ``sizes`` is None or ``(low, high)`` with minimum <= low <= high < 2**31."""
+    if sizes is not None and not (len(sizes) == 2 and minimum <= sizes[0] <= sizes[1] < 2**31):
+        raise ValueError(f"{name}: sizes must be (low, high) with {minimum} <= low <= high < 2**31, got {tuple(sizes)}")
 
 
 def draw_sizes(sizes: tuple[int, int], num_clients: int, generator: np.random.Generator) -> Indices:

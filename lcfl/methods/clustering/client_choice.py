@@ -13,11 +13,13 @@ import torch
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
-from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface
+from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
 from lcfl.methods.exchange import ClusterChoice
 from lcfl.methods.local.least_loss import LeastLoss
 
 __all__ = ["ClientChoice"]
+
+MOST_REDRAWS = 1000  # with more, round 0 would not begin
 
 
 @dataclass
@@ -48,10 +50,11 @@ class ClientChoice(Clustering):
     min_share: float = 0.4
 
     def __post_init__(self) -> None:
-        if self.num_clusters < 1 or self.max_redraws < 0 or not 0 <= self.min_share <= 1:
+        if self.num_clusters < 1 or not 0 <= self.max_redraws <= MOST_REDRAWS or not 0 <= self.min_share <= 1:
             raise ValueError(
                 f"ClientChoice: got num_clusters={self.num_clusters}, max_redraws={self.max_redraws}, min_share="
-                f"{self.min_share}; num_clusters must be at least 1, max_redraws at least 0, and min_share from 0 to 1."
+                f"{self.min_share}; num_clusters must be at least 1, max_redraws from 0 to {MOST_REDRAWS}, and "
+                "min_share from 0 to 1."
             )
         self._forget()
 
@@ -59,6 +62,10 @@ class ClientChoice(Clustering):
         self._draw = 0  # the draw that the centres come from
         self._least: list[int] = []  # for each tried draw, how often its least chosen model was chosen
         self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
+
+    def check(self, num_clients: int) -> None:
+        """Checks that K is at most N."""
+        check_num_clusters(self, self.num_clusters, num_clients)
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""

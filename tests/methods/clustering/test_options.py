@@ -23,6 +23,7 @@ from lcfl.methods.clustering import (
     [
         (ClientChoice, {"num_clusters": 0}, "ClientChoice: got num_clusters"),
         (ClientChoice, {"max_redraws": -1}, "ClientChoice: got num_clusters"),
+        (ClientChoice, {"max_redraws": 2**62}, "max_redraws from 0 to 1000"),
         (ClientChoice, {"min_share": 1.5}, "ClientChoice: got num_clusters"),
         (RecursiveBipartition, {"eps1": -1.0}, "eps1=-1.0; it must be at least 0"),
         (RecursiveBipartition, {"min_size": 1}, "min_size=1; it must be at least 2"),
@@ -94,7 +95,7 @@ def test_invalid_options_are_refused(clustering, options, says):
         clustering(**options)
 
 
-@pytest.mark.parametrize("clustering", [PrincipalAngles, HierarchicalUpdates])
+@pytest.mark.parametrize("clustering", [ClientChoice, PrincipalAngles, HierarchicalUpdates])
 def test_more_clusters_than_clients_are_refused(clustering):
     with pytest.raises(ValueError, match="num_clusters=4 for"):
         clustering().check(3)

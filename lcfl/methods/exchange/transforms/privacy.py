@@ -183,6 +183,8 @@ def epsilon_of(noise_multiplier: float, delta: float, num_uploads: int) -> float
     if num_uploads == 0 or _delta_of(0.0, distance) <= delta:
         return 0.0
     most = distance**2 / 2 + distance * sqrt(-2 * np.log(delta))
+    if _delta_of(most, distance) >= delta:  # by rounding, with next to no noise; the bound itself holds
+        return float(most)
     return float(brentq(lambda epsilon: _delta_of(epsilon, distance) - delta, 0.0, most, xtol=1e-12))
 
 
