@@ -92,7 +92,11 @@ def deadline():
 
 @pytest.fixture
 def on_ranks(request):
-    """Provides ``on_ranks(number, function, *args)``, which is lcfl's `launch` on `number` forked ranks of a CPU."""
+    """Provides ``on_ranks(number, function, *args)``, which is lcfl's `launch` on `number` forked ranks of a CPU.
+
+    The ranks meet before they call the function, as they do in a run. Otherwise rank 0, which all others need to
+    connect, might end first.
+    """
     from lightning.fabric import Fabric
 
     from lcfl.distributed.launch import launch
@@ -100,7 +104,11 @@ def on_ranks(request):
     request.getfixturevalue("deadline")  # its time starts when the imports are done
 
     def call(number, function, *args):
+        def met(fabric, flag, *args):
+            fabric.barrier()
+            return function(fabric, flag, *args)
+
         strategy = "ddp_fork" if number > 1 else "auto"
-        return launch(Fabric(accelerator="cpu", devices=number, strategy=strategy), function, *args)
+        return launch(Fabric(accelerator="cpu", devices=number, strategy=strategy), met, *args)
 
     return call

@@ -217,8 +217,11 @@ class SharedMemoryConnection(Connection):
 
     def _read(self, shapes: list[Shape], place: str | None) -> list[Tensor]:
         if place is not None:
-            with open(place, "r+b") as file:
-                self._in = mmap.mmap(file.fileno(), 0)
+            try:
+                with open(place, "r+b") as file:
+                    self._in = mmap.mmap(file.fileno(), 0)
+            except FileNotFoundError:
+                raise RuntimeError("it ended before its message could be read") from None
         offsets = _offsets([shape.numel() * dtype.itemsize for shape, dtype in shapes])
         tensors = []
         for (shape, dtype), offset in zip(shapes, offsets, strict=False):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lcfl.distributed import connections
 from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection, balance, pack, unpack
+from lcfl.distributed.launch import LostRankError
 from tests.helpers.bits import same
 
 KINDS = [SharedMemoryConnection, NetworkConnection]
@@ -178,6 +179,21 @@ def test_without_a_copy_nothing_is_copied(on_ranks):
         return first.sum().item()
 
     assert on_ranks(2, work) == 1000  # the memory is reused: it is valid until the next `receive`, as documented
+
+
+def test_a_peer_that_ends_before_its_message_is_read_is_named(on_ranks):
+    def work(fabric, flag):
+        link = link_of(SharedMemoryConnection, fabric)
+        if fabric.global_rank == 1:
+            with pytest.raises(LostRankError, match=r"rank 0 was lost, .* \(it ended before its message"):
+                link.receive()
+        else:
+            write = link._write
+            link._write = lambda tensors: (write(tensors), link._file.close())[0]  # as when the process has ended
+            link.send(torch.zeros(1000))
+        fabric.barrier()
+
+    on_ranks(2, work)
 
 
 def no_room_in(folders, monkeypatch):
