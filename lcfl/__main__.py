@@ -117,11 +117,14 @@ def _origin(error: Exception) -> str:
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     text = "".join(traceback.format_exception(error))  # includes the notes, which hold the frames of another rank
     text = text.partition("\nThe above exception was the direct cause")[0]  # what lcfl itself raised for it comes later
+    cause: BaseException = error
+    while cause.__cause__:
+        cause = cause.__cause__
     for path, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)):
         if Path(path).is_relative_to(ours):
             return ""
         if not path.startswith("<") and not any(Path(path).is_relative_to(library) for library in libraries):
-            place = f"{type(error).__name__} at {path}, line {line}"
+            place = f"{type(cause).__name__} at {path}, line {line}"
             return f"\n({place}; set LCFL_DEBUG=1 in the environment to see the traceback)"
     return ""
 

@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lcfl.cli import option_help
 from lcfl.cli.class_options import CLASSES, classes, closest
 from lcfl.cli.layered_config import as_layers
+from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core import renamed
 from lcfl.core.renamed import current_path
@@ -73,6 +74,8 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         program = parser.prog.replace(" [options]", "")
+        if match := re.fullmatch(r"the following arguments are required: (\w+)\.(.+)", message.strip()):
+            program, message = f"{program} {match[1]}", _missing(match[2].replace(f" {match[1]}.", " "))
         self.exit(2, f"lcfl: error: {_explained(message, parser)}\n{program} --help shows all options.\n")
 
 
@@ -110,6 +113,15 @@ def check_given(config: Any, option: str, kind: type | None = None) -> None:
         check_values(argument, {name: (parameter.annotation, None)})
     for name, value in vars(config).items():
         check_given(value, f"{option}.{name}")
+
+
+def _missing(options: str) -> str:
+    """Returns what to do about required options that have no value."""
+    whole = configurations() / "quickstart.yaml"
+    return (
+        f"{options}: no value is given. Add a configuration with -c, such as {whole}, or one of each of the folders "
+        "data and methods next to it."
+    )
 
 
 def _explained(message: str, parser: LightningArgumentParser) -> str:

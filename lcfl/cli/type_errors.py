@@ -26,6 +26,7 @@ UNION = re.compile(
     re.DOTALL,
 )
 ONE = re.compile(r"Expected an? (.+?)\. Got value: (.*?)(?:\. Got value: Namespace.*)?$", re.DOTALL)
+ITEM = re.compile(r"Not a valid subclass of \w+\. Got value: (.*)")
 OF_CLASS = re.compile(
     r"Expected a dot import path string|(?:Import path does not correspond to|Not a valid) (?:a )?subclass"
 )
@@ -48,6 +49,9 @@ def without_types(message: str) -> str:
     if match := UNION.search(message):
         lines = re.split(r"(?:^|\n)\s*- (?=Expected|Not a valid|Import path|[A-Z]\w+: |Problem)", match["errors"])
         reasons = [line.strip() for line in lines if line.strip()]
+        for item in filter(None, map(ITEM.match, reasons)):
+            if item[1] != match["got"]:  # an item of a mapping or list, and not the whole of it
+                return f"{message[: match.start()]}expected a class, got {item[1]} in {match['got']}"
         expected = [_word(reason) for reason in reasons]
         own = [reason for reason, word in zip(reasons, expected, strict=True) if word is None]
         words = list(dict.fromkeys(map(str, expected)))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lcfl.core import rng
+from lcfl.core.messages import all_finite
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.conversion import as_input, as_integers, check_map_style, evenly_spaced, read_item
 
@@ -125,7 +126,9 @@ class TensorSamples(Samples):
         if len(inputs) != len(self.targets):
             raise ValueError(f"inputs and targets must be of equal length, got {len(inputs)} and {len(self.targets)}")
         self.inputs = as_input(inputs, "inputs").contiguous()
-        _warn_of_gaps(self.inputs, range(len(self.inputs)), "inputs")
+        if not all_finite(self.inputs):
+            finite = self.inputs.reshape(len(self.inputs), -1).isfinite().all(dim=1)
+            _warn_of_gaps(torch.nonzero(~finite).flatten().tolist(), f"{len(self.inputs)} inputs")
         self._labels = torch.from_numpy(self.targets)  # the labels of `inputs`, in the same order
         self.augmentation = augmentation
         self._affine = _affine(self.inputs, mean, std)
@@ -288,18 +291,30 @@ class DatasetSamples(Samples):
         return b""
 
     def _labels(self, name: str) -> NDArray[Any]:
-        """Returns the labels of a part. It always reads at least a selection of the part's items."""
-        part, selection = self._parts[name], evenly_spaced(len(self._parts[name]))
-        items = [self._read(name, index) for index in selection]
-        if items:
-            _warn_of_gaps(torch.stack([inputs for inputs, _ in items]), selection, f"inspected items of {name}")
-        seen = [label for _, label in items]
+        """Returns the labels of a part. It reads a selection of the part's items, and all if no attribute agrees."""
+        part, inspected = self._parts[name], evenly_spaced(len(self._parts[name]))
+        seen, broken = self._inspect(name, inspected)
         untransformed = getattr(part, "target_transform", None) is None
         for attribute in ("targets", "labels") if untransformed else ():
-            known = as_integers(getattr(part, attribute, None))
-            if known is not None and known.shape == (len(part),) and known[selection].tolist() == seen:
-                return known
-        return np.array([self._read(name, index)[1] for index in range(len(part))], dtype=np.int64)
+            labels = as_integers(getattr(part, attribute, None))
+            if labels is not None and labels.shape == (len(part),) and labels[inspected].tolist() == seen:
+                break
+        else:
+            inspected = list(range(len(part)))
+            seen, broken = self._inspect(name, inspected)
+            labels = np.array(seen, dtype=np.int64)
+        _warn_of_gaps(broken, f"{len(inspected)} inspected items of {name}")
+        return labels
+
+    def _inspect(self, name: str, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Reads items. Returns their labels, and the indices of those that hold NaN or infinity."""
+        labels, broken = [], []
+        for index in indices:
+            inputs, label = self._read(name, index)
+            labels.append(label)
+            if not all_finite(inputs):
+                broken.append(index)
+        return labels, broken
 
     def _read(self, name: str, index: int) -> tuple[Tensor, int]:
         """Reads an item and checks that shape and type of its input are those of the first item."""
@@ -318,15 +333,12 @@ class DatasetSamples(Samples):
         return ("train", index) if index < self.num_train else ("test", index - self.num_train)
 
 
-def _warn_of_gaps(inputs: Tensor, numbers: Sequence[int], what: str) -> None:
-    """Warns of NaN and infinity, whose effect looks like that of a learning rate that is too large."""
-    if not inputs.is_floating_point() or inputs.numel() == 0:
-        return
-    broken = torch.nonzero(~inputs.reshape(len(inputs), -1).isfinite().all(dim=1)).flatten().tolist()
+def _warn_of_gaps(broken: Sequence[int], what: str) -> None:
+    """Warns of inputs with NaN or infinity, whose effect looks like that of a learning rate that is too large."""
     if broken:
         warnings.warn(
-            f"data.dataset: {len(broken)} of {len(inputs)} {what} hold NaN or infinity (the first is number "
-            f"{numbers[broken[0]]}). Models that learn from them become NaN. Replace these values or drop the samples.",
+            f"data.dataset: {len(broken)} of {what} hold NaN or infinity (the first is number {broken[0]}). Models "
+            "that learn from them become NaN. Replace these values or drop the samples.",
             stacklevel=3,
         )
 
@@ -335,10 +347,12 @@ def _checked_targets(targets: NDArray[Any] | Tensor | Sequence[int], num_classes
     array = np.asarray(targets)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"labels must be one integer per sample, got shape {array.shape} of {array.dtype}")
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) < num_classes:
+    outside = np.flatnonzero((array < 0) | (array >= num_classes))
+    if outside.size:
         raise ValueError(
-            f"labels must lie in 0 to {num_classes - 1} (num_classes {num_classes}), "
-            f"got {array.min()} to {array.max()}; correct num_classes or renumber the labels"
+            f"labels must lie in 0 to {num_classes - 1} (num_classes {num_classes}), got {array.min()} to "
+            f"{array.max()} ({outside.size} outside; the first is that of sample {outside[0]}); correct num_classes or "
+            "renumber the labels"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
 

@@ -218,7 +218,7 @@ def test_a_broken_item_is_two_lines_with_item_and_cause(monkeypatch, tmp_path, d
     monkeypatch.delenv("LCFL_DEBUG", raising=False)
     said, place = broken_items(tmp_path, "Broken", devices)
     assert re.search(r"item 101 of train cannot be read: OSError: the disk is gone$", said), said
-    assert f"at {tmp_path}/broken_items.py, line 10" in place
+    assert f"(OSError at {tmp_path}/broken_items.py, line 10" in place
 
 
 @pytest.mark.parametrize("devices", [1, 2])

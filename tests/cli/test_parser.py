@@ -12,7 +12,7 @@ from lcfl.data.partition import IID
 from lcfl.federation.federation import Federation
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
-from tests.helpers.commandline import FIT, SYNTHETIC, failure, lcfl
+from tests.helpers.commandline import CONFIGS, FIT, SYNTHETIC, failure, lcfl
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -143,6 +143,13 @@ def test_a_class_without_a_close_name_is_reported_with_all_classes_of_the_option
     assert "CIFAR10" not in said and "Partition," not in said
 
 
+def test_missing_options_are_listed_with_configurations_that_set_them(capsys):
+    said = failure(capsys, "fit", *SYNTHETIC)
+    missing = "method.local_update, method.exchange, method.aggregation"
+    assert said.startswith(f"lcfl: error: {missing}: no value is given. Add a configuration with -c, such as {CONFIGS}")
+    assert said.endswith("\nlcfl fit --help shows all options.\n")
+
+
 @pytest.mark.parametrize("sign", ["=", "+="])
 def test_missing_and_wrong_arguments_of_a_callback_are_reported(capsys, sign):
     said = failure(capsys, *FIT, f"--trainer.callbacks{sign}EarlyStopping")
@@ -198,6 +205,7 @@ def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
         ("--trainer.clients_per_round=abc", "trainer.clients_per_round: expected a number, got abc"),
         ("--data.batch_size=x", "data.batch_size: expected a whole number, got x"),
         ("--trainer.final_models=[foo]", "trainer.final_models: Expected one of ['personal', 'cluster', 'global', "),
+        ("--model.metrics={a: null}", "model.metrics: expected a class, got None in {'a': None}"),
         ("--method.clustering=3", "method.clustering: expected a list, got 3"),
         ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
         ("--model.network.hiden=3", "model.network: lcfl.models.MLP has no argument 'hiden'. Did you mean hidden"),

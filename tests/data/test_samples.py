@@ -237,7 +237,7 @@ def test_reading_items_does_not_advance_global_generators():
 
 
 def test_dataset_labels_are_checked():
-    with pytest.raises(ValueError, match="got 0 to 1; correct num_classes"):
+    with pytest.raises(ValueError, match=r"got 0 to 1 \(32 outside; the first is that of sample 1\); correct num_c"):
         DatasetSamples(Items(), None, 1)
 
 
@@ -294,5 +294,9 @@ def test_warning_counts_inputs_with_nan_or_infinity_and_names_the_first():
     with pytest.warns(UserWarning, match=r"2 of 9 inputs hold NaN or infinity \(the first is number 4\)"):
         TensorSamples(inputs, [0] * 9, 9, 2)
     pairs = [(row, 0) for row in inputs.repeat(10, 1)]
-    with pytest.warns(UserWarning, match=r"of 32 inspected items of train hold NaN"):
+    with pytest.warns(UserWarning, match=r"20 of 90 inspected items of train hold NaN .* is number 4\)"):
+        DatasetSamples(pairs, None, 2)  # every item is read, since there is no attribute with labels
+    pairs = Items(lambda index: (torch.tensor([0.0 if index != 63 else torch.nan]), 0))
+    pairs.targets = [0] * 64
+    with pytest.warns(UserWarning, match=r"1 of 32 inspected items of train hold NaN .* is number 63\)"):
         DatasetSamples(pairs, None, 2)
