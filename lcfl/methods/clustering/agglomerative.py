@@ -147,7 +147,8 @@ def cut_tree(
         linkage: see `linkage_tree`.
         threshold: lambda. No pair farther apart than this is joined.
         num_clusters: K, at most N.
-        choose: how the data determine K: ``gap`` (`largest_gap`) or ``silhouette`` (`silhouette`).
+        choose: how the data determine K: ``gap`` (`num_clusters_by_gap`) or ``silhouette``
+            (`num_clusters_by_silhouette`).
     """
     assert sum(way is not None for way in (threshold, num_clusters, choose)) == 1
     tree = linkage_tree(distance_NN, linkage)

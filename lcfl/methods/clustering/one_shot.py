@@ -14,6 +14,7 @@ from lcfl import figures
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
+from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, check_options, cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
 from lcfl.methods.exchange import NamedLayers
@@ -22,7 +23,6 @@ from lcfl.models.layout import Layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-from lcfl.core.validation import check_choices
 
 __all__ = ["OneShotHierarchical"]
 
