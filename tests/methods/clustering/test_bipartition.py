@@ -106,9 +106,11 @@ def test_after_two_splits_the_clusters_hold_clients_not_positions():
     clustering = RecursiveBipartition(**ALWAYS | {"min_size": 4, "gamma_max": 0.3})
     state = played(clustering, [first], 8)
     assert state.assignment.tolist() == [0, 1] * 4 and state.num_clusters == 2
-    clustering.on_round_end(server_of(LAYOUT), state, [upload(i, update) for i, update in second.items()])
+    state.centres = torch.stack([axis(9), axis(10)])
+    uploads = [upload(i, state.centre_of(i) + update) for i, update in second.items()]
+    clustering.on_round_end(server_of(LAYOUT), state, uploads)
     assert state.assignment.tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
-    assert state.num_clusters == 3
+    assert torch.equal(state.centres, torch.stack([axis(9), axis(10), axis(10)]))
 
 
 @pytest.mark.parametrize(

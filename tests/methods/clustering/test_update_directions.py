@@ -140,6 +140,16 @@ def test_a_zero_update_joins_a_random_group():
     assert opened(UpdateDirections(2), [axis(0, 0.0)] * 3).assignment.tolist() == [0, 0, 0]
 
 
+def test_the_random_group_of_a_client_does_not_depend_on_the_other_uploads():
+    assignments = []
+    for clients in (range(2, 22), range(21, 1, -1)):
+        clustering = UpdateDirections(2)
+        state = opened(clustering, [axis(0), axis(1)], num_clients=22)
+        clustering.on_extra_round_end(server_of(LAYOUT), state, [upload(i, axis(0, 0.0)) for i in clients])
+        assignments.append(state.assignment.tolist())
+    assert assignments[0] == assignments[1]
+
+
 def test_one_group_is_fedavg_from_the_mean_pre_trained_model(tmp_path):
     grouped = fit(blobs_module(), blobs(12), fedgroup(1), tmp_path, rounds=4, clients_per_round=5)
 
