@@ -171,11 +171,25 @@ def test_failing_clients_keep_their_models_and_their_positions_in_their_data(tmp
     assert after.participated[old] and not after.participated[new]
 
 
-def test_loss_of_a_round_is_the_mean_of_the_other_clients(tmp_path, monkeypatch, whole):
+@pytest.mark.parametrize("kind", ["loss", "upload"])
+def test_loss_of_a_round_is_the_mean_of_the_other_clients(tmp_path, monkeypatch, whole, kind):
     client, _ = chosen(whole("fedavg"))
-    monkeypatch.setattr(lcfl.federation.session, "Worker", faulty(client, 1, spoil("loss", nan)))
+    losses = []
+
+    def spoiled(result):
+        return spoil(kind, nan)(result if kind == "loss" else spoil("loss", 1e6)(result))
+
+    class Recording(faulty(client, 1, spoiled)):
+        def train(self, task, engine=None):
+            result = super().train(task, engine)
+            if task.round == 1 and task.client != client:
+                losses.append(result.output.loss)
+            return result
+
+    monkeypatch.setattr(lcfl.federation.session, "Worker", Recording)
     with pytest.warns(UserWarning, match="not finite"):
         watch = watched(tmp_path, "fedavg")
+    assert watch.rows[1]["train/loss"] == pytest.approx(np.mean(losses))
     assert np.isfinite([row["train/loss"] for row in watch.rows]).all()
 
 
