@@ -139,7 +139,7 @@ def row(name: str, root: str) -> str:
         population.label_counts.max(axis=1) / population.sizes,
     )
     protocol = data.protocols[0]
-    majority = 100 * float(np.nanmean(population.majority_accuracy(protocol, data.samples.targets)))
+    majority = 100 * float(np.nanmean(population.majority_accuracy(protocol, data.samples.labels)))
     groups = "-" if population.groups is None else str(len(np.unique(population.groups)))
     cells = [f"`{name}`", STATED[name], groups]
     cells += [f"{size_N.min()}, {np.median(size_N):.0f}, {size_N.mean():.0f}, {size_N.max()}"]

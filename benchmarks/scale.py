@@ -40,7 +40,7 @@ from lcfl.core.clients import ClientState
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
-from lcfl.data.partition import ClientShares, Partition
+from lcfl.data.partition import ClientShares, Partition, Pool
 from lcfl.methods.aggregation import ClusterMean, GlobalMean
 from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.clustering.similarity import project_all
@@ -57,9 +57,9 @@ NUM_CLUSTERS, CLASSES, PER_CLIENT, BATCH, DISTINCT = 10, 10, 20, 16, 97
 class Consecutive(Partition):
     """Gives client i the images 20 i to 20 i + 19 of the pool. After its end, the pool starts again."""
 
-    def split(self, labels: Any, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Computes the indices. Draws no random numbers."""
-        whole = len(labels) // PER_CLIENT
+        whole = len(pool) // PER_CLIENT
         starts = np.arange(num_clients) % whole * PER_CLIENT
         return ClientShares(list(starts[:, None] + np.arange(PER_CLIENT)), overlapping=num_clients > whole)
 

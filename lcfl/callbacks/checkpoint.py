@@ -1,6 +1,6 @@
 """Saves the state at regular intervals, keeps the newest checkpoints and the best one, and removes the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,8 @@ class Checkpoint(Callback):
         keep_last: how many of the newest checkpoints to keep; None keeps all.
         monitor: metric that decides which checkpoint is the best, which is kept too, e.g.
             ``val/own_split/personal/acc``. Metrics of test data are refused, because choosing by them is cheating.
-        mode: whether the best is the largest (``max``) or the smallest (``min``) value.
+        mode: whether the best is the largest (``max``) or the smallest (``min``) value; None for what is known of the
+            metric.
 
     Raises:
         ValueError: for numbers below 1, a monitor of test data, or one that is never measured.
@@ -37,20 +38,21 @@ class Checkpoint(Callback):
         every_n_rounds: int = 10,
         keep_last: int | None = 2,
         monitor: str | None = None,
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["max", "min"] | None = None,
     ) -> None:
         for name, value in (("every_n_rounds", every_n_rounds), ("keep_last", keep_last)):
             if value is not None and value < 1:
                 raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
-        self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode
+        self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode or "max"
         self._monitored = None if monitor is None else MonitoredMetric("Checkpoint", monitor, mode)
         self.best: dict[str, Any] | None = None
         self._written: int | None = None
 
-    def check_monitor(self, names: Sequence[str]) -> None:
+    def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
         """Refuses a monitor that is never measured."""
         if self._monitored is not None:
-            self._monitored.check(names)
+            self._monitored = self._monitored.among(metrics, default)
+            self.mode = self._monitored.mode or "max"
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Forgets an earlier run of this object.

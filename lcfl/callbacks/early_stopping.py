@@ -1,6 +1,6 @@
 """Ends a run when a validation metric no longer improves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from lcfl.callbacks.monitored_metric import MonitoredMetric
@@ -16,10 +16,11 @@ class EarlyStopping(Callback):
     """Stops after `patience` evaluations without an improvement of more than `min_delta`.
 
     Args:
-        monitor: a validation metric, e.g. ``val/own_split/personal/acc``.
+        monitor: a validation metric, e.g. ``val/own_split/personal/acc``; None for the reported metric
+            (``model.report``) of the first kind of model that the method reports.
         patience: number of evaluations without improvement after which the run stops.
         min_delta: the metric must improve by more than this.
-        mode: whether larger (``max``) or smaller (``min``) is better.
+        mode: whether larger (``max``) or smaller (``min``) is better; None for what is known of the metric.
 
     Raises:
         ValueError: for a metric of test data or one that is never measured, a patience below 1 or a negative
@@ -30,7 +31,11 @@ class EarlyStopping(Callback):
     remembers: ClassVar[Forms] = {"best": (float, None), "waited": Number(int, 0)}
 
     def __init__(
-        self, monitor: str, patience: int = 5, min_delta: float = 0.0, mode: Literal["max", "min"] = "max"
+        self,
+        monitor: str | None = None,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Literal["max", "min"] | None = None,
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise ValueError(
@@ -41,9 +46,9 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._waited = 0
 
-    def check_monitor(self, names: Sequence[str]) -> None:
+    def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
         """Refuses a monitor that is never measured."""
-        self._monitored.check(names)
+        self._monitored = self._monitored.among(metrics, default)
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Forgets an earlier run of this object."""

@@ -14,7 +14,6 @@ from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.files import write_json
 from lcfl.core.state import FederationState
-from lcfl.core.validation import abbreviated
 from lcfl.distributed.worker import TrainingResult, TrainingTask
 from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
 from lcfl.methods.local import LocalTraining
@@ -67,6 +66,12 @@ class LabelSimilarity(Callback):
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
         """Fine-tunes, compares and writes; does nothing if a signal ended the run."""
+        label_counts = server.data.population.label_counts
+        if label_counts is None:
+            warnings.warn(
+                "LabelSimilarity: the targets are not classes, so there are no labels to compare.", stacklevel=2
+            )
+            return
         if not metrics:
             return
         active = torch.nonzero(state.active).flatten().numpy()
@@ -75,16 +80,17 @@ class LabelSimilarity(Callback):
         is_finite_n = model_nP.isfinite().all(dim=1)
         if not bool(is_finite_n.all()):
             diverged = clients[~is_finite_n.numpy()].tolist()
+            who = server.data.population.listed(diverged)
             warnings.warn(
-                f"LabelSimilarity: {len(diverged)} of {len(clients)} fine-tuned models are not finite "
-                f"({abbreviated(diverged)}); they are not compared. A smaller learning rate may help.",
+                f"LabelSimilarity: {len(diverged)} of {len(clients)} fine-tuned models are not finite ({who}); they "
+                "are not compared. A smaller learning rate may help.",
                 stacklevel=2,
             )
             clients, model_nP = clients[is_finite_n.numpy()], model_nP[is_finite_n]
         if len(clients) < 2:
             warnings.warn(f"LabelSimilarity: got {len(clients)} clients; it compares at least two.", stacklevel=2)
             return
-        count_nC = server.data.population.label_counts[clients]
+        count_nC = label_counts[clients]
         divergence_nn = kl_divergence(torch.as_tensor(count_nC) + self.smoothing)
         measures = self.measures(model_nP)
         correlation = correlations(divergence_nn, measures)

@@ -17,6 +17,7 @@ from lcfl.core.callback import Callback
 from lcfl.core.schema import Array, check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choice
+from lcfl.data.population import Population
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
 from lcfl.server.loggers import log_figure, writer_of
@@ -26,7 +27,7 @@ from lcfl.server.server import Server
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "partition_figure"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
 MODEL_NUMBERS = 2**25  # most numbers in the models of a map, which take a gigabyte with their principal components
@@ -37,10 +38,12 @@ OUTSIDE = -1  # cluster of a client that is a newcomer or has left
 class Monitor(Callback):
     """Draws figures into ``figures/`` and for the loggers, and writes histograms to TensorBoard.
 
-    Before the first round it draws ``figures/partition``: how many training samples of each class every client has.
+    Before the first round it draws ``figures/partition``: how many training samples every client has, of each class if
+    targets are classes.
     After the warm-up rounds it draws the figures of the clusterings, e.g. ``figures/distances`` (FedClust).
 
-    At each evaluation it writes ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies.
+    At each evaluation it writes ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies,
+    or of another metric that ``model.report`` names.
     If the method clusters, it also writes ``cluster/members``, the histogram of the cluster numbers.
 
     At every `figure_every`-th evaluation and at the end it draws these figures:
@@ -53,8 +56,9 @@ class Monitor(Callback):
       components of the models that clients keep,
     - ``figures/granularity``, if clients keep models: G of each cluster.
 
-    At the end it also draws ``figures/accuracies_<stage>_<protocol>``. The step is the round that was evaluated. A
-    figure shows at most 256 clients, spread evenly, and fewer in a map of kept models of more than 130,000 parameters.
+    At the end it also draws ``figures/accuracies_<stage>_<protocol>``, of the reported metric. The step is the round
+    that was evaluated. A figure shows at most 256 clients, spread evenly, and fewer in a map of kept models of more
+    than 130,000 parameters.
 
     The figures show every round since the first, also in a resumed run. A set of figures takes half a second, and a map
     of large kept models a second or two. Nothing is written to a logger for rounds before the round in which this
@@ -116,9 +120,9 @@ class Monitor(Callback):
         """Writes the histograms of the round just finished, and draws its figures if they are due."""
         self._begin_step(state.round - 1)
         self._evaluation = evaluation
-        for name, metric in evaluation.by_name.items():
-            if name.endswith("/acc"):
-                self._histogram(server, f"{name}_clients", metric.values, ACCURACY_BINS)
+        for name, metric in evaluation.of_reported().items():
+            borders = ACCURACY_BINS if evaluation.reported.is_accuracy else "auto"
+            self._histogram(server, f"{name}_clients", metric.values, borders)
         every = server.schedule.evaluate_every * self.figure_every
         if every and state.round % every == 0:
             self._draw(server, state)
@@ -158,7 +162,10 @@ class Monitor(Callback):
             assignment_Tn, rounds_T = torch.stack(self._assignments), torch.tensor(self._rounds)
             clients_n, groups = figures.shown(state.num_clients), server.data.population.groups
             groups_n = None if groups is None else groups[clients_n]
-            self._figure(server, "assignment", figures.assignment_heatmap(assignment_Tn, rounds_T, groups_n, clients_n))
+            picture = figures.assignment_heatmap(
+                assignment_Tn, rounds_T, groups_n, clients_n, server.data.population.names_of(clients_n)
+            )
+            self._figure(server, "assignment", picture)
             self._figure(server, "assignment_flow", figures.assignment_flow(assignment_Tn, rounds_T))
             self._figure(server, "cluster_sizes", figures.cluster_sizes(assignment_Tn, rounds_T, state.num_clients))
         if (low_rank := self._low_rank_models(server, state)) is not None:
@@ -196,21 +203,17 @@ class Monitor(Callback):
         self._figure(server, "codes", figures.code_map(code_nD, cluster_n, groups_n))
 
     def _draw_partition(self, server: Server) -> None:
-        population = server.data.population
-        clients_n, groups = figures.shown(population.num_clients), population.groups
-        groups_n = None if groups is None else groups[clients_n]
-        picture = figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, "Training samples")
-        self._figure(server, "partition", picture)
+        self._figure(server, "partition", partition_figure(server.data.population))
 
     def _draw_accuracies(self, server: Server) -> None:
         """Draws a figure for each stage and protocol of the last evaluation, with a line for each kind of model."""
         by_set: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
-        for name, metric in self._evaluation.by_name.items():
-            stage, protocol, kind, what = name.split("/", 3)
-            if what == "acc":
-                by_set.setdefault((stage, protocol), {})[kind] = metric.values
+        reported = self._evaluation.reported
+        for name, metric in self._evaluation.of_reported().items():
+            stage, protocol, kind, _ = name.split("/", 3)
+            by_set.setdefault((stage, protocol), {})[kind] = metric.values
         for (stage, protocol), values in by_set.items():
-            figure = figures.sorted_accuracies(values, f"Accuracy of the clients, {stage} {protocol}")
+            figure = figures.sorted_values(values, f"Clients, {stage} {protocol}", reported)
             self._figure(server, f"accuracies_{stage}_{protocol}", figure)
 
     def _figure(self, server: Server, name: str, figure: "Figure") -> None:
@@ -220,7 +223,7 @@ class Monitor(Callback):
         for logger in self._loggers(server):
             log_figure(logger, f"figures/{name}", figure, path, self._step)
 
-    def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: NDArray[Any]) -> None:
+    def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: Any) -> None:
         if tag not in self._written:
             self._written.add(tag)
             for logger in self._loggers(server):
@@ -230,3 +233,13 @@ class Monitor(Callback):
     def _loggers(self, server: Server) -> Sequence[Logger]:
         """Returns the loggers; none for a step that an earlier process has logged."""
         return server.loggers if self._step >= self._first_step else ()
+
+
+def partition_figure(population: Population) -> "Figure":
+    """Draws how many training samples every client has: of each class if targets are classes, else in all."""
+    clients_n, groups = figures.shown(population.num_clients), population.groups
+    names_n, title = population.names_of(clients_n), "Training samples"
+    if population.label_counts is None:
+        return figures.client_sizes(population.sizes[clients_n], clients_n, title, names_n)
+    groups_n = None if groups is None else groups[clients_n]
+    return figures.label_counts(population.label_counts[clients_n], groups_n, clients_n, title, names_n)

@@ -1,8 +1,8 @@
 """A metric by which a callback decides. It never uses test data, and larger scores are better."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Literal
 
@@ -31,31 +31,40 @@ class MonitoredMetric:
 
     Args:
         owner: name of the callback, for errors.
-        name: name of the metric, e.g. ``val/own_split/personal/acc``.
-        mode: whether larger (``max``) or smaller (``min``) is better.
+        name: name of the metric, e.g. ``val/own_split/personal/acc``; None for the reported metric.
+        mode: whether larger (``max``) or smaller (``min``) is better; None for what is known of the metric, and larger
+            if nothing is known.
 
     Raises:
         ValueError: for a metric of test data, which is reported but never used to choose, or for another mode.
     """
 
     owner: str
-    name: str
-    mode: Literal["max", "min"]
+    name: str | None
+    mode: Literal["max", "min"] | None
 
     def __post_init__(self) -> None:
-        if self.name.startswith("test/"):
+        if self.name is not None and self.name.startswith("test/"):
             raise ValueError(
                 f"{self.owner}: got monitor={self.name}; test data must not decide anything. Use its validation twin, "
                 f"val/{self.name.removeprefix('test/')}."
             )
         check_choices(self.owner, self)
 
-    def check(self, names: Sequence[str]) -> None:
-        """Checks that a metric of evaluations is among `names`.
+    def among(self, metrics: Mapping[str, bool], default: str) -> "MonitoredMetric":
+        """Returns the metric with a name and a mode, see `lcfl.core.callback.Callback.check_monitor`.
 
         Raises:
-            ValueError: if it is not.
+            ValueError: if it is a metric of evaluations that none of them has.
         """
+        name = self.name or default
+        mode = self.mode or ("max" if metrics.get(name, True) else "min")
+        found = replace(self, name=name, mode=mode)
+        found._check(metrics)
+        return found
+
+    def _check(self, names: Mapping[str, bool]) -> None:
+        assert self.name is not None
         if not self.name.startswith("val/"):
             return
         if not names:
@@ -79,8 +88,9 @@ class MonitoredMetric:
         Raises:
             ValueError: if a round that is evaluated shows that the metric does not exist.
         """
+        assert self.name is not None, "among() gives it a name"
         if self.name in row:
-            score = row[self.name] if self.mode == "max" else -row[self.name]
+            score = -row[self.name] if self.mode == "min" else row[self.name]
             return -inf if isnan(score) else score
         if server.is_evaluated(row) and self.name not in server.table.columns:
             self._check_row(row)
@@ -98,6 +108,7 @@ class MonitoredMetric:
 
     def _check_row(self, row: Mapping[str, float]) -> None:
         """Checks the row of an evaluated round that lacks the metric, like all rounds before it."""
+        assert self.name is not None
         if self.name.startswith(SOMETIMES) and "cluster/count" in row:
             return
         if self.name.startswith(OWN):

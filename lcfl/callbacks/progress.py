@@ -14,7 +14,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink
-from lcfl.core.metric_names import added_metrics
+from lcfl.core.metric_names import TRIVIAL, Reported, added_metrics, digits
 from lcfl.core.state import FederationState
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
@@ -32,7 +32,6 @@ SHORTEST_BAR = 2  # columns
 NOTEBOOK_WIDTH = 100  # characters of the live line, so that a shorter one covers a longer one
 REFRESH_S = 0.1  # shortest time between two updates, because rounds can take a millisecond
 KINDS = ("personal", "cluster", "global", "after_local")
-MAJORITY = "majority"
 
 
 class Progress(Callback):
@@ -40,13 +39,13 @@ class Progress(Callback):
 
     On a terminal, progress is a live bar over the rounds, and in a notebook one live line. Otherwise it is at most
     about twenty plain lines: one at every tenth of the rounds, and one at each evaluation if there are no more than ten
-    evaluations. The accuracy is the latest one of the first kind of model that the method reports, on test data if
-    there are any.
+    evaluations. The value shown is the latest accuracy, or other reported metric, of the first kind of model that the
+    method reports, on test data if there are any.
     """
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._accuracy: tuple[str, float] | None = None
+        self._reported: tuple[str, float] | None = None
         self._begin: float | None = None
         self._first_round = 0
         self._refreshed = 0.0
@@ -54,7 +53,7 @@ class Progress(Callback):
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Prints what runs where; for a resumed run, also the round from which it continues."""
-        self._accuracy, self._begin, self._first_round = None, None, max(state.round, 0)
+        self._reported, self._begin, self._first_round = None, None, max(state.round, 0)
         console = make_console()
         say(console, describe(server))
         if state.round > -len(server.method.warmup_rounds(server.data.num_initial_clients)):
@@ -78,11 +77,10 @@ class Progress(Callback):
             self._begin = time.perf_counter()
 
     def on_evaluated(self, evaluation: Evaluation) -> None:
-        """Remembers the accuracy to show."""
-        names = [name for name in evaluation.by_name if name.endswith("/acc")]
-        if names:
-            name = min(names, key=lambda name: not name.startswith("test/"))
-            self._accuracy = name, float(evaluation.by_name[name].values.mean())
+        """Remembers the value to show."""
+        if found := evaluation.of_reported():
+            name = min(found, key=lambda name: not name.startswith("test/"))
+            self._reported = name, float(found[name].values.mean())
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Moves the bar, or prints a line if one is due."""
@@ -109,7 +107,7 @@ class Progress(Callback):
         if not metrics:
             say(console, stopped(server))
             return
-        for table in evaluation_tables(metrics, "test"):
+        for table in evaluation_tables(metrics, "test", server.module.reported):
             console.print(table)
         for line in closing_lines(server):
             say(console, line)
@@ -123,9 +121,9 @@ class Progress(Callback):
     def _line(self, server: Server, row: Mapping[str, float], seconds: float) -> str:
         rounds = server.schedule.rounds
         parts = [f"round {server.state.round:>{len(str(rounds))}}/{rounds}"]
-        if self._accuracy is not None:
-            name, accuracy = self._accuracy
-            parts.append(f"{name.removesuffix('/acc').replace('/', ' ')} {accuracy:.3f}")
+        if self._reported is not None:
+            name, value = self._reported
+            parts.append(f"{name.removesuffix('/acc').replace('/', ' ')} {brief(value)}")
         if "cluster/count" in row:
             parts.append(f"clusters {row['cluster/count']:.0f}")
         return "  ".join([*parts, size(server.state.total_bytes), pace(seconds)])
@@ -133,27 +131,33 @@ class Progress(Callback):
     def _status(self, server: Server, row: Mapping[str, float], seconds: float) -> list[str]:
         """Returns what is shown next to a bar. In 80 columns there is room for all of it."""
         parts = []
-        if self._accuracy is not None:
-            name, accuracy = self._accuracy
-            parts.append(f"{name.partition('/')[0]} {accuracy:.3f}")
+        if self._reported is not None:
+            name, value = self._reported
+            parts.append(f"{name.partition('/')[0]} {brief(value)}")
         if "cluster/count" in row:
             parts.append(f"{row['cluster/count']:.0f} clusters")
         left = timedelta(seconds=round(seconds * (server.schedule.rounds - server.state.round)))
         return [*parts, size(server.state.total_bytes), pace(seconds), f"{left} left"]
 
 
-def evaluation_tables(metrics: Mapping[str, float], stage: Literal["val", "test"]) -> "list[Table]":
-    """Returns the `evaluation_table` of the accuracy, and one of every metric that the user added."""
-    return [evaluation_table(metrics, stage, name) for name in ("acc", *added_metrics(metrics))]
+def evaluation_tables(
+    metrics: Mapping[str, float], stage: Literal["val", "test"], reported: Reported | None = None
+) -> "list[Table]":
+    """Returns the `evaluation_table` of the reported metric (the accuracy if not given), and of every other one."""
+    name = (reported or Reported()).name
+    tables = [evaluation_table(metrics, stage, each) for each in (name, *added_metrics(metrics, name))]
+    for table in tables[1:]:
+        table.title = f"\n{table.title}"
+    return tables
 
 
 def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"], metric: str = "acc") -> "Table":
     """Returns a table of one metric of one stage: a section per protocol, a row per kind of model.
 
     The columns are summaries over clients: mean, standard deviation, mean of the worst 10 %, and mean weighted by
-    samples. The stage ``test`` also has the validation mean if there is one. Accuracies are in percent. Their last row
-    is the accuracy of always predicting each client's most frequent training label. Values that `metrics` lacks are
-    blank. The table fits into 80 columns.
+    samples. The stage ``test`` also has the validation mean if there is one. Accuracies are in percent. The last row of
+    the reported metric is the trivial baseline, for accuracies that of always predicting each client's most frequent
+    training label. Values that `metrics` lacks are blank. The table fits into 80 columns.
 
     Args:
         metrics: metrics by full name, e.g. ``test/own_split/personal/acc``.
@@ -167,7 +171,7 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     kinds_by_protocol, is_accuracy = kinds_of(metrics, stage, metric), metric == "acc"
     has_room = max(map(len, kinds_by_protocol), default=0) <= LONGEST_WITH_ROOM
     table = Table(
-        title=f"{stage} accuracy over clients in %" if is_accuracy else f"\n{stage} {metric} over clients",
+        title=f"{stage} accuracy over clients in %" if is_accuracy else f"{stage} {metric} over clients",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -181,7 +185,7 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     for protocol, kinds in kinds_by_protocol.items():
         for number, kind in enumerate(sorted(kinds, key=place_of)):
             values = [metrics.get(name.format(protocol=protocol, kind=kind)) for name in columns.values()]
-            label = "majority class" if kind == MAJORITY else kind
+            label = Reported(metric).trivial if kind == TRIVIAL else kind
             table.add_row("" if number else protocol, label, *map(percent if is_accuracy else plain, values))
         table.add_section()
     return table
@@ -266,7 +270,7 @@ def is_line_due(number: int, rounds: int, evaluate_every: int) -> bool:
 
 def place_of(kind: str) -> tuple[int, str]:
     """Returns a sort key for kinds of model: those of the package in their order, then others, then the baseline."""
-    return (KINDS.index(kind) if kind in KINDS else len(KINDS) + (kind == MAJORITY), kind)
+    return (KINDS.index(kind) if kind in KINDS else len(KINDS) + (kind == TRIVIAL), kind)
 
 
 def percent(share: float | None) -> str:
@@ -275,8 +279,13 @@ def percent(share: float | None) -> str:
 
 
 def plain(value: float | None) -> str:
-    """Returns a number with four decimals, or four digits of a large one; blank if there is none."""
-    return "" if value is None or not isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
+    """Returns a number as text; blank if there is none."""
+    return "" if value is None else digits(value)
+
+
+def brief(value: float) -> str:
+    """Returns a number for a line with little room: three decimals, or three digits of a large one."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
 
 
 def size(num_bytes: int) -> str:

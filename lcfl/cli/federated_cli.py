@@ -19,6 +19,7 @@ import lcfl
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
 from lcfl.cli.type_errors import is_union, without_types
+from lcfl.core.metric_names import Reported
 from lcfl.core.renamed import current_path, with_current_names
 from lcfl.data.datamodule import FederatedDataModule, errors_of
 from lcfl.data.datasets import FederatedDataset
@@ -143,12 +144,12 @@ class FederatedCLI(LightningCLI):
     def validate(self, **arguments: Any) -> None:
         """Evaluates the validation data and prints the table."""
         self.result = self.trainer.validate(**arguments)
-        print_evaluation(self.result, "val")
+        print_evaluation(self.result, "val", self.model.reported)
 
     def test(self, **arguments: Any) -> None:
         """Evaluates the test data and prints the table."""
         self.result = self.trainer.test(**arguments)
-        print_evaluation(self.result, "test")
+        print_evaluation(self.result, "test", self.model.reported)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
@@ -217,11 +218,11 @@ def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
 
 
 @rank_zero_only
-def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"]) -> None:
+def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"], reported: Reported) -> None:
     """Prints the tables of an evaluation. Under torchrun, only rank 0 prints them."""
     from lcfl.callbacks.progress import evaluation_tables
 
-    for table in evaluation_tables(metrics, stage):
+    for table in evaluation_tables(metrics, stage, reported):
         rich.print(table)
 
 

@@ -1,6 +1,7 @@
 """Runs methods x grid x seeds. Each run is an ordinary ``lcfl fit`` in a separate process.
 
-A grid is tried with the first seed. For each method, the point with the best validation accuracy is run with all seeds.
+A grid is tried with the first seed. For each method, the point with the best reported metric (the accuracy, unless
+``model.report`` names another one) on validation data is run with all seeds.
 """
 
 import hashlib
@@ -14,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from math import inf
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -180,9 +181,9 @@ class Sweep:
     def tune(
         self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
     ) -> Point:
-        """Returns the point with the best validation accuracy.
+        """Returns the point with the best reported metric on validation data.
 
-        The accuracy is that of the kind of model that the method's paper reports first.
+        It is that of the kind of model that the method's paper reports first.
 
         Args:
             method: the method.
@@ -194,7 +195,7 @@ class Sweep:
                 decide.
 
         Raises:
-            ValueError: if no trial has a validation accuracy.
+            ValueError: if no trial has the metric on validation data.
         """
         if len(points) == 1:
             return points[0]
@@ -202,22 +203,22 @@ class Sweep:
             rounds = None  # the shorter trials would not exclude any point
         scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
         if rounds is not None and finalists > 1:
-            best = sorted(scores, key=lambda point: -scores[point])[:finalists]
+            best = sorted(scores, key=lambda point: -scores[point].score)[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
-        chosen = max(scores, key=lambda point: scores[point])
+        chosen = max(scores, key=lambda point: scores[point].score)
         words = " ".join(f"{option}={value}" for option, value in chosen)
-        self.say(
-            f"{method}: {words} is the best of {len(points)} points, {100 * scores[chosen]:.2f} % on validation data"
-        )
+        self.say(f"{method}: {words} is the best of {len(points)} points, {scores[chosen].text} on validation data")
         return chosen
 
-    def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> dict[Point, float]:
-        """Runs trials and returns the validation accuracies by point, of those trials that have one."""
+    def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> "dict[Point, Validation]":
+        """Runs trials and returns their results on validation data by point, of those trials that have one."""
         runs = self.run(trials, jobs)
-        scores = {trial.point: validation_accuracy(run) for trial, run in zip(trials, runs, strict=True) if run}
-        scores = {point: score for point, score in scores.items() if score > -inf}
+        found = {trial.point: validation_of(run) for trial, run in zip(trials, runs, strict=True) if run}
+        scores = {point: each for point, each in found.items() if each is not None}
         if not scores:
-            raise ValueError(f"sweep: no trial of {method} has a validation accuracy; see the logs in {self.root}.")
+            raise ValueError(
+                f"sweep: no trial of {method} has the reported metric on validation data; see the logs in {self.root}."
+            )
         return scores
 
     def _finish(
@@ -253,8 +254,8 @@ class Sweep:
                     "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
         run = FinishedRun(folder, json.loads(summary.read_text()))
-        accuracy = validation_accuracy(run)
-        said = f"validation {100 * accuracy:.2f} %" if accuracy > -inf else "no validation accuracy"
+        validation = validation_of(run)
+        said = "no validation data" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
         return run
 
@@ -286,14 +287,23 @@ class Sweep:
         )
 
 
-def validation_accuracy(run: FinishedRun) -> float:
-    """Returns the validation accuracy of the kind of model that the method's paper reports first.
+class Validation(NamedTuple):
+    """The result of a run on validation data: a score that is larger for better runs, and the value as text."""
 
-    It is -inf without validation data, and if the accuracy is NaN.
+    score: float
+    text: str
+
+
+def validation_of(run: FinishedRun) -> Validation | None:
+    """Returns the reported metric on validation data, of the kind of model that the method's paper reports first.
+
+    Returns None without validation data, and if the metric is NaN.
     """
-    names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith("/acc")]
-    value = run.metrics[names[0]] if names else -inf
-    return value if value == value else -inf
+    reported = run.reported
+    names = [name for name in run.metrics if name.startswith("val/own_split/") and name.endswith(f"/{reported.name}")]
+    if not names or isnan(value := run.metrics[names[0]]):
+        return None
+    return Validation(reported.score(value), reported.text(value) + " %" * reported.is_accuracy)
 
 
 def _last_error(log: Path, begin: int) -> str:

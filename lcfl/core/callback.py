@@ -1,6 +1,6 @@
 """The hooks of a run, and the base class of all callbacks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from copy import copy
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -64,10 +64,16 @@ class Callback(CheckedFields):
         """The name under which a checkpoint stores its state."""
         return type(self).__qualname__
 
-    def check_monitor(self, names: Sequence[str]) -> None:
-        """Raises a ValueError if it waits for a metric that is not among `names`, the metrics of the run's evaluations.
+    def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
+        """Raises a ValueError if it waits for a metric that no evaluation of the run has.
 
-        Called before anything is written. `names` is empty if nothing is evaluated during the run.
+        Called before anything is written.
+
+        Args:
+            metrics: for each metric of the run's evaluations, whether larger values are better; empty if nothing is
+                evaluated during the run.
+            default: the metric to wait for if none is named: the reported one of the first kind of model that the
+                method reports, on validation data.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,18 +1,86 @@
 """The names of metrics of evaluations, which have the form ``<stage>/<protocol>/<model>/<metric>``."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite, isnan, nan
 
-__all__ = ["SUMMARIES", "added_metrics"]
+__all__ = ["SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits"]
 
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
+TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.server.trivial_baseline`
 
 
-def added_metrics(names: Iterable[str]) -> list[str]:
-    """Returns the metrics that the user added to loss and accuracy (``model.metrics``).
+@dataclass(frozen=True)
+class Reported:
+    """The metric that tables, figures, progress, comparisons and sweeps show (``model.report``).
+
+    Attributes:
+        name: its name, the last part of full names.
+        larger_is_better: whether larger values are better.
+    """
+
+    name: str = "acc"
+    larger_is_better: bool = True
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is the accuracy, which is shown in percent."""
+        return self.name == "acc"
+
+    @property
+    def title(self) -> str:
+        """What it is called in texts."""
+        return "accuracy" if self.is_accuracy else self.name
+
+    @property
+    def unit(self) -> str:
+        """What follows its title, e.g. `` in %``."""
+        return " in %" if self.is_accuracy else ""
+
+    @property
+    def axis(self) -> str:
+        """What it is called along an axis."""
+        return "accuracy (%)" if self.is_accuracy else self.name
+
+    @property
+    def trivial(self) -> str:
+        """What its trivial baseline is called in texts."""
+        return "majority class" if self.is_accuracy else "trivial"
+
+    def text(self, value: float) -> str:
+        """Returns a value as text: an accuracy in percent with two decimals, others as `digits`; blank for nan."""
+        return f"{100 * value:.2f}" if self.is_accuracy and isfinite(value) else digits(value)
+
+    def scaled(self, value: float) -> float:
+        """Returns a value in the unit that pictures show: accuracies in percent."""
+        return 100 * value if self.is_accuracy else value
+
+    def score(self, value: float) -> float:
+        """Returns a number that is larger for better values; nan for nan."""
+        return nan if isnan(value) else value if self.larger_is_better else -value
+
+    def best(self, values: Iterable[float]) -> float:
+        """Returns the best of some values; nan if there are none but nan."""
+        known = [value for value in values if not isnan(value)]
+        return max(known, key=self.score, default=nan)
+
+    def is_reached(self, value: float, target: float) -> bool:
+        """Returns whether a value is as good as a target."""
+        return self.score(value) >= self.score(target)
+
+
+def digits(value: float) -> str:
+    """Returns a number with four decimals, or four digits of a large one; blank if it is not finite."""
+    return "" if not isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
+
+
+def added_metrics(names: Iterable[str], reported: str = "acc") -> list[str]:
+    """Returns the metrics other than the loss and the reported one (``model.metrics``).
 
     Args:
         names: full names, such as ``test/own_split/global/f1``.
+        reported: the name of the reported metric.
     """
     parts = [name.split("/") for name in names if not name.endswith(SUMMARIES)]
     last = [each[3] for each in parts if len(each) == 4 and each[0] in ("val", "test")]
-    return list(dict.fromkeys(name for name in last if name not in ("loss", "acc")))
+    return list(dict.fromkeys(name for name in last if name not in ("loss", reported)))

@@ -10,7 +10,16 @@ from torch.utils.data import IterableDataset
 
 from lcfl.core.validation import shortened
 
-__all__ = ["as_input", "as_integers", "check_map_style", "network_dtype", "read_item", "evenly_spaced"]
+__all__ = [
+    "as_input",
+    "as_integers",
+    "as_targets",
+    "check_map_style",
+    "evenly_spaced",
+    "network_dtype",
+    "read_item",
+    "target_dtype",
+]
 
 # Number of items of a map-style data set that are inspected before training, evenly spread from the first to the last.
 SAMPLED_ITEMS = 32
@@ -21,21 +30,22 @@ def check_map_style(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
             f"Datasets: data sets must be map-style (with __len__ and __getitem__), got {type(dataset).__name__}; "
-            "convert an iterable data set into a list of (input, label) pairs first"
+            "convert an iterable data set into a list of (input, target) pairs first"
         )
 
 
-def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
-    """Reads input and label of one item of a map-style data set.
+def read_item(dataset: Any, name: str, index: int, is_class: bool = True) -> tuple[Tensor, Tensor]:
+    """Reads input and target of one item of a map-style data set.
 
     Args:
         dataset: the data set to read from.
         name: ``train`` or ``test``, for messages.
         index: position of the item.
+        is_class: whether the target must be the number of a class.
 
     Raises:
         ValueError: If the data set has no items or fails, the item is not a pair, `as_input` does not accept its input,
-            or its label is not an integer.
+            its label is not an integer, or `as_targets` does not accept its target.
     """
     where = f"Datasets: item {index} of {name}"
     if len(dataset) == 0:
@@ -49,23 +59,52 @@ def read_item(dataset: Any, name: str, index: int) -> tuple[Tensor, int]:
         raise ValueError(f"{where} cannot be read: {type(error).__name__}: {shortened(str(error))}") from error
     if not (isinstance(item, tuple | list) and len(item) == 2):
         got = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-        raise ValueError(f"{where} is a {got}; an item must be a pair: return input, label")
+        raise ValueError(f"{where} is a {got}; an item must be a pair: return input, target")
+    if not is_class:
+        return as_input(item[0], where), as_targets(item[1], where)
     label = as_integers(item[1])
     if label is None or label.ndim != 0:
         raise ValueError(
-            f"{where} has the label {item[1]!r:.80}; a label must be one integer: return input, int(label)"
+            f"{where} has the label {item[1]!r:.80}; a label must be one integer: return input, int(label). If targets "
+            "are not classes, leave num_classes out."
         )
-    return as_input(item[0], where), int(label)
+    return as_input(item[0], where), torch.tensor(int(label))
 
 
-def as_input(value: Any, where: str) -> Tensor:
+def as_targets(value: Any, where: str) -> Tensor:
+    """Returns targets of any kind as a tensor: real numbers as float32, whole numbers in their own type.
+
+    Args:
+        value: a tensor, a numpy array, a number or (nested) lists of numbers.
+        where: where the value stands, for messages.
+
+    Raises:
+        ValueError: If the value is anything else, or holds NaN or infinity.
+    """
+    targets = as_input(value, where, "a target")
+    if targets.is_floating_point() and not targets.isfinite().all():
+        broken = torch.nonzero(~targets.isfinite())[0].tolist()
+        raise ValueError(
+            f"{where}: the targets hold NaN or infinity{f' (the first at {broken})' if broken else ''}, which no loss "
+            "can be computed of; drop or replace the samples"
+        )
+    return targets
+
+
+def target_dtype(targets: Tensor) -> torch.dtype:
+    """Returns the type in which a loss gets these targets: float32 for real numbers and int64 for whole ones."""
+    return torch.float32 if targets.is_floating_point() else torch.int64
+
+
+def as_input(value: Any, where: str, what: str = "an input") -> Tensor:
     """Returns numbers as a tensor.
 
     Floating-point numbers become float32, which networks compute in. All others keep their type.
 
     Args:
         value: a tensor, a numpy array, a number or (nested) lists of numbers.
-        where: what the value is, for messages.
+        where: where the value stands, for messages.
+        what: what the value is, for messages.
 
     Raises:
         ValueError: If the value is anything else.
@@ -74,7 +113,7 @@ def as_input(value: Any, where: str) -> Tensor:
         is_picture = any(kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__)
         fix = "give the data set transform=torchvision.transforms.ToTensor()" if is_picture else "convert it"
         raise ValueError(
-            f"{where}: an input must be a tensor, a numpy array or a list of numbers, got {type(value).__name__}"
+            f"{where}: {what} must be a tensor, a numpy array or a list of numbers, got {type(value).__name__}"
             f"{' (a PIL image)' if is_picture else ''}; {fix}"
         )
     if not isinstance(value, Tensor):

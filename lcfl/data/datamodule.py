@@ -12,15 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader
 
 from lcfl.core import rng
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values
 from lcfl.data.datasets import FederatedDataset, RandomLike
-from lcfl.data.partition.base import ClientShares, Indices, Partition
+from lcfl.data.owners import TEST
+from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 from lcfl.data.partition.uniform import IID
+from lcfl.data.pooled import pooled_loader
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
 from lcfl.data.samples import Samples
@@ -32,6 +35,7 @@ __all__ = ["FederatedDataModule", "errors_of"]
 
 
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
+NUM_CLIENTS = 100  # of a partition that does not know its clients
 Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
 
 
@@ -44,7 +48,8 @@ class FederatedDataModule(LightningDataModule):
     Args:
         dataset: the data set that provides the samples.
         partition: the rule that deals samples out to clients.
-        num_clients: number of clients N, including newcomers.
+        num_clients: number of clients N, including newcomers. None for the number that the partition knows (`ByOwner`,
+            `FromFile`), and 100 for any other partition.
         newcomers: number (20) or fraction (0.2) of clients that are kept out of the federation for ``lcfl onboard``.
             They have samples, but are never sampled, trained with, clustered or evaluated. They are drawn from the
             stream (seed, "newcomers").
@@ -77,7 +82,7 @@ class FederatedDataModule(LightningDataModule):
         self,
         dataset: FederatedDataset,
         partition: Partition,
-        num_clients: int = 100,
+        num_clients: int | None = None,
         newcomers: int | float = 0,
         leavers: Mapping[int, int] | None = None,
         batch_size: int = 32,
@@ -95,7 +100,7 @@ class FederatedDataModule(LightningDataModule):
             check_values(f"data.{name}", {name: (each.annotation, values[name])})
         super().__init__()
         self.dataset, self.partition = dataset, partition
-        self.num_clients, self.batch_size, self.drop_last = num_clients, batch_size, drop_last
+        self.batch_size, self.drop_last = batch_size, drop_last
         self.newcomers, self.leavers = newcomers, dict(leavers or {})
         self.protocols = list(protocols)
         self.proxy = proxy
@@ -103,6 +108,7 @@ class FederatedDataModule(LightningDataModule):
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.client_transforms = list(client_transforms)
         self.seed = seed
+        self.num_clients = self._known_clients() if num_clients is None else num_clients
         self._check_arguments()
         self._loaded: tuple[Samples, Population] | None = None
         self._seen: dict[tuple[View, ...], Samples] = {}
@@ -164,35 +170,33 @@ class FederatedDataModule(LightningDataModule):
                 transform.check(self.dataset.shape, self.dataset.dtype)
         with errors_of("data.dataset"):
             samples = self.dataset.load()
+            owners = self.dataset.owners(self.partition.column)
         official = [name for name in self.protocols if name != "own_split"]
         if official and samples.num_train == len(samples):
             raise ValueError(
                 f"the protocol {official[0]} tests on official test samples, but {type(self.dataset).__name__} has "
                 "none; use data.protocols: [own_split]"
             )
-        pool = samples.targets if self.pool == "all" else samples.targets[: samples.num_train]
+        size = len(samples) if self.pool == "all" else samples.num_train
+        pool = Pool.of_owners(size, samples.labels, owners, keeps_parts=self.pool == "train")
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
         split, proxy = self._without_proxy(self._split(shares, samples))
         tests = self._tests(split)
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, samples.num_classes)
-        seen = [
-            seen_labels(samples.targets[train], own_views)
-            for train, own_views in zip(split.train, views or [()] * self.num_clients, strict=True)
-        ]
-        label_counts = np.stack([np.bincount(labels, minlength=samples.num_classes) for labels in seen])
         population = Population(
             split.train,
             split.val,
             tests,
             groups,
-            label_counts,
+            _label_counts(samples, split.train, views or [()] * self.num_clients),
             shares.overlapping,
             views,
             shares.groups,
             self.newcomer_clients,
             proxy,
+            shares.names,
         )
         self._loaded = samples.subset(population.samples_in_use), population
 
@@ -201,7 +205,7 @@ class FederatedDataModule(LightningDataModule):
 
         The inputs have the same shape and classes and are dealt out IID.
         """
-        dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes))
+        dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes or 1))
         return FederatedDataModule(
             dataset,
             _OneGroup() if self.client_transforms else IID(),
@@ -244,6 +248,19 @@ class FederatedDataModule(LightningDataModule):
         An existing file is replaced as a whole. `lcfl.data.partition.FromFile` can read the file.
         """
         write_json(path, {"data_fingerprint": self.samples.fingerprint(), **self.population.to_dict()})
+
+    def _known_clients(self) -> int:
+        """Returns the number of clients that the partition knows, before samples are read."""
+        with errors_of("data.dataset"):
+            owners = self.dataset.owners(self.partition.column)
+        if owners is None:
+            pool = Pool(0)
+        else:
+            size = len(owners.part) if self.pool == "all" else int((owners.part != TEST).sum())
+            pool = Pool.of_owners(size, None, owners, keeps_parts=self.pool == "train")
+        with errors_of("data.partition"):
+            known = self.partition.num_clients(pool)
+        return NUM_CLIENTS if known is None else known
 
     def _check_arguments(self) -> None:
         check_instance("data.dataset", self.dataset, FederatedDataset, " Datasets makes one of your own data sets.")
@@ -288,17 +305,18 @@ class FederatedDataModule(LightningDataModule):
     def _split(self, shares: ClientShares, samples: Samples) -> Split:
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
         split = split_overlapping if shares.overlapping else split_disjoint
-        roles = split(shares.indices, samples.targets, test_fraction, self.val_fraction, self.seed)
+        roles = split(shares, samples.labels, test_fraction, self.val_fraction, self.seed)
         for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
             if lengths[0] == 0:
+                name = "" if shares.names is None else f" ({shares.names[client]})"
                 raise ValueError(
-                    f"client {client} is left without training samples: its share has {sum(lengths)}, of which "
+                    f"client {client}{name} is left without training samples: its share has {sum(lengths)}, of which "
                     f"{lengths[2]} are for testing and {lengths[1]} for validation; lower data.val_fraction or "
                     "data.num_clients"
                 )
         held = np.concatenate(shares.indices)
         official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
-        return Split(*roles, official, samples.targets, self.seed)
+        return Split(*roles, official, samples.labels, self.seed)
 
     def _without_proxy(self, split: Split) -> tuple[Split, Indices]:
         """Draws the proxy set from the stream (seed, "proxy").
@@ -315,8 +333,9 @@ class FederatedDataModule(LightningDataModule):
                 "data.pool: train"
             )
         proxy = np.sort(rng.generator(self.seed, "proxy").choice(split.official, self.proxy, replace=False))
-        learnt = np.unique(split.targets[np.concatenate(split.train)])
-        missing = np.setdiff1d(learnt, split.targets[proxy])
+        missing = proxy[:0]
+        if split.labels is not None:
+            missing = np.setdiff1d(split.labels[np.concatenate(split.train)], split.labels[proxy])
         if len(missing):
             warnings.warn(
                 f"data.proxy: the {self.proxy} samples of the proxy set have none of the {len(missing)} labels "
@@ -326,7 +345,9 @@ class FederatedDataModule(LightningDataModule):
             )
         return replace(split, official=np.setdiff1d(split.official, proxy)), proxy
 
-    def _views(self, groups: Indices | None, num_classes: int) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
+    def _views(
+        self, groups: Indices | None, num_classes: int | None
+    ) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
         """Returns the true groups of the clients and the views of each client."""
         if not self.client_transforms:
             return groups, None
@@ -347,20 +368,15 @@ class FederatedDataModule(LightningDataModule):
                 )
         return tests
 
+    def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
+        seen = [self.samples if plain else self.seen_by(client) for client in range(self.num_clients)]
+        drop_last = is_train and self.drop_last
+        return pooled_loader(seen, lists, self.batch_size, is_train, drop_last)
+
     def _after_setup(self) -> tuple[Samples, Population]:
         if self._loaded is None:
             raise RuntimeError("the data is not loaded yet; call prepare_data() and setup() first")
         return self._loaded
-
-    def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
-        by_view: dict[Samples, list[Indices]] = {}
-        for client, indices in enumerate(lists):
-            by_view.setdefault(self.samples if plain else self.seen_by(client), []).append(indices)
-        parts = [_Pooled(samples, np.unique(np.concatenate(own)), is_train) for samples, own in by_view.items()]
-        pooled: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
-        collate = _unchanged if len(parts) == 1 else default_collate
-        drop_last = is_train and self.drop_last and sum(map(len, parts)) >= self.batch_size
-        return DataLoader(pooled, batch_size=self.batch_size, shuffle=is_train, collate_fn=collate, drop_last=drop_last)
 
 
 @contextmanager
@@ -374,31 +390,19 @@ def errors_of(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from error
 
 
+def _label_counts(
+    samples: Samples, train: list[Indices], views: Sequence[tuple[View, ...]]
+) -> NDArray[np.int64] | None:
+    """Returns the number of training samples of each client with each label ``[N, C]``; None if there are no labels."""
+    if samples.labels is None or samples.num_classes is None:
+        return None
+    labels = [seen_labels(samples.labels[own], seen) for own, seen in zip(train, views, strict=True)]
+    return np.stack([np.bincount(own, minlength=samples.num_classes) for own in labels])
+
+
 class _OneGroup(Partition):
     """IID with one known group, for client transforms that need groups."""
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts one permutation of the pool into N pieces."""
-        return ClientShares(IID().split(labels, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))
-
-
-class _Pooled(Dataset[Any]):
-    """A data set of some samples that gathers whole batches, because torch's loader calls ``__getitems__``."""
-
-    def __init__(self, samples: Samples, indices: Indices, is_train: bool) -> None:
-        self.gather = samples.training_batch if is_train else samples.batch
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.gather(self.indices[indices], torch.device("cpu"))
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+        return ClientShares(IID().split(pool, num_clients, generator).indices, np.zeros(num_clients, dtype=np.int64))

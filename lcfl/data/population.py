@@ -4,7 +4,7 @@ Shapes: N clients, C classes, S samples in all.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lcfl.core.validation import abbreviated
 from lcfl.data.partition.base import Indices
 from lcfl.data.protocols import PLAIN
 from lcfl.data.views import View, seen_labels
@@ -29,7 +30,8 @@ class Population:
         val: for each client, the indices it validates on; a tiny client may have none.
         test: test protocol -> for each client, the indices it is tested on.
         groups: [N] true group of each client; None if the groups are unknown.
-        label_counts: [N, C] number of training samples of each client with each label, as the client sees the labels.
+        label_counts: [N, C] number of training samples of each client with each label, as the client sees the labels;
+            None if targets are not classes.
         overlapping: whether several clients may hold the same sample. The sample then has the same role for all of
             these clients.
         views: for each client, the views that it sees its samples through; None if clients see the samples unchanged.
@@ -37,23 +39,37 @@ class Population:
             only with views.
         newcomers: the clients that are kept out of the federation, in ascending order.
         proxy: the samples of the server's proxy set, possibly none. No client holds them or is tested on them.
+        names: the name of each client; None if clients have only numbers.
     """
 
     train: list[Indices]
     val: list[Indices]
     test: dict[str, list[Indices]]
     groups: Indices | None
-    label_counts: Indices
+    label_counts: Indices | None
     overlapping: bool = False
     views: list[tuple[View, ...]] | None = None
     partition_groups: Indices | None = None
     newcomers: tuple[int, ...] = ()
     proxy: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    names: tuple[str, ...] | None = None
 
     @property
     def num_clients(self) -> int:
         """The number of clients N."""
         return len(self.train)
+
+    def called(self, client: int) -> str:
+        """Returns a client's number, with its name if it has one: ``3`` or ``3 (ward_b)``."""
+        return str(client) if self.names is None else f"{client} ({self.names[client]})"
+
+    def listed(self, clients: Iterable[int]) -> str:
+        """Returns the first of some clients, as `called` does, for a message."""
+        return abbreviated(map(self.called, clients))
+
+    def names_of(self, clients: Sequence[int] | Indices) -> list[str] | None:
+        """Returns the names of some clients; None if clients have only numbers."""
+        return None if self.names is None else [self.names[client] for client in clients]
 
     @property
     def samples_in_use(self) -> Indices:
@@ -74,6 +90,7 @@ class Population:
     @property
     def label_entropy(self) -> NDArray[np.float64]:
         """The entropy in bits [N] of the labels of each client's training samples: 0 for one label, at most log2 C."""
+        assert self.label_counts is not None, "targets are not classes"
         share = self.label_counts / self.sizes[:, None]
         terms = share * np.log2(share, out=np.zeros_like(share), where=share > 0)
         return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
@@ -99,43 +116,48 @@ class Population:
             digest.update(f"newcomers:{self.newcomers}".encode())
         if len(self.proxy):
             digest.update(b"proxy:" + np.ascontiguousarray(self.proxy, dtype="<i8").tobytes())
+        if self.names is not None:
+            digest.update(f"names:{self.names}".encode())
         return digest.hexdigest()
 
     def majority_accuracy(
-        self, protocol: str, targets: Indices, clients: Sequence[int] | None = None
+        self, protocol: str, labels: Indices, clients: Sequence[int] | None = None
     ) -> NDArray[np.float64]:
         """Returns the accuracy of always predicting the client's most frequent training label.
 
-        This is the trivial baseline that every table should be compared with.
+        This is the trivial baseline of classification, see `lcfl.server.trivial_baseline` for other tasks.
 
         Args:
             protocol: the test protocol whose test sets are used. Their labels are as the client sees them, too, unless
                 the protocol is a plain one.
-            targets: [S] label of every sample in the data set.
+            labels: [S] label of every sample in the data set.
             clients: the clients to compute it for; None for all.
 
         Returns:
             One accuracy for each of these clients, [N] for all; nan for a client without test samples.
         """
+        assert self.label_counts is not None, "targets are not classes"
         guesses = self.label_counts.argmax(axis=1)
         views = None if protocol in PLAIN else self.views
         accuracies = []
         for client in range(self.num_clients) if clients is None else clients:
-            labels = seen_labels(targets[self.test[protocol][client]], () if views is None else views[client])
-            accuracies.append((labels == guesses[client]).mean() if len(labels) else np.nan)
+            seen = seen_labels(labels[self.test[protocol][client]], () if views is None else views[client])
+            accuracies.append((seen == guesses[client]).mean() if len(seen) else np.nan)
         return np.array(accuracies)
 
     def summary(self) -> str:
         """Returns a small text table.
 
-        It shows the clients' sizes, labels, label entropies in bits and shares of the most frequent label.
+        It shows the clients' sizes and, if targets are classes, their labels, label entropies in bits and shares of the
+        most frequent label.
         """
         sizes = {"train": self.sizes, "val": _lengths(self.val)}
         sizes |= {f"test/{name}": _lengths(lists) for name, lists in self.test.items()}
         rows: list[tuple[str, NDArray[Any]]] = [(f"{name} samples", values) for name, values in sizes.items()]
-        rows.append(("labels", (self.label_counts > 0).sum(axis=1)))
-        rows.append(("label entropy", self.label_entropy))
-        rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
+        if self.label_counts is not None:
+            rows.append(("labels", (self.label_counts > 0).sum(axis=1)))
+            rows.append(("label entropy", self.label_entropy))
+            rows.append(("majority share", self.label_counts.max(axis=1) / self.sizes))
         known = "unknown" if self.groups is None else str(len(np.unique(self.groups)))
         width = max(len(name) for name, _ in rows)
         kept_out = f", {len(self.newcomers)} of them newcomers" if self.newcomers else ""
@@ -161,9 +183,10 @@ class Population:
             "groups": None if groups is None else groups.tolist(),
             "true_groups": None if self.groups is None else self.groups.tolist(),
             "overlapping": self.overlapping,
+            **({} if self.names is None else {"names": list(self.names)}),
             "newcomers": list(self.newcomers),
             "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
-            "label_counts": self.label_counts.tolist(),
+            "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
             "train": _lists(self.train),
             "val": _lists(self.val),
             "test": {name: _lists_or_one(lists) for name, lists in self.test.items()},

@@ -27,7 +27,7 @@ class Split:
         val: for each client, the indices it validates on, possibly none.
         held_out: for each client, the indices of its share that it neither trains nor validates on, possibly none.
         official: the official test samples that no client holds in any role, in ascending order.
-        targets: [S] label of every sample.
+        labels: [S] class of every sample; None if targets are not classes.
         seed: seed of a protocol's draws; ``data.seed``.
     """
 
@@ -35,8 +35,21 @@ class Split:
     val: list[Indices]
     held_out: list[Indices]
     official: Indices
-    targets: Indices
+    labels: Indices | None
     seed: int = 0
+
+    def classes(self, protocol: str) -> Indices:
+        """Returns the class of every sample ``[S]``.
+
+        Raises:
+            ValueError: If targets are not classes, with the protocol that needs them.
+        """
+        if self.labels is None:
+            raise ValueError(
+                f"the protocol {protocol} chooses test samples by their class, but the targets of this data set are "
+                "not classes; use data.protocols: [own_split] or [global]"
+            )
+        return self.labels
 
 
 def own_split(split: Split) -> list[Indices]:
@@ -49,9 +62,9 @@ def label_view(split: Split) -> list[Indices]:
 
     One training sample of a label is enough. Clients share test samples. Samples that a client holds are left out.
     """
-    labels = split.targets[split.official]
+    classes = split.classes("label_view")
     return [
-        split.official[np.isin(labels, split.targets[np.concatenate([train, val])])]
+        split.official[np.isin(classes[split.official], classes[np.concatenate([train, val])])]
         for train, val in zip(split.train, split.val, strict=True)
     ]
 
@@ -64,12 +77,13 @@ def label_proportional(split: Split) -> list[Indices]:
     where t is the smallest a_l / n_l. Labels without a free test sample are left out. The draws come from the stream
     (seed, "label_proportional", client).
     """
-    labels = split.targets[split.official]
-    num_classes = int(split.targets.max()) + 1
+    classes = split.classes("label_proportional")
+    labels = classes[split.official]
+    num_classes = int(classes.max()) + 1
     free = np.bincount(labels, minlength=num_classes)
     tests = []
     for client, parts in enumerate(zip(split.train, split.val, strict=True)):
-        learnt = np.where(free > 0, np.bincount(split.targets[np.concatenate(parts)], minlength=num_classes), 0)
+        learnt = np.where(free > 0, np.bincount(classes[np.concatenate(parts)], minlength=num_classes), 0)
         order = rng.generator(split.seed, "label_proportional", client).permutation(len(labels))
         counts = _proportional(learnt, free)
         chosen = [order[labels[order] == label][: counts[label]] for label in np.flatnonzero(counts)]

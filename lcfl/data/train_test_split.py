@@ -3,7 +3,7 @@
 import numpy as np
 
 from lcfl.core import rng
-from lcfl.data.partition.base import Indices
+from lcfl.data.partition.base import ClientShares, Indices
 
 __all__ = ["split_disjoint", "split_share", "split_overlapping"]
 
@@ -12,13 +12,15 @@ Roles = tuple[list[Indices], list[Indices], list[Indices]]
 
 
 def split_disjoint(
-    shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int
+    shares: ClientShares, labels: Indices | None, test_fraction: float, val_fraction: float, seed: int
 ) -> Roles:
     """Splits shares that do not overlap, each by a separate stream (seed, "split", client).
 
+    A client that brings test or validation samples of its own keeps them, and nothing else is held out for that role.
+
     Args:
         shares: the indices of each client.
-        targets: [S] label of every sample.
+        labels: [S] class of every sample; None if targets are not classes.
         test_fraction: part of a share that is held out for testing, 0 for none. If it is not 0, a client with two or
             more samples is tested on at least one and keeps at least one.
         val_fraction: part of the remaining samples that is held out for validation.
@@ -28,13 +30,15 @@ def split_disjoint(
         For each client, the indices it trains on, validates on and is tested on, each in ascending order.
     """
     train, val, held_out = [], [], []
-    for client, share in enumerate(shares):
+    for client, share in enumerate(shares.indices):
         generator = rng.generator(seed, "split", client)
-        rest, test = share, share[:0]
-        if test_fraction > 0:
-            number = min(max(round(test_fraction * len(share)), 1), len(share) - 1)
-            rest, test = split_share(share, targets[share], number, generator)
-        rest, validation = split_share(rest, targets[rest], round(val_fraction * len(rest)), generator)
+        validation, test = (share[:0] if own is None else own[client] for own in (shares.val, shares.test))
+        rest = np.setdiff1d(share, validation)
+        if test_fraction > 0 and len(test) == 0:
+            number = min(max(round(test_fraction * len(rest)), 1), len(rest) - 1)
+            rest, test = split_share(rest, _of(labels, rest), number, generator)
+        if len(validation) == 0:
+            rest, validation = split_share(rest, _of(labels, rest), round(val_fraction * len(rest)), generator)
         train.append(rest)
         val.append(validation)
         held_out.append(test)
@@ -42,7 +46,7 @@ def split_disjoint(
 
 
 def split_overlapping(
-    shares: list[Indices], targets: Indices, test_fraction: float, val_fraction: float, seed: int
+    shares: ClientShares, labels: Indices | None, test_fraction: float, val_fraction: float, seed: int
 ) -> Roles:
     """Splits shares that overlap, giving each sample the same role for all clients.
 
@@ -51,17 +55,17 @@ def split_overlapping(
     result are those of `split_disjoint`.
     """
     generator = rng.generator(seed, "split")
-    rest = np.unique(np.concatenate(shares))
-    role = np.zeros(len(targets), dtype=np.int64)
+    rest = np.unique(np.concatenate(shares.indices))
+    role = np.zeros(rest[-1] + 1, dtype=np.int64)
     for number, fraction in ((2, test_fraction), (1, val_fraction)):
-        rest, cut = split_share(rest, targets[rest], round(fraction * len(rest)), generator)
+        rest, cut = split_share(rest, _of(labels, rest), round(fraction * len(rest)), generator)
         role[cut] = number
-    train, val, held_out = ([share[role[share] == number] for share in shares] for number in range(3))
+    train, val, held_out = ([share[role[share] == number] for share in shares.indices] for number in range(3))
     return train, val, held_out
 
 
 def split_share(
-    share: Indices, labels: Indices, number: int, generator: np.random.Generator
+    share: Indices, labels: Indices | None, number: int, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
     """Cuts ``number`` samples off a share, stratified by label if every label has at least two samples.
 
@@ -70,7 +74,7 @@ def split_share(
 
     Args:
         share: [n] indices.
-        labels: [n] labels of these indices.
+        labels: [n] class of each of these samples; None if targets are not classes.
         number: number of samples to cut off, 0 to n.
         generator: source of all draws.
 
@@ -78,7 +82,8 @@ def split_share(
         The indices that remain and those that were cut off, each in ascending order.
     """
     order = generator.permutation(len(share))
-    present, positions, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    classes = np.zeros(len(share), dtype=np.int64) if labels is None else labels[order]
+    present, positions, counts = np.unique(classes, return_inverse=True, return_counts=True)
     if number == 0 or counts.min() < 2:
         chosen = order[:number]
     else:
@@ -89,3 +94,7 @@ def split_share(
     cut = np.zeros(len(share), dtype=bool)
     cut[chosen] = True
     return np.sort(share[~cut]), np.sort(share[cut])
+
+
+def _of(labels: Indices | None, share: Indices) -> Indices | None:
+    return None if labels is None else labels[share]

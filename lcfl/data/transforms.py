@@ -34,13 +34,13 @@ class ClientTransform(CheckedFields, ABC):
     makes_groups: ClassVar[bool] = False
 
     def __call__(
-        self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
+        self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
     ) -> list[View]:
         """Returns the view of each client and checks it.
 
         Args:
             num_clients: N.
-            num_classes: C.
+            num_classes: C; None if targets are not classes.
             groups: [N] group of each client if the partition knows the groups, else None.
             generator: source of all draws.
 
@@ -62,7 +62,7 @@ class ClientTransform(CheckedFields, ABC):
 
     @abstractmethod
     def views(
-        self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
+        self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
         """Applies the rule itself. The caller checks the result."""
 
@@ -96,7 +96,7 @@ class Rotation(ClientTransform):
         check_choices("Rotation", self)
 
     def views(
-        self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
+        self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
         """Returns the quarter turns of each client."""
         numbers = _numbers("Rotation", self.by, len(self.angles), num_clients, groups, generator)
@@ -132,7 +132,7 @@ class GaussianNoise(ClientTransform):
             raise ValueError(f"GaussianNoise: sigma must be a finite number >= 0, got {self.sigma}")
 
     def views(
-        self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
+        self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
         """Returns a noise level and a separate key for each client."""
         seed = int(generator.integers(2**63))
@@ -167,9 +167,11 @@ class LabelPermutation(ClientTransform):
             raise ValueError(f"LabelPermutation: num_groups must be at least 1, got {self.num_groups}")
 
     def views(
-        self, num_clients: int, num_classes: int, groups: Indices | None, generator: np.random.Generator
+        self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
     ) -> Sequence[View]:
         """Draws K different permutations, the identity first."""
+        if num_classes is None:
+            raise ValueError("LabelPermutation: needs targets that are classes; the data set's are not")
         num_permutations = self.num_groups
         if num_permutations is None:
             num_permutations = 1 if groups is None else int(groups.max()) + 1

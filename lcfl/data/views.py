@@ -31,7 +31,7 @@ class View:
         return inputs
 
     def targets(self, targets: Tensor) -> Tensor:
-        """Returns new labels [B], given labels [B]."""
+        """Returns new targets [B, ...], given targets [B, ...]."""
         return targets
 
 
@@ -43,7 +43,14 @@ class QuarterTurns(View):
 
     def inputs(self, inputs: Tensor, indices: Tensor) -> Tensor:
         """Turns the images by moving pixels, without interpolation."""
-        return inputs if self.number == 0 else torch.rot90(inputs, self.number, dims=(-2, -1)).contiguous()
+        return self._turned(inputs)
+
+    def targets(self, targets: Tensor) -> Tensor:
+        """Turns masks [B, ..., H, W] with their images. Other targets stay."""
+        return self._turned(targets) if targets.dim() > 2 else targets
+
+    def _turned(self, images: Tensor) -> Tensor:
+        return images if self.number == 0 else torch.rot90(images, self.number, dims=(-2, -1)).contiguous()
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,9 @@ class ViewedSamples(Samples):
     """
 
     def __init__(self, samples: Samples, views: tuple[View, ...]) -> None:
-        targets = torch.from_numpy(seen_labels(samples.targets, views))
-        super().__init__(targets, samples.num_train, samples.num_classes)
-        self.samples, self.views = samples, views
+        labels = None if samples.labels is None else seen_labels(samples.labels, views)
+        super().__init__(labels, samples.num_train, samples.num_classes, len(samples))
+        self.samples, self.views, self.has_cheap_targets = samples, views, samples.has_cheap_targets
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Gathers the unchanged batch, then applies every view."""
@@ -100,6 +107,13 @@ class ViewedSamples(Samples):
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Gathers the training batch, augmented if the samples have an augmentation, then applies every view."""
         return self._seen(self.samples.training_batch(indices, device), indices)
+
+    def targets(self, indices: NDArray[np.int64]) -> Tensor:
+        """Returns the unchanged targets after every view."""
+        targets = self.samples.targets(indices)
+        for view in self.views:
+            targets = view.targets(targets)
+        return targets
 
     def is_random(self, training: bool) -> bool:
         """Returns the same as for the unchanged samples, because views are pure functions."""

@@ -5,7 +5,7 @@ Legend: P + Q length of a model's flat vector.
 
 import copy
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -63,8 +63,9 @@ class TrainingTask:
     exchange: Exchange | None = None
     extra: int = 0
 
-    def __str__(self) -> str:
-        return f"client {self.client}, round {self.round}"
+    def named(self, called: Callable[[int], str]) -> str:
+        """Returns what the task is, in words; `called` gives what a client is called."""
+        return f"client {called(self.client)}, round {self.round}"
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,12 @@ class EvaluationTask:
     owners: tuple[int | None, ...] = ()
     buffers: Tensor | None = None
 
-    def __str__(self) -> str:
+    def named(self, called: Callable[[int], str]) -> str:
+        """Returns what the task is, in words; `called` gives what a client is called."""
         if not self.clients:
             return "evaluation on the proxy set"
-        return f"evaluation of the model of client{'s' * (len(self.clients) > 1)} {abbreviated(self.clients, 3)}"
+        plural = "s" * (len(self.clients) > 1)
+        return f"evaluation of the model of client{plural} {abbreviated(map(called, self.clients), 3)}"
 
 
 Task = TrainingTask | EvaluationTask
@@ -192,14 +195,15 @@ class Worker:
 
     def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
         num_clients = len(task.sets) if isinstance(task, EvaluationTask) else 1
+        name = task.named(self.data.population.called)
         try:
-            with self.deadline.limit(str(task), num_clients):
+            with self.deadline.limit(name, num_clients):
                 return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
         except ClientOutputError as error:
-            return Failure(f"{task}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
+            return Failure(f"{name}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:
             said = shortened(str(error))
-            return Failure(f"{task}, rank {self.fabric.global_rank}: {type(error).__name__}: {said}", details_of(error))
+            return Failure(f"{name}, rank {self.fabric.global_rank}: {type(error).__name__}: {said}", details_of(error))
 
     def train(self, task: TrainingTask, engine: SequentialEngine | None = None) -> TrainingResult:
         """Carries out one client's part of a round. All its random draws are addressed by (seed, round, client).

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lcfl.data.samples import Samples
+from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.tracing import Program, Unsupported, trace
@@ -26,7 +27,7 @@ REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  
 
 
 def check_compiled(
-    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
+    module: FederatedModule, spec: SampleSpec, device: str = "cpu", precision: str = "32-true"
 ) -> Program:
     """Checks that `CompiledEngine` trains a module the way the module defines it, and returns the module's program.
 
@@ -34,8 +35,7 @@ def check_compiled(
 
     Args:
         module: network, loss and optimizer.
-        shape: the shape of one input of the network.
-        dtype: the dtype of the inputs.
+        spec: what one sample looks like.
         device: the type of the device.
         precision: the precision of a step's arithmetic.
 
@@ -44,8 +44,10 @@ def check_compiled(
     """
     if device != "cpu" or precision != "32-true":
         raise Unsupported(f"it computes in float32 on a CPU, not {precision} on {device}")
-    if dtype != torch.float32:
-        raise Unsupported(f"the inputs are {dtype}, not torch.float32")
+    if spec.dtype != torch.float32:
+        raise Unsupported(f"the inputs are {spec.dtype}, not torch.float32")
+    if spec.num_classes is None:
+        raise Unsupported("the targets are not classes")
     for name in REPLACED:
         if name in vars(module) or getattr(type(module), name) is not getattr(FederatedModule, name):
             raise Unsupported(f"{type(module).__name__} defines its own {name}")
@@ -61,7 +63,7 @@ def check_compiled(
             f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes with "
             "the same plain settings for all parameters"
         )
-    program = trace(module.network, shape)
+    program = trace(module.network, spec.shape)
     try:
         kernels.load()
     except kernels.Unavailable as error:

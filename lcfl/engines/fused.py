@@ -5,7 +5,7 @@ Legend: C clients at once, P parameters of a model, B batch size.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
 from lcfl.engines.stacked import StackedEngine, check_stacked
 from lcfl.engines.stacked_rows import Rows, at
@@ -27,22 +28,19 @@ LOGGER = logging.getLogger(__name__)
 StepProgram = Callable[..., tuple[Named, StepOutput]]  # takes parameters, buffers, inputs, targets and pulls
 
 
-def check_fused(
-    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", precision: str = "32-true"
-) -> None:
+def check_fused(module: FederatedModule, spec: SampleSpec, device: str = "cpu", precision: str = "32-true") -> None:
     """Checks that `FusedEngine` trains a module the way the module defines it, and that torch.compile works here.
 
     Args:
         module: network, loss and optimizer.
-        shape: the shape of one input of the network.
-        dtype: the dtype of the inputs.
+        spec: what one sample looks like.
         device: the type of the device.
         precision: the precision of a step's arithmetic.
 
     Raises:
         Unsupported: if one of the two is not the case, with the reason.
     """
-    if not check_stacked(module, shape, dtype, precision).ignores_padding:
+    if not check_stacked(module, spec, precision).ignores_padding:
         raise Unsupported(
             "its step cannot be compiled for one size of batch: shorter batches can be padded with samples that the "
             "loss ignores only for images or features, cross-entropy, lcfl's training_step and no batch normalisation"
@@ -83,7 +81,7 @@ class FusedEngine(StackedEngine):
         directions: Tensor | None = None,
     ) -> tuple[Named, StepOutput]:
         inputs, targets = batch
-        count, length = targets.shape
+        count, length = targets.shape[:2]
         if directions is not None or length > self._batch_size:
             return super()._step(parameters, buffers, batch, number, pulls, directions)
         assert isinstance(self.module.loss, nn.CrossEntropyLoss), "check_fused refuses other losses"
@@ -94,7 +92,7 @@ class FusedEngine(StackedEngine):
             at(parameters, rows),
             at(buffers, rows),
             inputs[:, columns][rows],
-            functional.pad(targets, (0, missing), value=ignored)[rows],
+            functional.pad(targets, (*[0] * (2 * targets.dim() - 4), 0, missing), value=ignored)[rows],
             Pulls._make(None if pull is None else pull[rows] for pull in pulls),
         )
         key = clients, pulls.centre is None, pulls.embedding is None

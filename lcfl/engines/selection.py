@@ -50,13 +50,13 @@ def choose_engine(
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
         if tried == "compiled":
-            program = check_compiled(module, data.dataset.shape, data.dataset.dtype, device, precision)
+            program = check_compiled(module, data.dataset.spec, device, precision)
             if wanted == "auto" and program.widest > WIDEST:
                 raise Unsupported(f"its convolutions have up to {program.widest} channels, and it is slower for those")
         elif tried == "stacked":
-            check_stacked(module, data.dataset.shape, data.dataset.dtype, precision)
+            check_stacked(module, data.dataset.spec, precision)
         elif tried == "fused":
-            check_fused(module, data.dataset.shape, data.dataset.dtype, device, precision)
+            check_fused(module, data.dataset.spec, device, precision)
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
@@ -77,11 +77,11 @@ def make_engine(
         data: a data module that has been set up.
         max_steps: cuts every local run after so many steps.
     """
-    shape = data.dataset.shape
+    spec = data.dataset.spec
     if name == "compiled":
-        return CompiledEngine(fabric, module, data.samples, shape, max_steps)
+        return CompiledEngine(fabric, module, data.samples, spec.shape, max_steps)
     if name != "sequential":
         stacking = FusedEngine if name == "fused" else StackedEngine
         longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches
-        return stacking(fabric, module, data.samples, shape, data.dataset.dtype, longest, max_steps)
+        return stacking(fabric, module, data.samples, spec, longest, max_steps)
     return SequentialEngine(fabric, module, data.samples, max_steps)

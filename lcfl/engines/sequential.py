@@ -240,7 +240,7 @@ class SequentialEngine:
 
     @torch.no_grad()
     def scores(self, model: Tensor, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Returns class scores ``[n, classes]`` of a model in evaluation mode and labels ``[n]``, on the device.
+        """Returns the outputs ``[n, ...]`` of a model in evaluation mode and the targets ``[n, ...]``, on the device.
 
         Args:
             model: ``[P + Q]``.
@@ -255,9 +255,9 @@ class SequentialEngine:
         return torch.cat(scores), torch.cat(labels)
 
     def scorer(self, model: Tensor) -> Callable[[Tensor], Tensor]:
-        """Returns a function from inputs to class scores ``[n, classes]`` of a model ``[P + Q]`` in evaluation mode.
+        """Returns a function from inputs to the outputs ``[n, ...]`` of a model ``[P + Q]`` in evaluation mode.
 
-        The scores are in float32. The function is valid until the next model is loaded.
+        Outputs such as class scores are in float32. The function is valid until the next model is loaded.
         """
         module = self.load(model).eval()
 

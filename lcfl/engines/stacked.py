@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
+from lcfl.data.spec import SampleSpec
 from lcfl.engines.engine_requests import (
     Batch,
     ClientEngine,
@@ -43,15 +44,12 @@ ACTIVATIONS = 3  # what autograd keeps, its gradient, and a copy in another layo
 Result = TypeVar("Result")
 
 
-def check_stacked(
-    module: FederatedModule, shape: Sequence[int], dtype: torch.dtype, precision: str = "32-true"
-) -> Probe:
+def check_stacked(module: FederatedModule, spec: SampleSpec, precision: str = "32-true") -> Probe:
     """Checks that `StackedEngine` trains a module the way the module defines it.
 
     Args:
         module: network, loss and optimizer.
-        shape: the shape of one input of the network.
-        dtype: the dtype of the inputs.
+        spec: what one sample looks like.
         precision: the precision of a step's arithmetic.
 
     Returns:
@@ -69,7 +67,7 @@ def check_stacked(
         known = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that works elementwise ({known})")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-        return VmappedModule(module).trial(shape, dtype, torch.device("cpu"))
+        return VmappedModule(module).trial(spec, torch.device("cpu"))
 
 
 class StackedEngine(SequentialEngine):
@@ -87,8 +85,7 @@ class StackedEngine(SequentialEngine):
         fabric: gives device and precision.
         module: one that `check_stacked` accepts; its `training_step` must keep nothing from one call to the next.
         samples: the pool that batches are gathered from.
-        shape: the shape of one input of the network.
-        dtype: the dtype of the inputs.
+        spec: what one sample looks like.
         batch_size: the batch size of most steps.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
         budget: bytes for the clients that train at once; None means half of a GPU's memory, or 2 GiB on a CPU.
@@ -102,8 +99,7 @@ class StackedEngine(SequentialEngine):
         fabric: Fabric,
         module: FederatedModule,
         samples: Samples,
-        shape: Sequence[int],
-        dtype: torch.dtype,
+        spec: SampleSpec,
         batch_size: int,
         max_steps: int | None = None,
         budget: int | None = None,
@@ -111,7 +107,7 @@ class StackedEngine(SequentialEngine):
         super().__init__(fabric, module, samples, max_steps)
         self._mapped, self._batch_size = VmappedModule(self.module), batch_size
         with fabric.autocast():
-            trial = self._mapped.trial(shape, dtype, self.device)
+            trial = self._mapped.trial(spec, self.device)
         self._ignores_padding, self._sample_bytes = trial.ignores_padding, ACTIVATIONS * trial.sample_bytes
         self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
@@ -268,8 +264,8 @@ class StackedEngine(SequentialEngine):
             rows = self._rows(members, len(requests))
             parts = [requests[row].indices[start : start + at_a_time] for row in members]
             if shared:
-                inputs, labels = first.samples.batch(parts[0], self.device)
-                targets = labels.expand(len(members), -1)
+                inputs, own = first.samples.batch(parts[0], self.device)
+                targets = own.expand(len(members), *own.shape)
             else:
                 inputs, targets = self._look_up([requests[row].samples for row in members], parts)
             with self.fabric.autocast():
@@ -317,7 +313,7 @@ class StackedEngine(SequentialEngine):
         )
 
     def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Returns inputs ``[C, B, ...]`` and labels ``[C, B]`` of a step. Shorter batches get ignored samples."""
+        """Returns inputs and targets ``[C, B, ...]`` of a step. Shorter batches get ignored samples."""
         sizes = [length_of(batch) for batch in batches]
         longest = max(sizes)
         drawn = [batch for batch in batches if isinstance(batch, tuple)]
@@ -329,14 +325,15 @@ class StackedEngine(SequentialEngine):
             inputs, targets = self._look_up([client.samples for client in clients], positions, training=True)
         if min(sizes) < longest:
             assert isinstance(self.module.loss, nn.CrossEntropyLoss), "otherwise batches are grouped by size"
-            beyond = torch.arange(longest) >= torch.tensor(sizes)[:, None]
-            targets = targets.masked_fill(beyond.to(self.device), self.module.loss.ignore_index)
+            beyond = (torch.arange(longest) >= torch.tensor(sizes)[:, None]).to(self.device)
+            beyond = beyond.view(*beyond.shape, *[1] * (targets.dim() - 2))
+            targets = targets.masked_fill(beyond, self.module.loss.ignore_index)
         return inputs, targets
 
     def _look_up(
         self, samples: Sequence[Samples], indices: Sequence[Indices], training: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Returns inputs ``[C, n, ...]`` and labels ``[C, n]``, where n is the largest number of indices.
+        """Returns inputs and targets ``[C, n, ...]``, where n is the largest number of indices.
 
         Shorter rows are padded with the sample of their first index.
         """

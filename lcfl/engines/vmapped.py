@@ -3,7 +3,6 @@
 Legend: C models, P parameters and Q buffer entries of each, B batch size.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lcfl.core import rng
+from lcfl.data.spec import SampleSpec
 from lcfl.engines.tracing import Unsupported
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 
@@ -92,7 +92,7 @@ class VmappedModule:
             parameters: ``[C, ...]`` each.
             buffers: ``[C, ...]`` each; may be changed.
             inputs: ``[C, B, ...]``.
-            targets: ``[C, B]``.
+            targets: ``[C, B, ...]``.
             number: the number of the step.
             pulls: Omega ``[C, P]`` and Phi ``[C, P_phi]``.
         """
@@ -114,7 +114,7 @@ class VmappedModule:
             module.pulls = NO_PULLS
 
     def scores(self, parameters: Named, buffers: Named, inputs: Tensor, shared: bool = False) -> Tensor:
-        """Returns class scores ``[C, B, classes]``, in float32, of every model in evaluation mode.
+        """Returns the outputs ``[C, B, ...]``, such as class scores, in float32, of every model in evaluation mode.
 
         Args:
             parameters: ``[C, ...]`` each.
@@ -133,21 +133,21 @@ class VmappedModule:
         scores: Tensor = mapped(parameters, buffers, inputs)
         return scores
 
-    def trial(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Probe:
+    def trial(self, spec: SampleSpec, device: torch.device) -> Probe:
         """Tries a step and an evaluation of two models on random inputs.
 
         Args:
-            shape: the shape of one input of the network.
-            dtype: the dtype of the inputs.
+            spec: what one sample looks like.
             device: the device that the module is on.
 
         Raises:
             Unsupported: if they fail or draw random numbers, or if a sample's scores depend on the other samples, with
                 the reason.
         """
-        with rng.seeded(0, "stacked trial"):
-            inputs = torch.randn(2, SAMPLES, *shape) if dtype.is_floating_point else torch.zeros(2, SAMPLES, *shape)
-        inputs, targets = inputs.to(device, dtype), torch.zeros(2, SAMPLES, dtype=torch.int64, device=device)
+        inputs, targets = (each.unflatten(0, (2, SAMPLES)).to(device) for each in spec.blank(2 * SAMPLES))
+        if spec.dtype.is_floating_point:
+            with rng.seeded(0, "stacked trial"):
+                inputs = torch.randn(2, SAMPLES, *spec.shape).to(device, spec.dtype)
         network = self.module.network
         models = torch.stack([self.module.layout.pack(network)] * 2).to(device)
         apart = self.module.buffer_layout
@@ -178,7 +178,7 @@ class VmappedModule:
         if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
             raise Unsupported("in evaluation the scores of one sample depend on the other samples")
         sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
-        ignores_padding = dtype.is_floating_point and self._ignores_padding(
+        ignores_padding = spec.dtype.is_floating_point and self._ignores_padding(
             parameters, kept.to(device), inputs, targets
         )
         return Probe(ignores_padding, sample_bytes)

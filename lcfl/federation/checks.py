@@ -8,9 +8,10 @@ from numbers import Integral
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
@@ -31,6 +32,7 @@ __all__ = [
     "check_network",
     "check_optimizer",
     "check_parts",
+    "check_targets",
     "number_of_clients",
 ]
 
@@ -218,72 +220,96 @@ def check_optimizer(module: FederatedModule) -> None:
 
 @torch.no_grad()
 def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries network, loss and metrics on two blank inputs of the data set's shape and type.
+    """Tries network, loss and metrics on two blank samples of the data set's shapes and types.
 
     Also warns about a buffer policy if the network has no buffers, and about scores that no label has.
 
     Raises:
-        ValueError: if the network cannot take the inputs, or returns something other than scores or fewer scores than
-            there are classes, or if the loss or a metric cannot take the scores or a metric is not one number.
+        ValueError: if the network cannot take the inputs, or returns something other than outputs for each sample or
+            fewer scores than there are classes, or if the loss or a metric cannot take outputs and targets or is not
+            one number.
     """
-    shape, num_classes = data.dataset.shape, data.dataset.num_classes
+    spec, dataset = data.dataset.spec, type(data.dataset).__name__
     network = type(module.network).__name__
+    inputs, targets = spec.blank(2)
     module.eval()
     try:
-        scores = module(_blank(data, 2))
+        scores = module(inputs)
     except Exception as error:
         raise ValueError(
-            f"model.network: {network} cannot take inputs of shape {shape} and type {data.dataset.dtype}, "
-            f"which {type(data.dataset).__name__} provides ({type(error).__name__}: {error}). Set the network's "
+            f"model.network: {network} cannot take inputs of shape {spec.shape} and type {spec.dtype}, "
+            f"which {dataset} provides ({type(error).__name__}: {error}). Set the network's "
             "arguments to fit, e.g. in_channels and image_size."
         ) from error
-    if not isinstance(scores, Tensor):
+    if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
+        got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ValueError(
-            f"model.network: {network} returns a {type(scores).__name__}; it must return one tensor of scores "
-            "[B, classes]."
+            f"model.network: {network} returns {got} for two samples; it must return one tensor [B, ...], such as "
+            "class scores [B, classes]."
         )
-    if scores.dim() != 2 or scores.shape[1] < num_classes:
-        raise ValueError(
-            f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
-            f"{type(data.dataset).__name__} has {num_classes} classes: set its num_classes to {num_classes}."
-        )
-    if scores.shape[1] > num_classes:
-        warnings.warn(
-            f"model.network: {network} returns {scores.shape[1]} scores, but {type(data.dataset).__name__} has "
-            f"{num_classes} classes: set its num_classes to {num_classes}, unless the others are wanted.",
-            stacklevel=2,
-        )
-    labels = torch.zeros(2, dtype=torch.int64, device=scores.device)
-    try:
-        loss = module.loss(scores, labels)
-    except Exception as error:
-        raise ValueError(
-            f"model.loss: {type(module.loss).__name__} cannot take scores {list(scores.shape)} and labels [2] "
-            f"({type(error).__name__}: {error}). Use one that can, e.g. CrossEntropyLoss, or wrap it."
-        ) from error
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"model.loss: {type(module.loss).__name__} gives {got} for two samples; it must give one number, e.g. with "
-            "reduction=mean."
-        )
+    if spec.num_classes is not None:
+        _check_scores(network, scores, spec.num_classes, dataset)
+    _check_loss(module.loss, scores, targets.to(scores.device))
     for name, metric in module.metrics.items():
-        _check_metric(name, copy.deepcopy(metric), scores, labels)
+        _check_metric(str(name), copy.deepcopy(metric), scores, targets.to(scores.device))
     if module.buffer_policy != "average" and module.buffer_layout is None:
         warnings.warn(f"model.buffer_policy: {network} has no buffers, so it has no effect.", stacklevel=2)
 
 
-def _check_metric(name: str, metric: Metric, scores: Tensor, labels: Tensor) -> None:
-    """Refuses a metric that fails on the scores or gives something other than one number."""
-    kind = type(metric).__name__
+def _check_scores(network: str, scores: Tensor, num_classes: int, dataset: str) -> None:
+    """Refuses scores that are not one for each class, and warns of more."""
+    if scores.dim() != 2 or scores.shape[1] < num_classes:
+        raise ValueError(
+            f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
+            f"{dataset} has {num_classes} classes: set its num_classes to {num_classes}."
+        )
+    if scores.shape[1] > num_classes:
+        warnings.warn(
+            f"model.network: {network} returns {scores.shape[1]} scores, but {dataset} has "
+            f"{num_classes} classes: set its num_classes to {num_classes}, unless the others are wanted.",
+            stacklevel=3,
+        )
+
+
+def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
+    """Refuses a loss that fails, broadcasts outputs and targets of different shapes, or is not one number."""
+    kind, shapes = type(loss).__name__, f"outputs {list(scores.shape)} and targets {list(targets.shape)}"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using a target size")  # torch's, before it broadcasts
+            value = loss(scores, targets)
+    except Exception as error:
+        same = ""
+        if targets.is_floating_point() and scores.shape != targets.shape:
+            same = " The network must return outputs in the shape of the targets: set its number of outputs."
+        raise ValueError(
+            f"model.loss: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}).{same} Use "
+            "a loss that can, e.g. CrossEntropyLoss for classes or MSELoss for numbers, or wrap it."
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"model.loss: {kind} gives {got} for two samples; it must give one number, e.g. with reduction=mean."
+        )
+
+
+def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) -> None:
+    """Refuses a metric that fails on outputs and targets or gives something other than one number."""
+    kind, shapes = type(metric).__name__, f"outputs {list(scores.shape)} and targets {list(targets.shape)}"
+    if isinstance(metric, MulticlassAccuracy) and targets.is_floating_point():  # it would compare numbers for equality
+        raise ValueError(
+            f"model.report: got {name}, but the accuracy needs targets that are classes, and these are real numbers: "
+            "set model.report to loss, or to one of model.metrics."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about labels that are missing among two samples
-            value = metric(scores, labels)
+            value = metric(scores, targets)
     except Exception as error:
+        classes = f", e.g. num_classes to {scores.shape[1]}" if scores.dim() > 1 else ""
         raise ValueError(
-            f"model.metrics.{name}: {kind} cannot take scores {list(scores.shape)} and labels [2] "
-            f"({type(error).__name__}: {error}). Set its arguments to fit, e.g. num_classes to {scores.shape[1]}."
+            f"model.metrics.{name}: {kind} cannot take {shapes} ({type(error).__name__}: {error}). Set its arguments "
+            f"to fit{classes}, or report another metric (model.report)."
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -318,12 +344,42 @@ def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
         cures.append("set data.drop_last=true or another data.batch_size")
     if any(sizes[client] == 1 for client in single):
         cures.append("a client with one training sample needs a data.partition with larger clients")
-    first = single[0]
+    first, network = single[0], type(module.network).__name__
+    name = data.population.called(first)
     raise ValueError(
         f"data.batch_size: got {batch_size}, which leaves {len(single)} of {len(sizes)} clients a batch of one sample "
-        f"(the first is client {first} with {sizes[first]} training samples), and {type(module.network).__name__} "
+        f"(the first is client {name} with {sizes[first]} training samples), and {network} "
         f"cannot train on that ({error}): {'; '.join(cures)}."
     )
+
+
+@torch.no_grad()
+def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
+    """Tries the loss on the training targets of every client, which may hold a token or a class that it refuses.
+
+    If targets are read with their inputs, it tries only the first sample of each client. Labels are in range already.
+
+    Args:
+        module: the network, whose outputs for a blank sample have the right shape, and the loss.
+        data: the data module after its setup.
+
+    Raises:
+        ValueError: if the loss refuses a client's targets; names the client.
+    """
+    if data.samples.labels is not None:
+        return
+    outputs = copy.deepcopy(module).eval()(data.dataset.spec.blank(1)[0])
+    for client, indices in enumerate(data.population.train):
+        own = data.seen_by(client)
+        targets = own.targets(indices if own.has_cheap_targets else indices[:1]).to(outputs.device)
+        try:
+            module.loss(outputs.expand(len(targets), *outputs.shape[1:]), targets)
+        except Exception as error:
+            raise ValueError(
+                f"model.loss: {type(module.loss).__name__} refuses targets of client {data.population.called(client)} "
+                f"({type(error).__name__}: {error}). For tokens or masks, the network must have a score for each of "
+                "their numbers."
+            ) from error
 
 
 def _step_error(module: FederatedModule, data: FederatedDataModule, number: int) -> Exception | None:
@@ -331,11 +387,7 @@ def _step_error(module: FederatedModule, data: FederatedDataModule, number: int)
     trial = copy.deepcopy(module).train()
     try:
         with rng.seeded(0, "check batches"), trial.collecting():
-            trial.training_step((_blank(data, number), torch.zeros(number, dtype=torch.int64)), 0)
+            trial.training_step(data.dataset.spec.blank(number), 0)
     except Exception as error:
         return error
     return None
-
-
-def _blank(data: FederatedDataModule, number: int) -> Tensor:
-    return torch.zeros(number, *data.dataset.shape, dtype=data.dataset.dtype)

@@ -18,6 +18,7 @@ from lcfl.federation.checks import (
     check_network,
     check_optimizer,
     check_parts,
+    check_targets,
     number_of_clients,
 )
 from lcfl.federation.session import Session
@@ -142,6 +143,7 @@ class Federation(Settings):
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule)  # ranks that are not forked check after their setup
+            check_targets(model, datamodule)
         if method.exchange.transforms:
             full = method.exchange.full_participation
             num_uploads = schedule.most_uploads(self.seed, datamodule.remaining_clients, self.rounds, full)

@@ -52,6 +52,7 @@ class OnboardedClient:
         cluster: the cluster that it joined, or None for a method without clusters.
         down_bytes: bytes sent to the client, including the model that it received.
         up_bytes: bytes sent by the client.
+        name: its name, or None if clients have only numbers.
     """
 
     client: int
@@ -59,6 +60,7 @@ class OnboardedClient:
     cluster: int | None
     down_bytes: int
     up_bytes: int
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class OnboardingResult:
             for name, metric in self.evaluation.by_name.items()
         }
         return [
-            vars(newcomer) | {name: by_client.get(newcomer.client) for name, by_client in values.items()}
+            {key: value for key, value in vars(newcomer).items() if key != "name" or value is not None}
+            | {name: by_client.get(newcomer.client) for name, by_client in values.items()}
             for newcomer in self.joined
         ]
 
@@ -227,7 +230,7 @@ def onboard(
     fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=saved.identity["precision"])
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
     worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
-    joined, evaluation, groups = [], _Measured(), data.population.groups
+    joined, evaluation, groups = [], _Measured(module), data.population.groups
     for client in data.newcomer_clients:
         newcomer = Newcomer(client, worker, state, module.layout)
         cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
@@ -237,7 +240,8 @@ def onboard(
         evaluation.add("before", newcomer, received, data)
         evaluation.add("after", newcomer, newcomer.personalise(received, epochs), data)
         group = None if groups is None else int(groups[client])
-        joined.append(OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes))
+        name = None if data.population.names is None else data.population.names[client]
+        joined.append(OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes, name))
     rule = method.clustering[0].newcomer_rule if method.is_clustered else NO_CLUSTERS
     return OnboardingResult(path, rule, epochs, joined, evaluation.collected())
 
@@ -245,7 +249,8 @@ def onboard(
 class _Measured:
     """Collects the metrics of one client after another, by ``<stage>/<protocol>/<before or after>``."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: FederatedModule) -> None:
+        self._module = module
         self._found: dict[str, tuple[list[int], list[Mapping[str, float]], list[int]]] = {}
 
     def add(self, stage: str, newcomer: Newcomer, model: Tensor, data: FederatedDataModule) -> None:
@@ -262,7 +267,7 @@ class _Measured:
 
     def collected(self) -> Evaluation:
         """Returns all metrics, sorted by what was measured."""
-        evaluation = Evaluation()
+        evaluation = Evaluation.of(self._module)
         for name in sorted(self._found, key=lambda name: name.rpartition("/")[0]):
             evaluation.add(name, *self._found[name])
         return evaluation

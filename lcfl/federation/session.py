@@ -27,7 +27,7 @@ from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName
-from lcfl.federation.checks import check_batches
+from lcfl.federation.checks import check_batches, check_targets
 from lcfl.federation.settings import Settings
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
@@ -79,6 +79,7 @@ class Session:
         fabric.barrier()
         self.data.setup(self.stage)
         check_batches(self.module, self.data)
+        check_targets(self.module, self.data)
         settings = self.settings
         engine = fabric.broadcast(self.engine)  # under torchrun each rank chooses, perhaps without a compiler
         max_steps = 1 if settings.fast_dev_run else None
@@ -135,9 +136,9 @@ class Session:
     def _check_monitors(self) -> None:
         """Refuses a callback that waits for a metric which no evaluation of the run will have."""
         kinds = self.schedule.evaluated_kinds(self.method.exchange)
-        names = evaluated_metrics(self.module, self.data, kinds) if self.schedule.evaluate_every else []
+        metrics = evaluated_metrics(self.module, self.data, kinds) if self.schedule.evaluate_every else {}
         for callback in self.settings.all_callbacks:
-            callback.check_monitor(names)
+            callback.check_monitor(metrics, f"val/own_split/{kinds[0]}/{self.module.reported.name}")
 
     def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +148,7 @@ class Session:
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test instead.")
-        metrics = evaluation.summary() | (server.majority_baseline() if self.stage == "test" else {})
+        metrics = evaluation.summary() | (server.trivial_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
     def _state(self, resumed: Path | None) -> FederationState:
@@ -261,6 +262,7 @@ class Session:
         measured = self.schedule.num_evaluated
         return {
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
+            "reported": vars(self.module.reported),
             "rounds": server.state.round,
             "evaluate_clients": None if measured == self.data.num_initial_clients else measured,  # None means all
             "total_bytes": server.state.total_bytes,

@@ -48,6 +48,7 @@ KIND_COLOURS = {"personal": COLOURS[0], "cluster": COLOURS[1], "global": COLOURS
 KIND_STYLES = {"personal": "-", "cluster": "--", "global": "-.", "after_local": ":"}
 MOST_CLIENTS = 256  # in a picture, because more rows are indistinguishable
 MOST_LABELS = 40  # client numbers that fit next to an axis
+LONGEST_NAME = 20  # letters of a client's name next to an axis
 SMALLEST_LABELLED = 0.03  # a block of clients with a smaller share of its axis gets no label
 
 
@@ -116,12 +117,28 @@ def integer_ticks(axes: "Axes", which: str) -> None:
     axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
-def label_clients(axes: "Axes", clients_N: NDArray[Any], sorted_by: str) -> None:
-    """Labels positions with the clients' numbers, or only every n-th position if there are many clients."""
+def label_clients(
+    axes: "Axes", clients_N: NDArray[Any], order_N: NDArray[Any], sorted_by: str, names_N: Sequence[str] | None = None
+) -> None:
+    """Labels positions with the clients' names or numbers, or only every n-th position if there are many clients.
+
+    Args:
+        axes: the axes.
+        clients_N: the clients' numbers ``[N]``.
+        order_N: the clients in the order of their positions, as places in `clients_N` ``[N]``.
+        sorted_by: what the order follows, in words.
+        names_N: the clients' names ``[N]``, if they have names.
+    """
     step = -(-len(clients_N) // MOST_LABELS)
     positions = np.arange(0, len(clients_N), step)
-    axes.set_yticks(positions, [f"{client}" for client in clients_N[positions]], fontsize=7)
+    labels = clients_N if names_N is None else [_short(name) for name in names_N]
+    axes.set_yticks(positions, [f"{labels[place]}" for place in order_N[positions]], fontsize=7)
     axes.set_ylabel(f"client, by {sorted_by}")
+
+
+def _short(name: str) -> str:
+    """Returns a name that leaves room for the picture; its end often tells it from others, so both ends stay."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-LONGEST_NAME // 2 :]}"
 
 
 def mark_groups(axes: "Axes", groups_N: NDArray[Any]) -> None:

@@ -1,13 +1,14 @@
-"""The data and the accuracy of each client, drawn by pure functions from arrays to a matplotlib `Figure`.
+"""The data and the reported metric of each client, drawn by pure functions from arrays to a matplotlib `Figure`.
 
 Legend: N clients, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lcfl.core.metric_names import Reported
 from lcfl.figures.base import (
     COLOURS,
     KIND_COLOURS,
@@ -22,7 +23,7 @@ from lcfl.figures.base import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["label_counts", "sorted_accuracies"]
+__all__ = ["client_sizes", "label_counts", "sorted_values"]
 
 
 def label_counts(
@@ -30,6 +31,7 @@ def label_counts(
     groups_N: Array | None = None,
     clients_N: Array | None = None,
     title: str = "Samples of each client",
+    names_N: Sequence[str] | None = None,
 ) -> "Figure":
     """Draws how many samples of each class every client holds, and how many in total.
 
@@ -41,6 +43,7 @@ def label_counts(
         groups_N: the true group of each client ``[N]``.
         clients_N: the clients' numbers ``[N]`` if they are not 0 to N - 1.
         title: the title of the picture.
+        names_N: the clients' names ``[N]``, if they have names.
 
     Raises:
         ValueError: if there is no client or no class.
@@ -55,12 +58,12 @@ def label_counts(
     order_N = np.lexsort([clients_N] if groups_N is None else [clients_N, np.asarray(groups_N)])
     count_NC = count_NC[order_N]
 
-    figure, axes = new_figure(8.0, min(8.0, max(3.0, 1.2 + 0.16 * num_clients)))
+    figure, axes = new_figure(8.0, _height(num_clients))
     height_N1 = np.arange(num_clients + 1) - 0.5
     image = axes.pcolorfast(
         np.arange(num_classes + 1) - 0.5, height_N1, np.ma.masked_equal(count_NC, 0), cmap="viridis_r", vmin=0
     )
-    label_clients(axes, clients_N[order_N], "number" if groups_N is None else "true group")
+    label_clients(axes, clients_N, order_N, "number" if groups_N is None else "true group", names_N)
     axes.set_ylim(num_clients - 0.5, -0.5)
     axes.set_xlabel("class")
     integer_ticks(axes, "x")
@@ -78,28 +81,64 @@ def label_counts(
     return figure
 
 
-def sorted_accuracies(values: Mapping[str, Array], name: str) -> "Figure":
-    """Draws the clients' accuracies from the worst to the best client, with a line for each kind of model.
+def client_sizes(
+    size_N: Array,
+    clients_N: Array | None = None,
+    title: str = "Samples of each client",
+    names_N: Sequence[str] | None = None,
+) -> "Figure":
+    """Draws how many samples every client holds.
 
     Args:
-        values: accuracies of the clients, from 0 to 1, by kind of model; the kinds may differ in length.
-        name: what the accuracies were measured on, which is the title.
+        size_N: the number of samples ``[N]``.
+        clients_N: the clients' numbers ``[N]`` if they are not 0 to N - 1.
+        title: the title of the picture.
+        names_N: the clients' names ``[N]``, if they have names.
+
+    Raises:
+        ValueError: if there is no client.
+    """
+    size_N = np.asarray(size_N)
+    if size_N.ndim != 1 or not len(size_N):
+        raise ValueError(f"figures: got sizes {size_N.shape}; the shape must be [N], with at least one client.")
+    clients_N = np.arange(len(size_N)) if clients_N is None else np.asarray(clients_N)
+    figure, axes = new_figure(8.0, _height(len(size_N)))
+    axes.stairs(size_N, np.arange(len(size_N) + 1) - 0.5, orientation="horizontal", fill=True, color=COLOURS[0])
+    label_clients(axes, clients_N, np.arange(len(size_N)), "number" if names_N is None else "name", names_N)
+    axes.set_ylim(len(size_N) - 0.5, -0.5)
+    axes.set_xlabel("samples")
+    axes.set_title(title)
+    return figure
+
+
+def _height(num_clients: int) -> float:
+    return min(8.0, max(3.0, 1.2 + 0.16 * num_clients))
+
+
+def sorted_values(values: Mapping[str, Array], name: str, reported: Reported | None = None) -> "Figure":
+    """Draws a metric of the clients from the worst to the best client, with a line for each kind of model.
+
+    Args:
+        values: the metric of the clients by kind of model; the kinds may differ in length.
+        name: what it was measured on, which is the title.
+        reported: the metric; the accuracy if not given.
 
     Raises:
         ValueError: if there is nothing to draw.
     """
-    values = {kind: accuracies for kind, accuracies in values.items() if len(accuracies)}
+    reported = reported or Reported()
+    values = {kind: each for kind, each in values.items() if len(each)}
     if not values:
-        raise ValueError(f"figures: there are no accuracies of {name}.")
+        raise ValueError(f"figures: there are no values of {name}.")
     figure, axes = new_figure(6.4, 4.0)
-    for kind, accuracies in values.items():
-        accuracy_N = 100 * np.sort(np.asarray(accuracies))
-        edges_N1 = np.linspace(0, 100, len(accuracy_N) + 1)
+    for kind, each in values.items():
+        value_N = reported.scaled(1) * np.array(sorted(np.asarray(each).tolist(), key=reported.score))
+        edges_N1 = np.linspace(0, 100, len(value_N) + 1)
         line: dict[str, Any] = {"ls": KIND_STYLES.get(kind, "-"), "color": KIND_COLOURS.get(kind, "black"), "lw": 1.5}
-        axes.stairs(accuracy_N, edges_N1, baseline=None, label=kind.replace("_", " "), **line)
+        axes.stairs(value_N, edges_N1, baseline=None, label=kind.replace("_", " "), **line)
     axes.set_xlim(0, 100)
     axes.set_xlabel("clients, from worst to best (%)")
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(reported.axis)
     axes.grid(alpha=0.3)
     axes.legend()
     axes.set_title(name)

@@ -3,6 +3,7 @@
 Legend: N clients, K clusters, T rounds. Cluster k has the same colour in every picture with at most twelve clusters.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,11 @@ __all__ = [
 
 
 def assignment_heatmap(
-    assignment_TN: Array, rounds_T: Array, groups_N: Array | None = None, clients_N: Array | None = None
+    assignment_TN: Array,
+    rounds_T: Array,
+    groups_N: Array | None = None,
+    clients_N: Array | None = None,
+    names_N: Sequence[str] | None = None,
 ) -> "Figure":
     """Draws the cluster of every client over the rounds.
 
@@ -48,6 +53,7 @@ def assignment_heatmap(
         rounds_T: the rounds ``[T]``, in ascending order.
         groups_N: the true group of each client ``[N]``.
         clients_N: the clients' numbers ``[N]`` if they are not 0 to N - 1.
+        names_N: the clients' names ``[N]``, if they have names.
 
     Raises:
         ValueError: if there is no round or no client, or if the shapes do not fit together.
@@ -68,7 +74,7 @@ def assignment_heatmap(
     )
     image.set_clim(edges_K1[0], edges_K1[-1])
     _label_rounds(axes, rounds_T)
-    label_clients(axes, clients_N[order_N], "true group" if groups_N is not None else "final cluster")
+    label_clients(axes, clients_N, order_N, "true group" if groups_N is not None else "final cluster", names_N)
     axes.invert_yaxis()
     if groups_N is not None:
         mark_groups(axes, np.asarray(groups_N)[order_N])

@@ -1,16 +1,17 @@
-"""The accuracy of methods over rounds and over bytes, drawn by pure functions from numbers to a matplotlib `Figure`."""
+"""The reported metric over rounds and over bytes, drawn by pure functions from numbers to a matplotlib `Figure`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from lcfl.core.metric_names import Reported
 from lcfl.figures.base import COLOURS, KIND_STYLES, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["accuracy_curves"]
+__all__ = ["metric_curves"]
 
 LEGEND_LETTERS = 12.5  # letters that fit into an inch under the picture
 MARKERS = ("", "o", "s", "^", "D")  # these distinguish methods when the colours start over
@@ -26,23 +27,29 @@ class _Place(NamedTuple):
     label: str
 
 
-def accuracy_curves(
-    curves: Mapping[str, Mapping[str, Sequence[Curve]]], x_label: str, title: str, baseline: float | None = None
+def metric_curves(
+    curves: Mapping[str, Mapping[str, Sequence[Curve]]],
+    x_label: str,
+    title: str,
+    baseline: float | None = None,
+    reported: Reported | None = None,
 ) -> "Figure":
-    """Draws the accuracy of each method as the mean over its seeds, in a band from the worst to the best seed.
+    """Draws a metric of each method as the mean over its seeds, in a band from the lowest to the highest seed.
 
     Each method has a colour. Each kind of model has a line style or, if there are many lines, a panel.
 
     Args:
-        curves: one curve per seed for each kind of model and each method. A curve is a list of (x, accuracy from 0 to
-            1). Methods with an empty curve are left out.
+        curves: one curve per seed for each kind of model and each method. A curve is a list of (x, metric). Methods
+            with an empty curve are left out.
         x_label: what x is.
         title: the title of the picture.
-        baseline: an accuracy to draw as a dotted line, that of the majority class.
+        baseline: a value to draw as a dotted line, that of the trivial baseline.
+        reported: the metric; the accuracy if not given.
 
     Raises:
         ValueError: if there is nothing to draw.
     """
+    reported = reported or Reported()
     drawn = {
         (method, kind): seeds
         for kind, of_kind in curves.items()
@@ -62,22 +69,22 @@ def accuracy_curves(
     for (method, kind), seeds in drawn.items():
         length = min(map(len, seeds))
         stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
-        x, acc = stacked[..., 0].mean(axis=0), 100 * stacked[..., 1]
+        x, value = stacked[..., 0].mean(axis=0), reported.scaled(1) * stacked[..., 1]
         repeat, number = divmod(methods.index(method), len(COLOURS))
         colour, marker, every = COLOURS[number], MARKERS[repeat % len(MARKERS)], -(-length // NUM_MARKS)
         place = places[method, kind]
         axes = panels[place.panel]
-        (line,) = axes.plot(x, acc.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
+        (line,) = axes.plot(x, value.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
         line.set(marker=marker, markevery=every, markersize=4)
         if len(seeds) > 1:
-            axes.fill_between(x, acc.min(axis=0), acc.max(axis=0), color=colour, alpha=0.2, lw=0)
+            axes.fill_between(x, value.min(axis=0), value.max(axis=0), color=colour, alpha=0.2, lw=0)
     for panel, axes in panels.items():
         if baseline is not None:
-            axes.axhline(100 * baseline, color="black", ls=":", lw=1, label="majority class")
+            axes.axhline(reported.scaled(baseline), color="black", ls=":", lw=1, label=reported.trivial)
         axes.set_title(panel)
         axes.set_xlabel(x_label)
         axes.grid(alpha=0.3)
-    next(iter(panels.values())).set_ylabel("accuracy (%), mean over clients")
+    next(iter(panels.values())).set_ylabel(f"{reported.axis}, mean over clients")
     shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
     figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=num_columns, fontsize="small")
     return figure

@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
-from lcfl.core.metric_names import SUMMARIES
+from lcfl.core.metric_names import SUMMARIES, Reported
 from lcfl.core.validation import check_choice
 from lcfl.models.construction import constructed
 from lcfl.models.layout import Layout
@@ -29,6 +29,7 @@ from lcfl.models.split_network import NetworkFactory
 __all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
 
 PLAIN = pl.LightningModule
+CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
 STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
@@ -72,9 +73,13 @@ class FederatedModule(pl.LightningModule):
             (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). None: no decision head.
         cluster_weight: mu, the weight of the pull of all parameters towards the cluster centre.
         global_weight: lambda, the weight of the pull of the embedding towards the global embedding.
-        loss: L_sup of scores ``[B, classes]`` and labels ``[B]``, a mean over the batch.
-        metrics: what evaluation reports in addition to loss and accuracy, by name. Accuracy is ``acc``; a metric of
-            that name replaces it.
+        loss: L_sup of the network's outputs ``[B, ...]`` and the targets ``[B, ...]``, a mean over the batch;
+            cross-entropy of class scores and labels if not given.
+        metrics: what evaluation measures in addition to the loss, by name.
+        report: the metric that tables, figures, progress, ``lcfl compare`` and ``lcfl sweep`` show: ``acc``, the
+            accuracy, which is always measured then; the name of one of the `metrics`; or ``loss``.
+        larger_is_better: whether larger values of the reported metric are better; None for what torchmetrics says of
+            it. Smaller losses are better.
         init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``). Every initial model
             is read from it instead of being drawn.
         buffer_policy: what happens to everything that the network registers as a persistent buffer, such as
@@ -88,7 +93,8 @@ class FederatedModule(pl.LightningModule):
         ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step
             or optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit
             into memory, a factory whose networks share parameters, a file `init_from` that does not fit the network,
-            an unknown `buffer_policy`, or a metric with a name that lcfl uses itself.
+            an unknown `buffer_policy`, a metric with a name that lcfl uses itself, or a reported metric that is not
+            measured or of which nobody says whether larger is better.
 
     Attributes:
         layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
@@ -105,6 +111,8 @@ class FederatedModule(pl.LightningModule):
         global_weight: float = 0.0,
         loss: nn.Module | None = None,
         metrics: dict[str, Metric] | None = None,
+        report: str = "acc",
+        larger_is_better: bool | None = None,
         init_from: str | Path | None = None,
         buffer_policy: BufferPolicy = "average",
     ) -> None:
@@ -158,7 +166,8 @@ class FederatedModule(pl.LightningModule):
                     f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
                 )
         accuracy: Metric = MulticlassAccuracy(average="micro", validate_args=False)
-        self.metrics = MetricCollection({"acc": accuracy, **(metrics or {})})
+        self.metrics = MetricCollection({**({"acc": accuracy} if report == "acc" else {}), **(metrics or {})})
+        self.reported = self._reported(report, larger_is_better)
         self.trainer_metrics = nn.ModuleDict(
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )
@@ -168,8 +177,29 @@ class FederatedModule(pl.LightningModule):
         self.pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
 
+    def _reported(self, name: str, larger_is_better: bool | None) -> Reported:
+        if name != "loss" and name not in self.metrics:
+            raise ValueError(
+                f"model.report: got {name}, which is not measured; allowed are acc, loss and the names in model.metrics"
+                f"{', '.join(['', *map(str, self.metrics)])}."
+            )
+        if larger_is_better is None:
+            larger_is_better = self.directions[name]
+        if larger_is_better is None:
+            raise ValueError(
+                f"model.larger_is_better: {type(self.metrics[name]).__name__} does not say whether larger values are "
+                "better; set model.larger_is_better to true or false."
+            )
+        return Reported(name, larger_is_better)
+
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """Whether larger values are better, by metric; None if nobody says so."""
+        known = {str(name): metric.higher_is_better for name, metric in self.metrics.items()}
+        return {"loss": False, **known}
+
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns class scores ``[B, classes]``."""
+        """Returns the network's outputs ``[B, ...]``, such as class scores ``[B, classes]``."""
         scores: Tensor = self.network(inputs)
         return scores
 
@@ -264,10 +294,9 @@ class FederatedModule(pl.LightningModule):
         self._trainer_step("test", batch)
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int = 0) -> Tensor:
-        """Returns the predicted labels ``[B]`` of a batch."""
-        inputs = batch if isinstance(batch, Tensor) else batch[0]
-        labels: Tensor = self(inputs).argmax(dim=1)
-        return labels
+        """Returns the predicted classes of a batch, ``[B]`` for labels; for a loss without classes, the outputs."""
+        outputs: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
+        return outputs.argmax(dim=1) if isinstance(self.loss, CLASS_LOSSES) else outputs
 
     def _first(self, seed: int, number: int) -> Tensor:
         if self._initial is not None:

@@ -11,17 +11,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from lcfl.core.metric_names import added_metrics
+from lcfl.core.metric_names import TRIVIAL, Reported, added_metrics
 from lcfl.core.renamed import with_current_names
 
-__all__ = ["Entry", "FinishedRun", "Row", "check_same_setting", "entries_of", "find_runs", "rounds_to_peak", "rows_of"]
+__all__ = [
+    "Entry",
+    "FinishedRun",
+    "Row",
+    "check_same_setting",
+    "entries_of",
+    "find_runs",
+    "reported_by",
+    "rounds_to_peak",
+    "rows_of",
+    "trivial_value",
+]
 
-MAJORITY = "majority"
 OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each option in the name of a run of a sweep
 TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
 SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
@@ -61,7 +71,14 @@ class FinishedRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics by name."""
-        return {name: nan if value is None else value for name, value in self.summary["metrics"].items()}
+        metrics = self.summary["metrics"]
+        named = {name.replace("/majority/", f"/{TRIVIAL}/"): value for name, value in metrics.items()}  # its older name
+        return {name: nan if value is None else value for name, value in named.items()}
+
+    @property
+    def reported(self) -> Reported:
+        """The metric that the run reports."""
+        return Reported(**self.summary.get("reported", {}))  # missing in older summaries
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -82,10 +99,10 @@ class FinishedRun:
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
-        """The protocol and the kind of model of every test accuracy, without the majority baseline."""
+        """The protocol and the kind of model of every test of the reported metric, without the trivial baseline."""
         names = [name.split("/") for name in self.metrics]
-        found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == ["acc"]]
-        return [pair for pair in found if pair[1] != MAJORITY]
+        found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == [self.reported.name]]
+        return [pair for pair in found if pair[1] != TRIVIAL]
 
     @property
     def protocols(self) -> list[str]:
@@ -126,7 +143,7 @@ class Entry:
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
-        """The protocol and the kind of model of every test accuracy that all runs have."""
+        """The protocol and the kind of model of every test that all runs have."""
         first, *others = [run.test_sets for run in self.runs]
         return [pair for pair in first if all(pair in each for each in others)]
 
@@ -135,7 +152,8 @@ class Entry:
 class Row:
     """One row of the table: one kind of model of one method under one test protocol.
 
-    Accuracies are between 0 and 1. Numbers are means over seeds unless stated otherwise.
+    Values are those of the reported metric; accuracies are between 0 and 1. Numbers are means over seeds unless stated
+    otherwise.
 
     Attributes:
         setting: the number of the data setting, from 1.
@@ -143,15 +161,15 @@ class Row:
         label: the label of the entry.
         model: the kind of model.
         seeds: the number of seeds.
-        acc: the mean accuracy over clients.
-        acc_std: the standard deviation of `acc` over seeds (ddof 1), nan for one seed.
-        worst10: the mean accuracy over the worst tenth of the clients.
+        value: the mean over clients.
+        value_std: the standard deviation of `value` over seeds (ddof 1), nan for one seed.
+        worst10: the mean over the worst tenth of the clients.
         rounds_to_target: the rounds until the target is reached, nan if a seed never reaches it.
         bytes_to_target: the bytes sent and received until then.
         clusters: the number of clusters at the end, nan without clusters.
         total_bytes: the bytes sent and received in total.
         seconds: the duration of all rounds.
-        rounds_to_peak90: the rounds until 90 % of the highest accuracy of the same run during training, nan if none was
+        rounds_to_peak90: the rounds until 90 % of the best value of the same run during training, nan if none was
             measured.
         stability: the mean of ``cluster/stability`` over rounds, nan without clusters.
         rand_index: the adjusted Rand index of the clusters and the true groups at the end, nan if the groups are not
@@ -166,8 +184,8 @@ class Row:
     label: str
     model: str
     seeds: int
-    acc: float
-    acc_std: float
+    value: float
+    value_std: float
     worst10: float = nan
     rounds_to_target: float = nan
     bytes_to_target: float = nan
@@ -185,7 +203,8 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
     """Returns the finished runs at or below the paths, in the order of the paths.
 
     If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
-    others are left out with a warning, and so are runs without ``summary.json`` or without a test accuracy.
+    others are left out with a warning, and so are runs without ``summary.json`` or without a test of the reported
+    metric.
 
     Raises:
         FileNotFoundError: if there is no run at or below one of the paths.
@@ -206,8 +225,8 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
             run = FinishedRun(folder, json.loads(summary.read_text()))
             if not run.test_sets:
                 warnings.warn(
-                    f"{folder} is left out: its model.metrics lack acc, the accuracy. Run it again with this version, "
-                    "which always has it.",
+                    f"{folder} is left out: it has no test {run.reported.name}. Run it again with this version, which "
+                    "always has the reported metric.",
                     stacklevel=2,
                 )
                 continue
@@ -265,6 +284,24 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
     return entries
 
 
+def reported_by(entries: Sequence[Entry]) -> Reported:
+    """Returns the metric that all entries report.
+
+    Raises:
+        ValueError: if they report different ones; names two runs.
+    """
+    runs: dict[Reported, FinishedRun] = {}
+    for run in (run for entry in entries for run in entry.runs):
+        runs.setdefault(run.reported, run)
+    if len(runs) > 1:
+        (one, first), (other, second) = list(runs.items())[:2]
+        raise ValueError(
+            f"these runs cannot be compared: {first.path} reports {one.name} and {second.path} reports {other.name}. "
+            "Set model.report and model.larger_is_better alike for all."
+        )
+    return next(iter(runs))
+
+
 def check_same_setting(entries: Sequence[Entry]) -> None:
     """Checks that all entries have the same data, partition and test protocols.
 
@@ -290,13 +327,14 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
 
 
 def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list[Row], dict[tuple[int, str], float]]:
-    """Computes the rows of the table, and the target accuracy of each setting and protocol.
+    """Computes the rows of the table, and the target of each setting and protocol.
 
-    The rows of each protocol end with the majority baseline.
+    The rows of each protocol end with the trivial baseline.
 
     Args:
         entries: the entries from `entries_of`.
-        target: the accuracy whose first round is determined; None stands for nine tenths of the best final accuracy.
+        target: the value whose first round is determined; None stands for nine tenths of the best final value, or for a
+            metric whose smaller values are better, ten ninths.
 
     Returns:
         The rows, and the targets by setting and protocol.
@@ -305,33 +343,49 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
     for setting in dict.fromkeys(entry.setting for entry in entries):
         members = [entry for entry in entries if entry.setting == setting]
         for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.test_sets):
-            best = max(
-                mean(run.metrics[f"test/{protocol}/{kind}/acc"] for run in entry.runs)
+            reported = members[0].runs[0].reported
+            best = reported.best(
+                mean(run.metrics[f"test/{protocol}/{kind}/{reported.name}"] for run in entry.runs)
                 for entry in members
                 for of, kind in entry.test_sets
                 if of == protocol
             )
-            targets[setting, protocol] = TARGET_SHARE * best if target is None else target
+            targets[setting, protocol] = _share_of(best, reported) if target is None else target
             rows += [
                 _row(protocol, entry, kind, targets[setting, protocol])
                 for entry in members
                 for of, kind in entry.test_sets
                 if of == protocol
             ]
-            baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
-            rows.append(Row(setting, protocol, "majority class", "", 0, baseline, nan))
+            baseline = trivial_value(members[0].runs[0], protocol)
+            if not isnan(baseline):
+                rows.append(Row(setting, protocol, reported.trivial, "", 0, baseline, nan))
     return rows, targets
 
 
+def trivial_value(run: FinishedRun, protocol: str) -> float:
+    """Returns the reported metric of the trivial baseline; nan if the run has none."""
+    return run.metrics.get(f"test/{protocol}/{TRIVIAL}/{run.reported.name}", nan)
+
+
+def _share_of(best: float, reported: Reported) -> float:
+    """Returns the value that is nine tenths as good as the best."""
+    return TARGET_SHARE * best if reported.larger_is_better == (best >= 0) else best / TARGET_SHARE
+
+
 def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
-    name = f"test/{protocol}/{kind}/acc"
+    reported = entry.runs[0].reported
+    name = f"test/{protocol}/{kind}/{reported.name}"
     finals = [run.metrics[name] for run in entry.runs]
-    reached = [next(((n, size) for n, size, acc in run.curve(name) if acc >= target), None) for run in entry.runs]
+    reached = [
+        next(((n, size) for n, size, value in run.curve(name) if reported.is_reached(value, target)), None)
+        for run in entry.runs
+    ]
     arrived = [each for each in reached if each is not None]
     is_reached = len(arrived) == len(reached)
     last = [run.history[-1] if run.history else {} for run in entry.runs]  # with rounds=0 there is no row
     added: dict[str, float] = {}
-    for metric in added_metrics(entry.runs[0].metrics):
+    for metric in added_metrics(entry.runs[0].metrics, reported.name):
         values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
         added |= {metric: mean(values), f"{metric}_std": stdev(values) if len(values) > 1 else nan}
     return Row(
@@ -348,7 +402,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         mean(row.get("cluster/count", nan) for row in last),
         mean(run.summary["total_bytes"] for run in entry.runs),
         mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
-        mean(rounds_to_peak(run.curve(name)) for run in entry.runs),
+        mean(rounds_to_peak(run.curve(name), reported) for run in entry.runs),
         mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
         mean(row.get("cluster/ari", nan) for row in last),
         entry.options,
@@ -356,13 +410,14 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     )
 
 
-def rounds_to_peak(curve: Sequence[tuple[int, float, float]], share: float = TARGET_SHARE) -> float:
-    """Returns the rounds until a curve first reaches a share of its peak, which is AS-CFL's measure of speed.
+def rounds_to_peak(curve: Sequence[tuple[int, float, float]], reported: Reported | None = None) -> float:
+    """Returns the rounds until a curve first is nine tenths as good as its peak, which is AS-CFL's measure of speed.
 
     An empty curve gives nan.
     """
-    peak = max((accuracy for _, _, accuracy in curve), default=nan)
-    return next((float(number) for number, _, accuracy in curve if accuracy >= share * peak), nan)
+    reported = reported or Reported()
+    target = _share_of(reported.best(value for _, _, value in curve), reported)
+    return next((float(number) for number, _, value in curve if reported.is_reached(value, target)), nan)
 
 
 def _setting(run: FinishedRun) -> str:

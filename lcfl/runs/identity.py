@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lcfl.core.metric_names import Reported
 from lcfl.core.renamed import public_name
 from lcfl.models.module import FederatedModule
 
@@ -82,6 +83,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         **({"network_settings": network_settings} if network_settings else {}),
         "num_embedding": module.layout.num_embedding,
         "loss": _describe_loss(module.loss),
+        **({} if module.reported == Reported() else {"report": vars(module.reported)}),
         "cluster_weight": module.cluster_weight,
         "global_weight": module.global_weight,
         "optimizer": {"class": type(optimizer).__qualname__} | first | ({"other_groups": others} if others else {}),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lcfl.core.client_names import client_number
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
@@ -68,19 +69,35 @@ class Run:
         folder = self.path if self._client_store == "mapped" else None
         return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), folder).state
 
-    def model(self, kind: ModelKind, client: int | None = None, cluster: int | None = None) -> nn.Module:
+    @cached_property
+    def client_names(self) -> list[str] | None:
+        """The name of each client; None if clients have only numbers."""
+        names: list[str] | None = json.loads((self.path / "partition.json").read_text()).get("names")
+        return names
+
+    def client(self, name: str) -> int:
+        """Returns the number of the client with this name or, as text, with this number.
+
+        Raises:
+            ValueError: if there is no such client.
+        """
+        return client_number(name, self.client_names, self.state.num_clients)
+
+    def model(self, kind: ModelKind, client: int | str | None = None, cluster: int | None = None) -> nn.Module:
         """Returns a trained model as a plain network, in evaluation mode.
 
         Args:
             kind: ``global``; ``cluster``, the model of the cluster `cluster` or of the cluster that `client` is in; or
                 ``personal``, the model of `client`.
-            client: the number of the client. If ``model.buffer_policy`` is ``local``, a model of any kind gets the
-                buffers of this client, or those of the initial model if no client is given.
+            client: the number or the name of the client. If ``model.buffer_policy`` is ``local``, a model of any kind
+                gets the buffers of this client, or those of the initial model if no client is given.
             cluster: the number of the cluster.
 
         Raises:
             ValueError: if the method has no such model, or if there is no such client or cluster.
         """
+        if isinstance(client, str):
+            client = self.client(client)
         exchange, local_update = self._method.exchange, self._method.local_update
         # The server has the model of every cluster, even if clients choose their cluster themselves. Any other model
         # that a client computes would need the client's data.

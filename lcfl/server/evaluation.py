@@ -6,15 +6,15 @@ Legend: P + Q length of a model's flat vector.
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lcfl.core import rng
 from lcfl.core.state import FederationState
-from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.data.protocols import PLAIN
@@ -23,7 +23,6 @@ from lcfl.distributed.worker import EvaluationTask, Failure, TrainingResult, Tra
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.local.training import LocalUpdate
 from lcfl.methods.method import Method
-from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.server.metrics import Evaluation
 
@@ -45,7 +44,7 @@ class Evaluator:
         method: the method, which determines the model of each kind for a client.
         population: the population whose data are used.
         protocols: the test protocols, i.e. the local test sets to use.
-        layout: the layout of the models.
+        module: the module, which knows the layout of the models and its metrics.
         chosen: returns the clients to measure, in ascending order, from the mask ``[N]`` of the clients that belong to
             the federation; None to measure all of these clients.
     """
@@ -54,7 +53,7 @@ class Evaluator:
     method: Method
     population: Population
     protocols: Sequence[str]
-    layout: Layout
+    module: FederatedModule
     chosen: Callable[[Tensor], list[int]] | None = None
 
     def __call__(
@@ -66,7 +65,7 @@ class Evaluator:
         set in which no client has samples is left out.
         """
         sets = local_sets(self.population, self.protocols, stages)
-        evaluation = Evaluation()
+        evaluation = Evaluation.of(self.module)
         chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
         clients = [i for i in chosen if any(len(client_sets[i]) for client_sets in sets.values())]
         for kind in kinds:
@@ -75,7 +74,7 @@ class Evaluator:
                 measured = [i for i in clients if (i, name) in metrics]
                 num_samples = [len(sets[name][i]) for i in measured]
                 evaluation.add(f"{name}/{kind}", measured, [metrics[i, name] for i in measured], num_samples)
-        _warn_of_broken_models(evaluation)
+        _warn_of_broken_models(evaluation, self.population)
         return evaluation
 
     def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
@@ -99,7 +98,7 @@ class Evaluator:
             return state.global_model
         if kind == "cluster":
             return state.centre_of(client)
-        return self.method.exchange.personal(state, client, self.layout)
+        return self.method.exchange.personal(state, client, self.module.layout)
 
     def _local_runs(
         self, state: FederationState, clients: list[int], local_update: LocalUpdate
@@ -109,7 +108,9 @@ class Evaluator:
         for start in range(0, len(clients), TASKS_AT_A_TIME):
             part = clients[start : start + TASKS_AT_A_TIME]
             tasks = [
-                TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, self.layout), local_update)
+                TrainingTask(
+                    i, state.round, state.clients[i], exchange.down(state, i, self.module.layout), local_update
+                )
                 for i in part
             ]
             results: list[TrainingResult] = self.transport.map(tasks, [len(self.population.train[i]) for i in part])
@@ -174,18 +175,31 @@ def local_sets(
     return sets
 
 
-def evaluated_metrics(module: FederatedModule, data: FederatedDataModule, kinds: Sequence[ModelKind]) -> list[str]:
-    """Returns the sorted names of the metrics that an evaluation of these kinds of model logs."""
-    scores, targets = torch.zeros(1, data.dataset.num_classes), torch.zeros(1, dtype=torch.int64)
-    metrics = measure(copy.deepcopy(module), scores, targets)
-    evaluation = Evaluation()
+def evaluated_metrics(
+    module: FederatedModule, data: FederatedDataModule, kinds: Sequence[ModelKind]
+) -> dict[str, bool]:
+    """Returns the names of the metrics that an evaluation of these kinds of model logs, sorted.
+
+    With each name it returns whether larger values are better. A deviation over clients is better if it is smaller.
+    """
+    module = copy.deepcopy(module).eval()
+    inputs, targets = data.dataset.spec.blank(2)  # some metrics need two samples
+    with torch.no_grad(), rng.isolated(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about blank samples
+        metrics = measure(module, module(inputs), targets)
+    evaluation = Evaluation.of(module)
     for name, client_sets in local_sets(data.population, data.protocols, ("val", "test")).items():
         for kind in kinds if any(map(len, client_sets)) else ():
             evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
-    return sorted(evaluation.summary())
+    better = {
+        summary: metric.larger_is_better and not summary.endswith("_std")
+        for name, metric in evaluation.by_name.items()
+        for summary in replace(evaluation, by_name={name: metric}).summary()
+    }
+    return dict(sorted(better.items()))
 
 
-def _warn_of_broken_models(evaluation: Evaluation) -> None:
+def _warn_of_broken_models(evaluation: Evaluation, population: Population) -> None:
     """Warns about clients whose loss is NaN or infinite.
 
     Their models have diverged, and so has every mean over these models.
@@ -193,8 +207,9 @@ def _warn_of_broken_models(evaluation: Evaluation) -> None:
     for name, metric in evaluation.by_name.items():
         broken = metric.clients[~np.isfinite(metric.values)]
         if name.endswith("/loss") and len(broken):
+            who = population.listed(broken)
             warnings.warn(
-                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({abbreviated(broken)}): "
+                f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({who}): "
                 "these models have diverged. A smaller learning rate may help.",
                 stacklevel=4,
             )

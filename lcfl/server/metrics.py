@@ -4,15 +4,17 @@ A name has the form ``<stage>/<protocol>/<model>/<metric>``, for example ``test/
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lcfl.core.metric_names import Reported
 from lcfl.core.state import FederationState
 from lcfl.methods.local.training import LocalOutput
+from lcfl.models.module import FederatedModule
 
 __all__ = [
     "ClientMetrics",
@@ -34,32 +36,49 @@ class ClientMetrics:
         clients: the numbers of the clients ``[n]``.
         values: the metric of each client ``[n]``.
         num_samples: the number of samples that each client was measured on ``[n]``.
+        larger_is_better: whether larger values are better.
     """
 
     clients: NDArray[np.int64]
     values: NDArray[np.float64]
     num_samples: NDArray[np.int64]
+    larger_is_better: bool = True
 
 
 def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
     """Returns summaries over clients: the mean, ``_weighted`` by samples, ``_std`` (ddof 0) and ``_worst10``.
 
-    ``_worst10`` is the mean over the ceil(10 %) clients with the lowest values.
+    ``_worst10`` is the mean over the ceil(10 %) clients with the worst values.
     """
-    lowest = np.sort(metric.values)[: ceil(WORST_SHARE * len(metric.values))]
+    ascending = np.sort(metric.values)
+    number = ceil(WORST_SHARE * len(ascending))
+    worst = ascending[:number] if metric.larger_is_better else ascending[-number:]
     return {
         name: float(metric.values.mean()),
         f"{name}_weighted": float(np.average(metric.values, weights=metric.num_samples)),
         f"{name}_std": float(metric.values.std()),
-        f"{name}_worst10": float(lowest.mean()),
+        f"{name}_worst10": float(worst.mean()),
     }
 
 
 @dataclass
 class Evaluation:
-    """Results of one evaluation: per-client metrics by full name, e.g. ``val/own_split/personal/acc``."""
+    """Results of one evaluation: per-client metrics by full name, e.g. ``val/own_split/personal/acc``.
+
+    Attributes:
+        reported: the metric that is reported.
+        directions: whether larger values are better, by metric; one that nobody knows counts as better if larger.
+    """
 
     by_name: dict[str, ClientMetrics] = field(default_factory=dict)
+    reported: Reported = field(default_factory=Reported)
+    directions: Mapping[str, bool | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: FederatedModule) -> "Evaluation":
+        """Returns an empty evaluation of a module's metrics."""
+        reported = module.reported
+        return cls({}, reported, module.directions | {reported.name: reported.larger_is_better})
 
     def add(self, prefix: str, clients: list[int], results: list[Mapping[str, float]], num_samples: list[int]) -> None:
         """Adds the metrics of `clients` under `prefix`; `num_samples` is the number of samples of each client."""
@@ -68,17 +87,23 @@ class Evaluation:
                 np.asarray(clients, dtype=np.int64),
                 np.asarray([result[metric] for result in results], dtype=np.float64),
                 np.asarray(num_samples, dtype=np.int64),
+                self.directions.get(metric) is not False,
             )
 
     def __or__(self, other: "Evaluation") -> "Evaluation":
         """Returns both evaluations combined."""
-        return Evaluation(self.by_name | other.by_name)
+        return replace(self, by_name=self.by_name | other.by_name)
+
+    def of_reported(self) -> dict[str, ClientMetrics]:
+        """Returns the reported metric of every set and kind of model, by full name."""
+        return {name: each for name, each in self.by_name.items() if name.endswith(f"/{self.reported.name}")}
 
     def summary(self) -> dict[str, float]:
-        """Returns all summaries by name as a row for the logs. A loss has only its mean."""
+        """Returns all summaries by name as a row for the logs. A loss that is not reported has only its mean."""
         row: dict[str, float] = {}
         for name, metric in self.by_name.items():
-            row |= {name: float(metric.values.mean())} if name.endswith("/loss") else summarize(name, metric)
+            is_loss = name.endswith("/loss") and self.reported.name != "loss"
+            row |= {name: float(metric.values.mean())} if is_loss else summarize(name, metric)
         return row
 
 

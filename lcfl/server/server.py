@@ -21,7 +21,6 @@ from lightning.fabric.loggers.logger import Logger
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
-from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.ranks import Transport
 from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
@@ -36,6 +35,7 @@ from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.evaluation import Evaluator, raise_failures
 from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics
 from lcfl.server.schedule import Schedule
+from lcfl.server.trivial_baseline import trivial_baseline
 
 __all__ = ["Server"]
 
@@ -79,7 +79,7 @@ class Server:
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
         chosen = functools.partial(schedule.sample_evaluated, seed)
-        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module.layout, chosen)
+        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, chosen)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
@@ -247,9 +247,10 @@ class Server:
         finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
         if len(finite) < len(tasks):
             failed = [task.client for task in tasks if task.client not in finite]
+            who = self.data.population.listed(failed)
             warnings.warn(
                 f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(tasks)} clients is not "
-                f"finite ({abbreviated(failed)}); they are left out of this round and keep their previous models. A "
+                f"finite ({who}); they are left out of this round and keep their previous models. A "
                 "smaller learning rate may help, unless their samples are not finite.",
                 stacklevel=2,
             )
@@ -269,8 +270,9 @@ class Server:
         state = result.state
         if result.is_noisy and result.diverged:
             self.add("train/failed_clients", 1)
+            name = task.named(self.data.population.called)
             warnings.warn(
-                f"{task}: the loss or the model is not finite. The upload is clipped and noisy as always, and the "
+                f"{name}: the loss or the model is not finite. The upload is clipped and noisy as always, and the "
                 "client keeps its previous model. A smaller learning rate may help.",
                 stacklevel=2,
             )
@@ -310,48 +312,41 @@ class Server:
             known = self._evaluated[1]
             evaluated = self.schedule.evaluated_kinds(self.method.exchange)
             missing = [kind for kind in missing if kind not in evaluated]
-        evaluation = known | self.evaluator(self.state, missing)
+        evaluation = self.evaluator(self.state, missing)
+        evaluation = replace(evaluation, by_name=known.by_name | evaluation.by_name)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
         logged, self._row = self._row, {}  # includes what callbacks logged in on_evaluated
-        return evaluation.summary() | self.majority_baseline() | mean_stability | logged
+        return evaluation.summary() | self.trivial_baseline() | mean_stability | logged
 
-    def proxy_accuracy(self, models: Sequence[torch.Tensor]) -> list[float]:
-        """Returns the accuracy of models ``[P + Q]`` on the proxy set D_test.
+    def proxy_score(self, models: Sequence[torch.Tensor]) -> list[float]:
+        """Returns the reported metric of models ``[P + Q]`` on the proxy set D_test, such as the accuracy.
 
-        No client transform changes its samples.
+        A metric v whose smaller values are better counts as 1 / (1 + v), which is a share as an accuracy is. No client
+        transform changes the samples.
 
         Raises:
-            ValueError: if there is no proxy set, or if the module does not measure ``acc``.
+            ValueError: if there is no proxy set.
         """
-        proxy = self.data.population.proxy
-        if not len(proxy) or "acc" not in self.module.metrics:
-            raise ValueError(
-                f"a proxy set of {len(proxy)} samples and the metrics {', '.join(map(str, self.module.metrics))}: set "
-                "data.proxy to a number of samples, and include acc in the module's metrics."
-            )
+        proxy, reported = self.data.population.proxy, self.module.reported
+        if not len(proxy):
+            raise ValueError("data.proxy: got 0, so there is no proxy set; set it to a number of samples.")
         buffers = self.state.clients.blank.buffers  # of no client, in case each client has its own
         tasks = [EvaluationTask(model, (proxy,), (), buffers=buffers) for model in models]
         results = self.transport.map(tasks, [len(proxy)] * len(tasks))
         raise_failures(results)
-        return [float(measured["acc"]) for (measured,) in results]
+        values = [float(measured[reported.name]) for (measured,) in results]
+        return values if reported.larger_is_better else [1 / (1 + value) for value in values]
 
     @property
     def has_proxy(self) -> bool:
         """Whether there is a proxy set."""
         return len(self.data.population.proxy) > 0
 
-    def majority_baseline(self) -> dict[str, float]:
-        """Returns ``test/<protocol>/majority/acc``.
-
-        This is the accuracy of clients that always predict their most frequent training label.
-        """
-        clients, baseline = self.schedule.sample_evaluated(self.seed, self.state.active), {}
-        for protocol in self.data.protocols:
-            accuracy = self.data.population.majority_accuracy(protocol, self.data.samples.targets, clients)
-            baseline[f"test/{protocol}/majority/acc"] = float(np.nanmean(accuracy))
-        return baseline
+    def trivial_baseline(self) -> dict[str, float]:
+        """Returns the reported metric of clients that always predict the same, see `lcfl.server.trivial_baseline`."""
+        return trivial_baseline(self.module, self.data, self.schedule.sample_evaluated(self.seed, self.state.active))
 
     def privacy_guarantee(self) -> PrivacyGuarantee | None:
         """Returns how much the rounds so far reveal about one client's data at most.

@@ -17,6 +17,7 @@ from lcfl.callbacks import Monitor
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
+from lcfl.data.population import Population
 from lcfl.federation.federation import Federation
 from lcfl.figures import save, shown
 from lcfl.methods.aggregation import ClusterMean, GlobalMean
@@ -194,7 +195,8 @@ class Writer:
 def fake(tmp_path, num_clients=4, evaluate_every=1):
     writer = Writer()
     counts = np.ones((num_clients, 3), dtype=int)
-    data = SimpleNamespace(population=SimpleNamespace(groups=None, num_clients=num_clients, label_counts=counts))
+    everything = [np.arange(3)] * num_clients
+    data = SimpleNamespace(population=Population(everything, [], {}, None, counts))
     server = SimpleNamespace(
         loggers=[SimpleNamespace(experiment=writer), SimpleNamespace()],
         run_dir=tmp_path,

@@ -20,7 +20,7 @@ from tests.helpers.fits import rows
 ACC = "val/own_split/personal/acc"
 
 
-NAMES = [ACC, f"{ACC}_worst10", "test/own_split/personal/acc"]
+NAMES = dict.fromkeys([ACC, f"{ACC}_worst10", "test/own_split/personal/acc"], True)
 
 
 def server(evaluate_every=1, columns=(), is_done=True):
@@ -43,13 +43,13 @@ def test_metric_of_test_data_is_refused():
 
 
 def test_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="Checkpoint: got mode='most'; allowed are max and min"):
+    with pytest.raises(ValueError, match="Checkpoint: got mode='most'; allowed are max, min and null"):
         monitored(mode="most")
 
 
 @pytest.mark.parametrize("name", [ACC, f"{ACC}_worst10", "train/loss", "cluster/anything"])
 def test_known_names_and_names_outside_evaluations_pass_the_check(name):
-    monitored(name).check(NAMES)
+    assert monitored(name).among(NAMES, "unused").name == name
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,16 @@ def test_known_names_and_names_outside_evaluations_pass_the_check(name):
 )
 def test_metric_that_is_never_measured_is_refused(names, text):
     with pytest.raises(ValueError, match=text):
-        monitored().check(names)
+        monitored().among(dict.fromkeys(names, True), ACC)
+
+
+def test_without_a_name_and_a_mode_the_reported_metric_is_watched_in_its_direction():
+    metrics = {"val/own_split/personal/mae": False, "val/own_split/personal/r2": True}
+    found = MonitoredMetric("Checkpoint", None, None).among(metrics, "val/own_split/personal/mae")
+    assert (found.name, found.mode) == ("val/own_split/personal/mae", "min")
+    named = MonitoredMetric("Checkpoint", "val/own_split/personal/r2", None).among(metrics, "unused")
+    assert named.mode == "max"
+    assert MonitoredMetric("Checkpoint", "train/loss", "min").among(metrics, "unused").mode == "min"
 
 
 def test_larger_scores_are_better():

@@ -18,6 +18,7 @@ from rich.console import Console
 from lcfl.callbacks import Checkpoint, Progress, progress
 from lcfl.callbacks.progress import evaluation_table, evaluation_tables, is_line_due
 from lcfl.core.callback import Callback
+from lcfl.core.metric_names import Reported
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
@@ -39,8 +40,8 @@ METRICS = {
     "test/own_split/after_local/acc": 1.0,
     "test/own_split/personal/acc": 0.9876,
     "test/label_view/personal/acc": 0.25,
-    "test/own_split/majority/acc": 0.5,
-    "test/label_view/majority/acc": float("nan"),
+    "test/own_split/trivial/acc": 0.5,
+    "test/label_view/trivial/acc": float("nan"),
     "test/own_split/global/loss": 0.1,
 }
 
@@ -72,6 +73,7 @@ def fake(rounds=100, evaluate_every=0, **changes):
         data=SimpleNamespace(num_clients=20, num_initial_clients=20),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
+        module=SimpleNamespace(reported=Reported()),
         method=SimpleNamespace(warmup_rounds=lambda num_clients: [None]),
         table=SimpleNamespace(rows=[]),
         state=SimpleNamespace(round=-1, total_bytes=0),
@@ -131,7 +133,7 @@ def test_a_run_from_start_to_summary(tmp_path, capsys):
     ]
     assert row == ["own_split", "global", *(f"{100 * value:.2f}" for value in expected)]
     majority = next(line for line in lines if "majority class" in line).split()
-    assert majority == ["majority", "class", f"{100 * run.metrics['test/own_split/majority/acc']:.2f}"]
+    assert majority == ["majority", "class", f"{100 * run.metrics['test/own_split/trivial/acc']:.2f}"]
     assert f"4 rounds, {run.state.total_bytes / 1e6:.1f} MB sent and received" in lines
     assert f"logs: {run.path}" in lines
     assert lines[-1] == f"tensorboard --logdir '{tmp_path}/my runs'"
@@ -249,7 +251,7 @@ def test_an_empty_table_is_no_error():
 
 @pytest.mark.parametrize("protocols", [("own_split", "global_plain"), ("own_split", "label_proportional")])
 def test_tables_and_bars_fit_into_80_columns(protocols):
-    kinds = ("personal", "cluster", "global", "after_local", "majority")
+    kinds = ("personal", "cluster", "global", "after_local", "trivial")
     names = [
         f"test/{protocol}/{kind}/acc{end}"
         for protocol in protocols

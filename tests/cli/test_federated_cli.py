@@ -48,7 +48,7 @@ def test_fit_returns_the_run_and_writes_its_files():
     run = lcfl(*FIT)
     assert str(run.path) == "logs/lcfl/version_0" and run.state.round == 2
     assert {"config.yaml", "metrics.csv", "summary.json", "partition.json", "checkpoints"} <= set(os.listdir(run.path))
-    assert run.metrics["test/own_split/majority/acc"] == 0.5
+    assert run.metrics["test/own_split/trivial/acc"] == 0.5
 
 
 def test_validate_without_validation_data_is_refused():

@@ -99,7 +99,7 @@ def test_the_command_prints_what_was_asked_for(capsys, monkeypatch):
     for words, said in {
         ("--help",): "--model.network CLASS ",
         ("--help", "model.network"): "Required. Type: a class or a function.\n",
-        ("--help=data",): "--data.num_clients 100",
+        ("--help=data",): "--data.num_clients null",
         ("-h", "data.partition=Shards"): "--data.partition.shards_per_client",
         ("--model.network.help", "LeNet5"): "--model.network.padding 0\n",
     }.items():

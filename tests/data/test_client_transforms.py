@@ -56,8 +56,8 @@ def test_label_blocks_and_views_together_make_the_groups():
     labels = data.population.views[7][1].labels
     assert labels != tuple(range(6))
     _, targets = data.seen_by(7).batch(indices, CPU)
-    assert targets.tolist() == [labels[each] for each in data.samples.targets[indices]]
-    assert data.seen_by(7).targets[indices].tolist() == targets.tolist()
+    assert targets.tolist() == [labels[each] for each in data.samples.labels[indices]]
+    assert data.seen_by(7).labels[indices].tolist() == targets.tolist()
     assert data.population.label_counts[7].tolist() == np.bincount(targets, minlength=6).tolist()
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset
 
-from lcfl.data.samples import DatasetSamples
+from lcfl.data.dataset_samples import DatasetSamples
 
 VALUES = [2.0, 0.5, 300.0]
 
@@ -41,7 +41,7 @@ def test_numbers_become_tensors_of_the_type_for_the_network(given, values, dtype
     assert inputs.dtype == dtype and not inputs.requires_grad
 
 
-PAIR = r"an item must be a pair: return input, label"
+PAIR = r"an item must be a pair: return input, target"
 LABEL = r"a label must be one integer: return input, int\(label\)"
 
 

@@ -98,7 +98,8 @@ def test_every_partition_is_documented_and_known_by_its_short_name():
     for page in (ROOT / "docs" / "partitions").glob("*.md"):
         given = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)[1])["data"]["partition"]
         name = given["class_path"].rpartition(".")[2]
-        made = instantiated({"dataset": {"class_path": "Digits"}, "partition": given | {"class_path": name}}).partition
+        options = {"dataset": {"class_path": "Digits"}, "partition": given | {"class_path": name}, "num_clients": 20}
+        made = instantiated(options).partition
         assert type(made).__name__ == name
         found.add(name)
     assert found == concrete(lcfl.data.partition, lcfl.data.partition.Partition)

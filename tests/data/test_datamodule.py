@@ -80,8 +80,8 @@ def test_no_client_learns_test_samples(partition, protocols, pool, num_clients, 
     assert min(map(len, people.train)) > 0
     if "label_view" in protocols:
         for client, tested in enumerate(people.test["label_view"]):
-            labels = set(examples.targets[np.concatenate([people.train[client], people.val[client]])].tolist())
-            expected = {each for each in official - learnt - own if examples.targets[each] in labels}
+            labels = set(examples.labels[np.concatenate([people.train[client], people.val[client]])].tolist())
+            expected = {each for each in official - learnt - own if examples.labels[each] in labels}
             assert set(tested.tolist()) == expected and len(tested) == len(expected)
     for tested in people.test.get("label_proportional", []):
         assert set(tested.tolist()) <= official and len(set(tested.tolist())) == len(tested)
@@ -111,7 +111,7 @@ def test_split_has_the_requested_fractions():
     assert sizes == [(60, 15, 25)] * 2
     counts = data.population.label_counts
     assert counts.shape == (2, 6) and counts.sum(axis=1).tolist() == [60, 60]
-    assert counts[0].tolist() == [int((data.samples.targets[data.population.train[0]] == k).sum()) for k in range(6)]
+    assert counts[0].tolist() == [int((data.samples.labels[data.population.train[0]] == k).sum()) for k in range(6)]
 
 
 def _roles(people):

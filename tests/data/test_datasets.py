@@ -56,7 +56,7 @@ def test_mnist_files_become_uint8_images(tmp_path, dataset_class):
     examples = dataset.load()
     assert examples.inputs.dtype == torch.uint8 and examples.inputs.shape == (5, *dataset.shape)
     assert np.array_equal(examples.inputs[:, 0], images)
-    assert examples.targets.tolist() == labels.tolist() and examples.num_train == 3
+    assert examples.labels.tolist() == labels.tolist() and examples.num_train == 3
     inputs, _ = examples.batch(np.array([4]), CPU)
     np.testing.assert_allclose(inputs[0, 0], (images[4] / 255 - 0.1307) / 0.3081, rtol=1e-5, atol=1e-6)
 
@@ -93,7 +93,7 @@ def test_cifar_files_become_channel_first_images(
     # A row of CIFAR holds all red pixels, then all green ones, then all blue ones.
     assert np.array_equal(examples.inputs, rows.reshape(-1, 3, 32, 32))
     assert examples.inputs.is_contiguous() and examples.inputs.dtype == torch.uint8
-    assert examples.targets.tolist() == labels and examples.num_train == 2 * len(train_files)
+    assert examples.labels.tolist() == labels and examples.num_train == 2 * len(train_files)
 
 
 @pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "letters", "digits", "mnist"])
@@ -109,7 +109,7 @@ def test_emnist_images_are_upright_and_labels_begin_at_0(tmp_path, split):
     examples = dataset.load()
     # The files hold transposed images.
     assert np.array_equal(examples.inputs[:, 0], images.transpose(0, 2, 1))
-    assert examples.targets.tolist() == (labels.astype(int) - first).tolist() and examples.num_train == 3
+    assert examples.labels.tolist() == (labels.astype(int) - first).tolist() and examples.num_train == 3
     assert examples.num_classes == dataset.num_classes
 
 
@@ -132,7 +132,7 @@ def test_svhn_files_become_channel_first_images(tmp_path, monkeypatch):
     examples = dataset.load()
     assert np.array_equal(examples.inputs, images)
     assert examples.inputs.is_contiguous() and examples.inputs.dtype == torch.uint8
-    assert examples.targets.tolist() == [0, 1, 9, 0, 2] and examples.num_train == 3
+    assert examples.labels.tolist() == [0, 1, 9, 0, 2] and examples.num_train == 3
 
 
 class Part(SimpleNamespace):
@@ -212,16 +212,16 @@ def test_digits_are_those_of_scikit_learn():
     assert examples.inputs.shape == (1797, 1, 8, 8) and examples.num_train == 1797
     assert examples.inputs.min() == 0 and examples.inputs.max() == 1
     # The first digit is a 0, and this is its first row in scikit-learn's documentation.
-    assert (examples.inputs[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and examples.targets[0] == 0
+    assert (examples.inputs[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and examples.labels[0] == 0
 
 
 def test_synthetic_classes_are_separable():
     dataset = Synthetic(num_classes=5, num_features=8, samples_per_class=30, test_per_class=10)
     examples = dataset.load()
     assert examples.inputs.shape == (200, 8) and examples.num_train == 150
-    assert np.bincount(examples.targets[:150]).tolist() == [30] * 5
-    assert np.bincount(examples.targets[150:]).tolist() == [10] * 5
-    inputs, targets = examples.inputs, torch.from_numpy(examples.targets)
+    assert np.bincount(examples.labels[:150]).tolist() == [30] * 5
+    assert np.bincount(examples.labels[150:]).tolist() == [10] * 5
+    inputs, targets = examples.inputs, torch.from_numpy(examples.labels)
     means = torch.stack([inputs[:150][targets[:150] == k].mean(0) for k in range(5)])
     nearest = torch.cdist(inputs[150:], means).argmin(1)
     assert torch.equal(nearest, targets[150:])
@@ -257,7 +257,7 @@ def test_random_like_has_shape_and_classes_without_files(dataset):
     assert inputs.shape == (10, *dataset.shape) and inputs.dtype == torch.float32
     assert 0 <= inputs.min() < 0.1 and 0.9 < inputs.max() <= 1
     assert (examples.num_train, len(examples)) == (400, 500)
-    for part in (examples.targets[:400], examples.targets[400:]):
+    for part in (examples.labels[:400], examples.labels[400:]):
         counts = np.bincount(part, minlength=dataset.num_classes)
         assert counts.min() >= 1 and counts.max() - counts.min() <= 1
     with pytest.raises(ValueError, match="at least one per class"):
@@ -270,7 +270,7 @@ def test_tensors_are_used_in_order():
     dataset = Tensors(train, test)
     assert (dataset.shape, dataset.num_classes) == ((1,), 5)
     examples = dataset.load()
-    assert examples.inputs.tolist() == [[1.0], [2.0], [3.0]] and examples.targets.tolist() == [0, 4, 1]
+    assert examples.inputs.tolist() == [[1.0], [2.0], [3.0]] and examples.labels.tolist() == [0, 4, 1]
     assert examples.num_train == 2
     assert Tensors(train, num_classes=9).num_classes == 9
 
@@ -279,10 +279,11 @@ def test_tensors_are_used_in_order():
     ("test", "words"),
     [
         ((torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), r"each input \(1,\)"),
-        ((torch.zeros(2, 1), torch.zeros(1, dtype=torch.int64)), "as many inputs as labels"),
+        ((torch.zeros(2, 1), torch.zeros(1, dtype=torch.int64)), "as many inputs as targets"),
         ((torch.zeros(1, 1).long(), torch.zeros(1, dtype=torch.int64)), "int64"),
-        (torch.zeros(3, 1), r"test must be a pair \(inputs, labels\), got Tensor"),
-        ((torch.zeros(3, 1), torch.zeros(3, 1)), r"inputs \[S, ...\] and labels \[S\], got shapes .* \(3, 1\)"),
+        (torch.zeros(3, 1), r"test must be a pair \(inputs, targets\), got Tensor"),
+        ((torch.zeros(3, 1), torch.zeros(3, 1)), r"targets of train and test must be alike, got .* \(3, 1\)"),
+        ((torch.zeros(3, 1), torch.tensor(1)), r"inputs \[S, ...\] and targets \[S, ...\], got shapes .* \(\)"),
         (("text", [0]), "test inputs: an input must be a tensor, a numpy array or a list of numbers, got str"),
     ],
 )
@@ -296,8 +297,8 @@ def test_tensors_accept_arrays_and_lists_and_convert_floats_to_float32():
     inputs, targets = dataset.load().batch(np.array([0, 2]), CPU)
     assert inputs.tolist() == [[0.5], [1.0]] and inputs.dtype == dataset.dtype == torch.float32
     assert targets.tolist() == [1, 1] and dataset.shape == (1,)
-    with pytest.raises(ValueError, match=r"one integer per sample, got shape \(2,\) of float32"):
-        Tensors((torch.zeros(2, 1), torch.tensor([0.0, 1.0]))).load()
+    with pytest.raises(ValueError, match=r"one integer per sample, got shape \(2,\) of torch.float32"):
+        Tensors((torch.zeros(2, 1), torch.tensor([0.0, 1.0])), num_classes=2)
 
 
 def test_uint8_tensors_are_scaled_and_other_integers_keep_their_type():

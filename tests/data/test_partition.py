@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import lcfl.data.partition
 from lcfl.data.partition import (
     IID,
+    ByOwner,
     ClassDirichlet,
     ClientDirichlet,
     ClientShares,
@@ -38,7 +39,7 @@ CLASSES = {each for each in PUBLIC if isinstance(each, type) and issubclass(each
 
 
 def test_every_partition_is_covered_by_the_property_tests():
-    assert {FromFile, Subsampled, PartOfPool, *RULES, *OVERLAPPING} == CLASSES
+    assert {ByOwner, FromFile, Subsampled, PartOfPool, *RULES, *OVERLAPPING} == CLASSES
 
 
 def checked(partition, labels, num_clients, seed):
@@ -166,7 +167,7 @@ def test_invalid_parameters_are_refused_at_once(make, words):
     ("labels", "num_clients", "words"),
     [
         (np.array([0, 1, -1]), 1, "label -1"),
-        (np.array([], dtype=np.int64), 1, "no labels"),
+        (np.array([], dtype=np.int64), 1, "got no samples to deal out"),
         (np.array([0.0, 1.0]), 1, "float64"),
         (np.array([[0], [1]]), 1, r"shape \(2, 1\)"),
         (np.array([0, 1]), 0, "num_clients must be at least 1, got 0"),
@@ -184,7 +185,7 @@ class Broken(Partition):
     def __init__(self, *indices, groups=None, overlapping=False):
         self.shares = ClientShares([np.array(each, dtype=np.int64) for each in indices], groups, overlapping)
 
-    def split(self, labels, num_clients, generator):
+    def split(self, pool, num_clients, generator):
         return self.shares
 
 

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
-from lcfl.data.samples import DatasetSamples, TensorSamples
+from lcfl.data.dataset_samples import DatasetSamples
+from lcfl.data.samples import TensorSamples
 
 CPU = torch.device("cpu")
 PIXELS = torch.randint(0, 256, (12, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -156,7 +157,7 @@ def test_any_data_set_of_pairs_can_be_used():
     data = torch.arange(10.0).reshape(5, 2)
     train, test = TensorDataset(data, torch.tensor([0, 1, 0, 1, 2])), [(torch.tensor([7.0, 8.0]), 1)]
     examples = DatasetSamples(train, test, 3)
-    assert examples.targets.tolist() == [0, 1, 0, 1, 2, 1]
+    assert examples.labels.tolist() == [0, 1, 0, 1, 2, 1]
     assert (examples.num_train, len(examples)) == (5, 6)
     inputs, targets = examples.batch(np.array([5, 2]), CPU)
     assert inputs.tolist() == [[7.0, 8.0], [4.0, 5.0]] and targets.tolist() == [1, 0]
@@ -207,7 +208,7 @@ def test_empty_training_set_is_refused_but_an_empty_test_set_is_not():
 def test_labels_are_read_from_an_attribute_that_agrees_with_the_items(name):
     items = Items()
     setattr(items, name, [index % 2 for index in range(64)])
-    assert DatasetSamples(items, None, 2).targets.tolist() == getattr(items, name)
+    assert DatasetSamples(items, None, 2).labels.tolist() == getattr(items, name)
     assert 0 in items.read and 63 in items.read and len(set(items.read)) == 32
 
 
@@ -217,15 +218,15 @@ def test_labels_are_read_from_an_attribute_that_agrees_with_the_items(name):
 def test_attribute_that_holds_no_labels_is_ignored(attribute):
     items = Items()
     items.targets = attribute
-    assert DatasetSamples(items, None, 2).targets.tolist() == [0, 1] * 32
+    assert DatasetSamples(items, None, 2).labels.tolist() == [0, 1] * 32
     assert set(items.read) == set(range(64))
 
 
 def test_transformed_labels_are_read_from_the_items():
     items = Items(lambda index: (torch.zeros(2), int(index == 32)))
     items.targets, items.target_transform = [0] * 64, object()
-    assert DatasetSamples(items, None, 2).targets.tolist() == [int(index == 32) for index in range(64)]
-    assert DatasetSamples(Subset(items, [0, 32]), None, 2).targets.tolist() == [0, 1]
+    assert DatasetSamples(items, None, 2).labels.tolist() == [int(index == 32) for index in range(64)]
+    assert DatasetSamples(Subset(items, [0, 32]), None, 2).labels.tolist() == [0, 1]
 
 
 def test_reading_items_does_not_advance_global_generators():

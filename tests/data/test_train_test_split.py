@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lcfl.data.partition import ClientShares
 from lcfl.data.train_test_split import split_disjoint, split_overlapping, split_share
 
 
@@ -51,7 +52,7 @@ def test_overlapping_shares_give_a_sample_the_same_role_everywhere():
     targets = np.arange(200) % 4
     draw = np.random.default_rng(0)
     shares = [np.arange(100), *(np.sort(draw.permutation(100)[:60]) for _ in range(4))]
-    train, val, test = split_overlapping(shares, targets, 0.25, 0.2, seed=7)
+    train, val, test = split_overlapping(ClientShares(shares), targets, 0.25, 0.2, seed=7)
     for share, *roles in zip(shares, train, val, test, strict=True):
         assert np.array_equal(np.sort(np.concatenate(roles)), share)
         assert all((np.diff(each) > 0).all() for each in roles)
@@ -59,17 +60,17 @@ def test_overlapping_shares_give_a_sample_the_same_role_everywhere():
     # Clients hold all 100 samples: 25 are for testing and 15 of the others for validation, each stratified.
     assert [len(each) for each in sets] == [60, 15, 25] and len(set.union(*sets)) == 100
     assert np.bincount([targets[each] for each in sets[0]]).tolist() == [15, 15, 15, 15]
-    again = split_overlapping(shares, targets, 0.25, 0.2, seed=7)
+    again = split_overlapping(ClientShares(shares), targets, 0.25, 0.2, seed=7)
     assert all(map(np.array_equal, again[2], test))
-    assert not all(map(np.array_equal, split_overlapping(shares, targets, 0.25, 0.2, seed=8)[2], test))
-    assert all(len(each) == 0 for each in split_overlapping(shares, targets, 0.0, 0.2, seed=7)[2])
+    assert not all(map(np.array_equal, split_overlapping(ClientShares(shares), targets, 0.25, 0.2, seed=8)[2], test))
+    assert all(len(each) == 0 for each in split_overlapping(ClientShares(shares), targets, 0.0, 0.2, seed=7)[2])
 
 
 def test_split_of_a_client_depends_only_on_its_number_and_share():
     targets = np.arange(60) % 3
     shares = [np.arange(20), np.arange(20, 40)]
-    first = split_disjoint(shares, targets, 0.25, 0.1, seed=7)
-    second = split_disjoint([shares[0], np.arange(30, 60)], targets, 0.25, 0.1, seed=7)
+    first = split_disjoint(ClientShares(shares), targets, 0.25, 0.1, seed=7)
+    second = split_disjoint(ClientShares([shares[0], np.arange(30, 60)]), targets, 0.25, 0.1, seed=7)
     for mine, same in zip(first, second, strict=True):
         assert np.array_equal(mine[0], same[0])
     assert [len(part[0]) for part in first] == [13, 2, 5]

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from lcfl.data.augmentation import Augmentation
-from lcfl.data.samples import DatasetSamples, TensorSamples
+from lcfl.data.dataset_samples import DatasetSamples
+from lcfl.data.samples import TensorSamples
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View, ViewedSamples, standard_normal
 
 CPU = torch.device("cpu")
@@ -105,7 +106,7 @@ def test_training_batches_are_augmented_before_views():
 
 def test_viewed_samples_behave_like_samples():
     examples = seen(Relabelling((1, 2, 0)))
-    assert examples.targets.tolist() == [1, 2, 0, 2, 1]
+    assert examples.labels.tolist() == [1, 2, 0, 2, 1]
     assert (len(examples), examples.num_train, examples.num_classes) == (5, 4, 3)
     prints = {each.fingerprint() for each in (examples, seen(), seen(QuarterTurns(1)), seen(QuarterTurns(2)))}
     assert len(prints) == 4

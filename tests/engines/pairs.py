@@ -34,7 +34,7 @@ def stacked_pair(
     data = data or data_of(shape)
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     made = [kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
-    stacked = StackedEngine(fabric, made[1], data.samples, shape, data.samples.inputs.dtype, 32, budget=budget)
+    stacked = StackedEngine(fabric, made[1], data.samples, data.dataset.spec, 32, budget=budget)
     return SequentialEngine(fabric, made[0], data.samples), stacked
 
 

@@ -7,6 +7,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from lcfl.data.spec import SampleSpec
 from lcfl.engines import FusedEngine, choose_engine, make_engine
 from lcfl.engines.fused import check_fused
 from lcfl.engines.tracing import Unsupported
@@ -41,9 +42,8 @@ def compiled_where_slow(request):
 def pair_of(*arguments, batch_size=32, budget=None, **options):
     """Makes a sequential and a fused engine."""
     sequential, stacked = stacked_pair(*arguments, **options)
-    fused = FusedEngine(
-        sequential.fabric, stacked.module, stacked.samples, arguments[1], torch.float32, batch_size, budget=budget
-    )
+    spec = SampleSpec(arguments[1])
+    fused = FusedEngine(sequential.fabric, stacked.module, stacked.samples, spec, batch_size, budget=budget)
     return sequential, fused
 
 
@@ -133,7 +133,7 @@ def test_buffers_and_parameters_that_are_not_trained(network):
 )
 def test_cross_entropy_with_settings(loss):
     pair = pair_of(Inner, (7,), loss=loss())
-    check_fused(pair[1].module, (7,), torch.float32)
+    check_fused(pair[1].module, SampleSpec((7,)))
     assert_same_training(pair, range(2))
 
 
@@ -173,9 +173,9 @@ def test_a_client_that_diverges_does_not_affect_the_others():
 )
 def test_refuses_modules_that_cannot_use_one_batch_size(module):
     with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
-        check_fused(module(), SHAPE, torch.float32)
+        check_fused(module(), SampleSpec(SHAPE))
     with pytest.raises(Unsupported, match="cannot be compiled for one size of batch"):
-        check_fused(FederatedModule(Watching), (7,), torch.float32)
+        check_fused(FederatedModule(Watching), SampleSpec((7,)))
 
 
 def test_is_chosen_only_by_name():

@@ -101,7 +101,7 @@ def test_operators_of_a_stacked_step_are_those_of_one_client(loop):
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01))
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
     fabric = Fabric(accelerator="cpu", devices=1)
-    stacked = StackedEngine(fabric, module, data.samples, (1, 28, 28), torch.float32, 32)
+    stacked = StackedEngine(fabric, module, data.samples, data.dataset.spec, 32)
 
     def counted(clients, steps):
         batches = [torch.arange(32).numpy()] * steps

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lcfl.data.augmentation import CropAndFlip
+from lcfl.data.spec import SampleSpec
 from lcfl.engines.stacked import check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
@@ -189,7 +190,7 @@ def test_every_client_has_its_own_random_draws():
 
 def test_a_custom_training_step_is_used_and_its_values_are_logged():
     pair = stacked_pair(Inner, (7,), kind=Logging)
-    check_stacked(pair[0].module, (7,), torch.float32)
+    check_stacked(pair[0].module, SampleSpec((7,)))
     assert not pair[1]._ignores_padding, "the share of hits would count the padding"
     runs = both(pair, train)
     assert_same_runs(*runs)
@@ -265,7 +266,7 @@ def test_bf16_differs_from_the_sequential_engine_no_more_than_that_differs_from_
     network, shape = NETWORKS[name]
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     pair = stacked_pair(network, shape, optimizer, precision="bf16-mixed")
-    check_stacked(pair[0].module, shape, torch.float32, "bf16-mixed")
+    check_stacked(pair[0].module, SampleSpec(shape), "bf16-mixed")
 
     narrow, stacked = ([run for run, _ in runs] for runs in both(pair, train))
     wide = [run for run, _ in both(stacked_pair(network, shape, optimizer), train)[0]]
@@ -325,13 +326,13 @@ def after(layer):
 )
 def test_refuses_modules_that_stacking_would_change(made, precision, why):
     with pytest.raises(Unsupported, match=why):
-        check_stacked(made(), SHAPE, torch.float32, precision)
+        check_stacked(made(), SampleSpec(SHAPE), precision)
 
 
 def test_a_trial_changes_nothing():
     module = FederatedModule(Normal)
     before, state = module.layout.pack(module.network), torch.get_rng_state()
-    check_stacked(module, SHAPE, torch.float32)
+    check_stacked(module, SampleSpec(SHAPE))
     assert torch.equal(module.layout.pack(module.network), before)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in module.parameters())
@@ -347,5 +348,5 @@ def test_integer_inputs():
         def forward(self, x):
             return self.decision(self.words(x).mean(dim=1))
 
-    check_stacked(FederatedModule(Bag), (5,), torch.int64)
+    check_stacked(FederatedModule(Bag), SampleSpec((5,), torch.int64))
     assert_same_training(stacked_pair(Bag, (5,), data=data_of((5,), words=20)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lcfl.data.spec import SampleSpec
 from lcfl.engines.compiled import check_compiled
 from lcfl.engines.kernels import KIND
 from lcfl.engines.tracing import Unsupported, trace
@@ -21,7 +22,7 @@ def module(network=Plain, optimizer=None, kind=FederatedModule, **options):
 
 
 def check(made, dtype=torch.float32, **options):
-    check_compiled(made, SHAPE, dtype, **options)
+    check_compiled(made, SampleSpec(SHAPE, dtype, 10), **options)
 
 
 def test_lenet_is_a_chain_with_relus_in_place():

@@ -213,7 +213,7 @@ def two_scores_a_class():
         (partial(Fussy, 16, 8), r"Fussy cannot take inputs .*\(TypeError: images wanted\)"),
         (partial(MLP, 16, [4], 7), r"scores of shape \(7,\), but Synthetic has 8 classes: set its num_classes to 8"),
         (two_scores_a_class, r"Sequential returns scores of shape \(8, 2\)"),
-        (partial(Twice, 16, [4], 8), "Twice returns a tuple; it must return one tensor of scores"),
+        (partial(Twice, 16, [4], 8), "Twice returns a tuple for two samples; it must return one tensor \\[B, ...\\]"),
     ],
 )
 def test_network_that_does_not_fit_the_data_is_refused(network, words):
@@ -224,7 +224,7 @@ def test_network_that_does_not_fit_the_data_is_refused(network, words):
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch's, about the shapes
 def test_loss_that_cannot_take_scores_and_labels_is_refused():
     module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.MSELoss())
-    with pytest.raises(ValueError, match=r"model.loss: MSELoss cannot take scores \[2, 8\] and labels \[2\] \(Runtime"):
+    with pytest.raises(ValueError, match=r"MSELoss cannot take outputs \[2, 8\] and targets \[2\] of torch.int64"):
         check_network(module, blobs())
 
 
@@ -236,7 +236,7 @@ def test_more_scores_than_classes_give_a_warning():
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        (MulticlassF1Score(3), r"cannot take scores \[2, 8\] and labels \[2\] .* num_classes to 8"),
+        (MulticlassF1Score(3), r"cannot take outputs \[2, 8\] and targets \[2\] .* num_classes to 8"),
         (MulticlassF1Score(8, average="none"), r"gives a tensor of shape \[8\]; a metric must be one number"),
         (MulticlassF1Score(8), None),
     ],

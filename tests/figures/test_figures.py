@@ -10,13 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from lcfl.figures import (
-    accuracy_curves,
     assignment_heatmap,
     cluster_sizes,
     distance_matrix,
     label_counts,
+    metric_curves,
     similarity_matrix,
-    sorted_accuracies,
+    sorted_values,
 )
 from lcfl.figures.base import COLOURS, NO_CLUSTER, cluster_colours
 
@@ -112,9 +112,9 @@ def test_the_colours_of_negative_cosines_are_symmetric_around_zero():
     assert image.get_clim() == (-1.0, 1.0) and image.cmap.name == "RdBu_r"
 
 
-def test_sorted_accuracies_rise_from_the_worst_client():
+def test_sorted_values_rise_from_the_worst_client():
     values = {"personal": np.array([0.9, 0.5]), "global": np.array([0.25]), "cluster": np.array([])}
-    axes = sorted_accuracies(values, "test own_split").axes[0]
+    axes = sorted_values(values, "test own_split").axes[0]
     personal, other = (patch.get_data() for patch in axes.patches)
     np.testing.assert_allclose(personal.values, [50, 90])
     np.testing.assert_allclose(personal.edges, [0, 50, 100])
@@ -127,7 +127,7 @@ COUNTS = np.array([[5, 0], [0, 2], [3, 1]])
 
 def test_curves_are_means_over_seeds_with_a_band_around_them():
     curves = {"global": {"one": [[(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.4)]], "two": [[(1, 0.5)]], "none": [[]]}}
-    axes = accuracy_curves(curves, "round", "mine", baseline=0.1).axes[0]
+    axes = metric_curves(curves, "round", "mine", baseline=0.1).axes[0]
     one, two, baseline = axes.lines
     np.testing.assert_allclose(one.get_xydata(), [[1, 30], [2, 40]])
     np.testing.assert_allclose(two.get_xydata(), [[1, 50]])
@@ -136,13 +136,13 @@ def test_curves_are_means_over_seeds_with_a_band_around_them():
     band = axes.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((20, 40))
     with pytest.raises(ValueError, match="no curve to draw"):
-        accuracy_curves({"global": {"none": [[]]}}, "round", "mine")
+        metric_curves({"global": {"none": [[]]}}, "round", "mine")
 
 
 def test_many_curves_have_a_panel_per_kind_of_model_and_a_distinct_look_per_method():
     methods = [f"method {number}" for number in range(20)]
     curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in methods} for kind in ("personal", "cluster")}
-    panels = accuracy_curves(curves, "round", "mine").axes
+    panels = metric_curves(curves, "round", "mine").axes
     assert [axes.get_title() for axes in panels] == ["mine, personal", "mine, cluster"]
     lines = [axes.lines for axes in panels]
     assert [[line.get_label() for line in of_kind] for of_kind in lines] == [methods, methods]
@@ -152,7 +152,7 @@ def test_many_curves_have_a_panel_per_kind_of_model_and_a_distinct_look_per_meth
 
 def test_a_few_curves_of_several_kinds_share_a_panel():
     curves = {kind: {method: [[(1, 0.5), (2, 0.6)]] for method in "abcd"} for kind in ("personal", "cluster", "global")}
-    figure = accuracy_curves(curves, "round", "mine", baseline=0.1)
+    figure = metric_curves(curves, "round", "mine", baseline=0.1)
     (axes,) = figure.axes
     assert len({line.get_linestyle() for line in axes.lines if "cluster" in line.get_label()}) == 1
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 13
@@ -162,7 +162,7 @@ def test_a_few_curves_of_several_kinds_share_a_panel():
 def test_the_legend_of_many_curves_names_each_method_once():
     curves = {kind: {method: [[(1, 0.5)]] for method in "abcdefg"} for kind in ("personal", "cluster")}
     curves["global"] = {"h": [[(1, 0.7)]]}
-    figure = accuracy_curves(curves, "round", "mine", baseline=0.1)
+    figure = metric_curves(curves, "round", "mine", baseline=0.1)
     assert sorted(text.get_text() for text in figure.legends[0].texts) == [*"abcdefgh", "majority class"]
     assert len(figure.axes) == 3 and clashes(figure) == 0
 
@@ -216,8 +216,8 @@ def test_similarities_and_accuracies_that_do_not_fit_are_refused():
         similarity_matrix(np.eye(3), [0, 1])
     with pytest.raises(ValueError, match="figures: got distances"):
         distance_matrix(np.eye(3), [0, 1])
-    with pytest.raises(ValueError, match="no accuracies of test own_split"):
-        sorted_accuracies({"personal": np.array([])}, "test own_split")
+    with pytest.raises(ValueError, match="no values of test own_split"):
+        sorted_values({"personal": np.array([])}, "test own_split")
 
 
 def test_pictures_leave_no_figure_in_pyplot():

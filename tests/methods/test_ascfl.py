@@ -244,10 +244,10 @@ def test_a_proxy_set_without_a_class_works(tmp_path):
 
 
 class Tested(Callback):
-    """Records `proxy_accuracy` of the global model and the value that it should have."""
+    """Records `proxy_score` of the global model and the value that it should have."""
 
     def on_fit_end(self, server, state):
-        self.found = server.proxy_accuracy([state.global_model, state.initial])
+        self.found = server.proxy_score([state.global_model, state.initial])
         network = server.layout.unpack(state.global_model, server.module.make_network()).eval()
         inputs, labels = server.data.samples.batch(server.data.population.proxy, torch.device("cpu"))
         with torch.no_grad():
@@ -270,7 +270,7 @@ def test_the_proxy_set_is_not_transformed(tmp_path):
 
 
 def test_an_accuracy_without_a_proxy_set_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a proxy set of 0 samples and the metrics acc: set data.proxy"):
+    with pytest.raises(ValueError, match="got 0, so there is no proxy set"):
         fit(blobs_module(), blobs(8), ascfl(), tmp_path, callbacks=[Tested()])
 
 

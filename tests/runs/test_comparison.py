@@ -147,11 +147,11 @@ def test_the_numbers_of_a_row(tmp_path):
     (row, baseline), targets = rows_of(entries_of(find_runs([tmp_path])), target=0.5)
     assert targets == {(1, "own_split"): 0.5}
     assert (row.setting, row.protocol, row.label, row.model, row.seeds) == (1, "own_split", "a", "global", 2)
-    assert row.acc == pytest.approx(0.7) and row.acc_std == pytest.approx(0.1 * 2**0.5)
+    assert row.value == pytest.approx(0.7) and row.value_std == pytest.approx(0.1 * 2**0.5)
     assert row.worst10 == pytest.approx(0.35)
     assert row.rounds_to_target == 1.5 and row.bytes_to_target == pytest.approx(15e6)
     assert (row.clusters, row.total_bytes, row.seconds) == (3.5, 40e6, 8.0)
-    assert (baseline.label, baseline.acc, baseline.seeds) == ("majority class", 0.25, 0)
+    assert (baseline.label, baseline.value, baseline.seeds) == ("majority class", 0.25, 0)
 
 
 def test_a_target_that_a_seed_never_reaches_has_no_round(tmp_path):
@@ -181,7 +181,7 @@ def test_a_diverged_model_is_nan_and_not_an_error(tmp_path):
     summary["metrics"]["test/own_split/global/acc"] = None
     (path / "summary.json").write_text(json.dumps(summary))
     (row, _), _ = rows_of(entries_of(find_runs([tmp_path])), target=0.1)
-    assert isnan(row.acc)
+    assert isnan(row.value)
 
 
 def test_rounds_count_from_one_without_warm_up_rounds(tmp_path):

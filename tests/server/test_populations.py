@@ -217,8 +217,8 @@ def test_evaluate_clients_measures_that_many_and_changes_nothing_else(tmp_path, 
     everybody, measured = all_evaluated
     assert len(clients) == number and measured == {tuple(range(12))}
     assert_same_state(watch.state, everybody.state, but=("callbacks",))
-    majority = watch.server.data.population.majority_accuracy("own_split", watch.server.data.samples.targets)
-    assert watch.metrics["test/own_split/majority/acc"] == pytest.approx(np.mean(majority[list(clients)]))
+    majority = watch.server.data.population.majority_accuracy("own_split", watch.server.data.samples.labels)
+    assert watch.metrics["test/own_split/trivial/acc"] == pytest.approx(np.mean(majority[list(clients)]))
 
 
 @pytest.mark.parametrize("wanted", [0, 13, 1.5, 0.0])

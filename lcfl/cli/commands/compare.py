@@ -9,13 +9,14 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lcfl.core.metric_names import Reported
 from lcfl.runs import comparison
-from lcfl.runs.comparison import MAJORITY, Entry, Row
+from lcfl.runs.comparison import Entry, Row, trivial_value
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["accuracy", "main", "parser"]
+__all__ = ["main", "parser"]
 
 Lines = list[list[str]]
 
@@ -23,7 +24,7 @@ Curves = dict[
     str, dict[str, dict[int, list[tuple[int, float, float]]]]
 ]  # the curves of a setting, by model, label and seed
 
-CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes", "acc")
+CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes")
 AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of the pictures: name, label and unit
 KINDS = ("personal", "cluster", "global", "after_local")  # kinds of model, in the order of their columns
 PEAK = "rounds to 90 % of peak"
@@ -39,27 +40,15 @@ def parser() -> argparse.ArgumentParser:
         "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders with run directories"
     )
     options.add_argument(
-        "--target", type=accuracy, help="show the first round with this accuracy, up to 1 (default: 0.9 x best)"
+        "--target", type=float, help="show the first round that is this good, 0.6 for six in ten (default: 0.9 x best)"
     )
     options.add_argument("--mix", action="store_true", help="allow runs with different data or protocols, in sections")
-    options.add_argument("--wide", action="store_true", help="accuracies only: a line per method, a column per model")
+    options.add_argument("--wide", action="store_true", help="only the metric: a line per method, a column per model")
     options.add_argument("--out", type=Path, help="folder for comparison.csv, comparison.md, curves.csv, pictures")
     options.add_argument(
         "--format", choices=("png", "svg", "pdf"), default="png", help="format of the pictures (default: png)"
     )
     return options
-
-
-def accuracy(text: str) -> float:
-    """Reads an accuracy on the command line.
-
-    Raises:
-        ArgumentTypeError: if it is not between 0 and 1. For a text that is not a number, argparse has a message.
-    """
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"got {text}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %")
-    return value
 
 
 def main(args: Sequence[str]) -> None:
@@ -72,9 +61,14 @@ def main(args: Sequence[str]) -> None:
     options = parser().parse_args(args)
     entries = comparison.entries_of(comparison.find_runs(options.runs))
     if not entries:
-        raise ValueError("compare: none of these runs is finished and has a test accuracy.")
+        raise ValueError("compare: none of these runs is finished and has a test of its reported metric.")
+    reported = comparison.reported_by(entries)
     if not options.mix:
         comparison.check_same_setting(entries)
+    if options.target is not None and reported.is_accuracy and not 0 < options.target <= 1:
+        raise ValueError(
+            f"compare: got --target {options.target}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %."
+        )
     rows, targets = comparison.rows_of(entries, options.target)
     from rich.console import Console
 
@@ -83,32 +77,33 @@ def main(args: Sequence[str]) -> None:
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
         if options.wide:
-            console.print(_table(_title(setting, protocol, many), _by_model(lines)))
+            console.print(_table(_title(reported, setting, protocol, many), _by_model(lines, reported)))
             continue
-        console.print(_table(_caption(setting, protocol, target, many), _accuracies(lines)))
+        console.print(_table(_caption(reported, setting, protocol, target, many), _values(lines, reported)))
         console.print(_table("cost of a run", _costs(lines)))
     if options.out is not None:
-        _write(options.out, rows, targets, entries, options.format)
+        _write(options.out, rows, targets, entries, reported, options.format)
         console.print(f"written to {options.out}", highlight=False)
 
 
-def _title(setting: int, protocol: str, many: bool) -> str:
-    return f"test accuracy in %, {f'setting {setting}, {protocol}' if many else protocol}"
+def _title(reported: Reported, setting: int, protocol: str, many: bool) -> str:
+    return f"test {reported.title}{reported.unit}, {f'setting {setting}, {protocol}' if many else protocol}"
 
 
-def _caption(setting: int, protocol: str, target: float, many: bool) -> str:
-    return f"{_title(setting, protocol, many)}; rounds and MB to reach {100 * target:.2f} %"
+def _caption(reported: Reported, setting: int, protocol: str, target: float, many: bool) -> str:
+    percent = " %" if reported.is_accuracy else ""
+    return f"{_title(reported, setting, protocol, many)}; rounds and MB to reach {reported.text(target)}{percent}"
 
 
-def _by_model(rows: Sequence[Row]) -> Lines:
+def _by_model(rows: Sequence[Row], reported: Reported) -> Lines:
     """Returns header and cells, with a line for each method and a column for each kind of model.
 
-    The majority baseline is a separate line.
+    The trivial baseline is a separate line.
     """
     kinds = [kind for kind in KINDS if any(row.model == kind for row in rows)]
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        cells.setdefault(row.label, {})[row.model or kinds[0]] = _accuracy(row)
+        cells.setdefault(row.label, {})[row.model or kinds[0]] = _value(row, reported)
     lines = [["method", *kinds], *([label, *(of.get(kind, "") for kind in kinds)] for label, of in cells.items())]
     return _with_options(lines, rows)
 
@@ -121,8 +116,8 @@ def _with_options(lines: Lines, rows: Sequence[Row]) -> Lines:
     return [[*lines[0], "options"], *([*cells, options[cells[0]]] for cells in lines[1:])]
 
 
-def _accuracy(row: Row) -> str:
-    return f"{100 * row.acc:.2f}" + ("" if isnan(row.acc_std) else f" ± {100 * row.acc_std:.2f}")
+def _value(row: Row, reported: Reported) -> str:
+    return reported.text(row.value) + ("" if isnan(row.value_std) else f" ± {reported.text(row.value_std)}")
 
 
 def _added(row: Row, name: str) -> str:
@@ -130,14 +125,14 @@ def _added(row: Row, name: str) -> str:
     return _number(value, 4) + ("" if isnan(deviation) else f" ± {deviation:.4f}")
 
 
-def _accuracies(rows: Sequence[Row]) -> Lines:
+def _values(rows: Sequence[Row], reported: Reported) -> Lines:
     """Returns header and cells, with a line for each kind of model. The first line of a method has its name."""
     added = list(dict.fromkeys(name for row in rows for name in row.added if not name.endswith("_std")))
-    lines = [["method", "model", "accuracy", "worst 10 %", "rounds", "MB", *added]]
+    lines = [["method", "model", reported.title, "worst 10 %", "rounds", "MB", *added]]
     previous = ""
     for row in rows:
-        cells = [row.label if row.label != previous else "", row.model, _accuracy(row)]
-        cells += [_number(100 * row.worst10, 2), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
+        cells = [row.label if row.label != previous else "", row.model, _value(row, reported)]
+        cells += [reported.text(row.worst10), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
         cells += [_added(row, name) for name in added]
         lines.append(cells)
         previous = row.label
@@ -192,25 +187,27 @@ def _write(
     rows: Sequence[Row],
     targets: dict[tuple[int, str], float],
     entries: Sequence[Entry],
+    reported: Reported,
     picture_format: str,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plain = [field.name for field in fields(Row) if field.name != "added"]
     added = list(dict.fromkeys(name for row in rows for name in row.added))
     table = [[getattr(row, name) for name in plain] + [row.added.get(name, nan) for name in added] for row in rows]
-    _write_csv(folder / "comparison.csv", [*plain, *added], table)
+    columns = [name.replace("value", reported.name) for name in plain]
+    _write_csv(folder / "comparison.csv", [*columns, *added], table)
     many = len({row.setting for row in rows}) > 1
     text = []
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
-        text += [_title(setting, protocol, many), "", *_markdown(_by_model(lines)), ""]
-        text += [_caption(setting, protocol, target, many), "", *_markdown(_accuracies(lines)), ""]
+        text += [_title(reported, setting, protocol, many), "", *_markdown(_by_model(lines, reported)), ""]
+        text += [_caption(reported, setting, protocol, target, many), "", *_markdown(_values(lines, reported)), ""]
         text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
     (folder / "comparison.md").write_text("\n".join(text))
     points: list[tuple[object, ...]] = []
     for setting, protocol in targets:
         members = [entry for entry in entries if entry.setting == setting]
-        curves = _curves(members, protocol)
+        curves = _curves(members, protocol, reported)
         points += [
             (setting, protocol, label, seed, kind, *point)
             for kind, methods in curves.items()
@@ -218,14 +215,14 @@ def _write(
             for seed, curve in seeds.items()
             for point in curve
         ]
-        baseline = members[0].runs[0].metrics[f"test/{protocol}/{MAJORITY}/acc"]
+        baseline = trivial_value(members[0].runs[0], protocol)
         name = f"{protocol}_{setting}" if many else protocol
-        _draw(folder, f"{name}.{picture_format}", curves, f"Test accuracy, {protocol}", baseline)
-    _write_csv(folder / "curves.csv", CURVE_COLUMNS, points)
+        _draw(folder, f"{name}.{picture_format}", curves, f"Test {reported.title}, {protocol}", baseline, reported)
+    _write_csv(folder / "curves.csv", [*CURVE_COLUMNS, reported.name], points)
 
 
-def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) -> None:
-    """Draws accuracies over rounds and over bytes. Draws nothing if nothing was evaluated during the runs."""
+def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float, reported: Reported) -> None:
+    """Draws the metric over rounds and over bytes. Draws nothing if nothing was evaluated during the runs."""
     from lcfl import figures
 
     if not any(curve for methods in curves.values() for seeds in methods.values() for curve in seeds.values()):
@@ -238,16 +235,17 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float) 
             }
             for kind, methods in curves.items()
         }
-        picture = figures.accuracy_curves(drawn, x_label, title, baseline)
-        figures.save(picture, folder / f"accuracy_over_{over}_{name}")
+        picture = figures.metric_curves(drawn, x_label, title, None if isnan(baseline) else baseline, reported)
+        figures.save(picture, folder / f"{reported.title}_over_{over}_{name}")
 
 
-def _curves(entries: Sequence[Entry], protocol: str) -> Curves:
-    """Returns the accuracies during the runs of one setting."""
+def _curves(entries: Sequence[Entry], protocol: str, reported: Reported) -> Curves:
+    """Returns the values of the reported metric during the runs of one setting."""
     kinds = {kind for entry in entries for of, kind in entry.test_sets if of == protocol}
     return {
         kind: {
-            entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/acc") for run in entry.runs} for entry in entries
+            entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/{reported.name}") for run in entry.runs}
+            for entry in entries
         }
         for kind in KINDS
         if kind in kinds

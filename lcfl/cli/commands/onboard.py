@@ -57,23 +57,25 @@ def main(args: Sequence[str]) -> None:
 
 
 def table(found: OnboardingResult) -> str:
-    """Returns the table of the cluster of each newcomer, and of their accuracies in % before and after, by protocol."""
+    """Returns the table of the cluster of each newcomer, and of the reported metric before and after, by protocol."""
     lines = [f"{len(found.joined)} newcomers join {found.checkpoint}", f"rule: {found.rule}"]
     clusters = sorted({each.cluster for each in found.joined if each.cluster is not None})
     for cluster in clusters:
-        clients = [each.client for each in found.joined if each.cluster == cluster]
-        lines.append(f"cluster {cluster}: {', '.join(map(str, clients))}")
-    summary = found.evaluation.summary()
+        clients = [each.name or str(each.client) for each in found.joined if each.cluster == cluster]
+        lines.append(f"cluster {cluster}: {', '.join(clients)}")
+    summary, reported = found.evaluation.summary(), found.evaluation.reported
     names = dict.fromkeys(name.rsplit("/", 2)[0] for name in summary)
     width = max(map(len, names), default=0)
-    lines.append(f"{'accuracy in %':<{width}}  {'':<16}  {'mean':>6}  {'std':>6}  {'worst 10 %':>10}")
+    title = f"{reported.title}{reported.unit}"
+    width = max(width, len(title))
+    lines.append(f"{title:<{width}}  {'':<16}  {'mean':>6}  {'std':>6}  {'worst 10 %':>10}")
     labels = dict(zip(STAGES, ("as given", f"after {found.epochs} epochs"), strict=True))
     for name in names:
         for stage, label in labels.items():
-            acc = f"{name}/{stage}/acc"
-            if acc in summary:
-                mean, std, worst = (100 * summary[acc + part] for part in ("", "_std", "_worst10"))
-                lines.append(f"{name:<{width}}  {label:<16}  {mean:>6.2f}  {std:>6.2f}  {worst:>10.2f}")
+            full = f"{name}/{stage}/{reported.name}"
+            if full in summary:
+                mean, std, worst = (reported.text(summary[full + part]) for part in ("", "_std", "_worst10"))
+                lines.append(f"{name:<{width}}  {label:<16}  {mean:>6}  {std:>6}  {worst:>10}")
     down, up = (sum(getattr(each, name) for each in found.joined) for name in ("down_bytes", "up_bytes"))
     lines.append(f"{down / 1e6:,.1f} MB sent to the newcomers, {up / 1e6:,.1f} MB sent by them")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import numpy as np
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lcfl import figures
+from lcfl.callbacks.monitor import partition_figure
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, check_given
 from lcfl.data.datamodule import FederatedDataModule
@@ -53,15 +54,14 @@ def main(args: Sequence[str]) -> None:
     data.setup()
     population = data.population
     print(population.summary())
-    for protocol in data.protocols:
-        accuracy = population.majority_accuracy(protocol, data.samples.targets)
-        print(f"majority baseline, test/{protocol}: {100 * float(np.nanmean(accuracy)):.2f} %")
+    labels = data.samples.labels
+    if labels is not None:
+        for protocol in data.protocols:
+            accuracy = population.majority_accuracy(protocol, labels)
+            print(f"majority baseline, test/{protocol}: {100 * float(np.nanmean(accuracy)):.2f} %")
     if config.out is not None:
         out = Path(config.out)
         out.mkdir(parents=True, exist_ok=True)
         data.write(out / "partition.json")
-        clients = figures.shown(population.num_clients)
-        groups = None if population.groups is None else population.groups[clients]
-        picture = figures.label_counts(population.label_counts[clients], groups, clients, "Training samples")
-        figures.save(picture, out / "partition.png")
+        figures.save(partition_figure(population), out / "partition.png")
         print(f"written to {out}")

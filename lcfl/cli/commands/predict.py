@@ -1,14 +1,16 @@
-"""``lcfl predict RUN --model personal``: predicts the labels of each client's test samples with its model."""
+"""``lcfl predict RUN --model personal``: predicts the targets of each client's test samples with its model."""
 
 import argparse
 import csv
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import IO
 
 import torch
+from torch import Tensor
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
@@ -18,14 +20,14 @@ from lcfl.runs.result import Run
 __all__ = ["main", "parser"]
 
 BATCH = 512
-HEADER = ("client", "index", "label", "prediction", "score")
+LABELS = ("label", "prediction", "score")
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's options."""
     options = argparse.ArgumentParser(
         prog="lcfl predict",
-        description="Predicts the labels of the clients' test samples.",
+        description="Predicts the labels, or the numbers, of the clients' test samples.",
         allow_abbrev=False,
     )
     options.add_argument("run", type=Path, metavar="RUN", help="a run directory")
@@ -33,28 +35,31 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--ckpt_path", default="last", help="checkpoint of the run: last (default), best, a name or a path"
     )
-    options.add_argument("--client", type=int, help="only this client (default: all of the federation)")
+    options.add_argument("--client", help="only this client, by number or name (default: all of the federation)")
     options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
     options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
     return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Writes one line per client and test sample, with its index in the data set, label, prediction and softmax score.
+    """Writes one line per client and test sample, with its index in the data set.
+
+    For classes it has label, prediction and softmax score, for other targets the numbers of target and output. If
+    clients have names, a column has them.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run, or if its data set is missing.
-        ValueError: if the run's method has no such model, if the client or the protocol does not exist, or if the
-            client has no test samples.
+        ValueError: if the run's method has no such model, if the client or the protocol does not exist, if the client
+            has no test samples, or if targets are masks or tokens, which have no place in a line.
     """
     options = parser().parse_args(args)
     if options.out is not None:
         check_new(options.out)
     run = load(options.run, ckpt_path=options.ckpt_path)
     lines = _rows(run, options.run, options.model, options.client, options.protocol)
-    rows = chain([HEADER, next(lines)], lines)  # errors occur before the file is created
+    rows = chain([next(lines), next(lines)], lines)  # errors occur before the file is created
     if options.out is None:
         _write(sys.stdout, rows)
         return
@@ -68,27 +73,54 @@ def _write(file: IO[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 @torch.no_grad()
-def _rows(
-    run: Run, path: Path, kind: str, only: int | None, protocol: str | None
-) -> Iterator[tuple[int, int, int, int, str]]:
+def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | None) -> Iterator[list[object]]:
+    """Yields the header, then a row for each client and test sample."""
     data = instantiate_data(path / "config.yaml")
     data.prepare_data()
     data.setup()
+    population, spec = data.population, data.dataset.spec
     protocol = data.protocols[0] if protocol is None else protocol
     if protocol not in data.protocols:
         raise ValueError(f"predict: got --protocol {protocol}; this run has {', '.join(data.protocols)}.")
-    for client in torch.nonzero(run.state.active).flatten().tolist() if only is None else [only]:
+    has_labels = spec.num_classes is not None
+    if not has_labels and len(spec.target_shape) + (spec.target_dtype == torch.int64) > 1:
+        raise ValueError(
+            f"predict: targets of shape {spec.target_shape} have no place in a line; use lcfl.load(RUN).model(...) in "
+            "Python, which is the network."
+        )
+    clients = torch.nonzero(run.state.active).flatten().tolist() if only is None else [run.client(only)]
+    columns = (
+        LABELS if has_labels else [*_numbered("target", spec.target_shape), *_numbered("output", spec.target_shape)]
+    )
+    yield ["client", *(["name"] if population.names else []), "index", *columns]
+    for client in clients:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
-        indices, seen = data.population.test[protocol][client], data.seen_by(client)
+        indices, seen = population.test[protocol][client], data.seen_by(client)
         if only is not None and not len(indices):
             raise ValueError(
                 f"predict: got --client {only}, which has no test samples under {protocol}; name another client or "
                 f"protocol (this run has {', '.join(data.protocols)})."
             )
+        who = [client] if population.names is None else [client, population.names[client]]
         for start in range(0, len(indices), BATCH):
             part = indices[start : start + BATCH]
             inputs, targets = seen.batch(part, torch.device("cpu"))
-            score, prediction = network(inputs).softmax(dim=1).max(dim=1)
-            cells = (targets.tolist(), prediction.tolist(), score.tolist())
-            for index, label, guess, value in zip(part.tolist(), *cells, strict=True):
-                yield client, index, label, guess, f"{value:.6f}"
+            cells = _classified(network(inputs), targets) if has_labels else _numbers(network(inputs), targets)
+            for index, row in zip(part.tolist(), cells, strict=True):
+                yield [*who, index, *row]
+
+
+def _classified(scores: Tensor, labels: Tensor) -> Iterator[list[object]]:
+    values, predictions = scores.softmax(dim=1).max(dim=1)
+    for label, prediction, value in zip(labels.tolist(), predictions.tolist(), values.tolist(), strict=True):
+        yield [label, prediction, f"{value:.6f}"]
+
+
+def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:
+    for target, output in zip(targets.reshape(len(targets), -1).tolist(), outputs.flatten(1).tolist(), strict=True):
+        yield [f"{value:.6g}" for value in (*target, *output)]
+
+
+def _numbered(name: str, shape: Sequence[int]) -> list[str]:
+    """Returns the names of the columns of one target: ``target``, or ``target_0``, ``target_1``, ... for several."""
+    return [name] if prod(shape) == 1 else [f"{name}_{number}" for number in range(prod(shape))]

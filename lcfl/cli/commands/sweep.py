@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (default: logs/sweep)"
     )
-    options.add_argument("--target", type=compare.accuracy, help="as for lcfl compare")
+    options.add_argument("--target", type=float, help="as for lcfl compare")
     return options
 
 

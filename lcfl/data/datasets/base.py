@@ -6,25 +6,49 @@ import torch
 
 from lcfl.core.validation import CheckedFields
 from lcfl.data.augmentation import Augmentation
+from lcfl.data.owners import Owners
 from lcfl.data.samples import Samples
+from lcfl.data.spec import SampleSpec
 
 __all__ = ["FederatedDataset"]
 
 
 class FederatedDataset(CheckedFields, ABC):
-    """A source of `Samples` that knows its shape and classes before any file is read.
+    """A source of `Samples` that knows what a sample looks like before all of them are read.
 
     Attributes:
         shape: shape of one input; (channels, height, width) for images.
-        num_classes: number of labels.
+        num_classes: number of classes; None if targets are not classes.
         dtype: type in which a network gets the inputs.
+        target_shape: shape of one target; () for a class.
+        target_dtype: type in which a loss gets the targets.
         augmentation: changes the inputs of training batches; None if nothing changes them.
     """
 
     shape: tuple[int, ...]
-    num_classes: int
+    num_classes: int | None
     dtype: torch.dtype = torch.float32
+    target_shape: tuple[int, ...] = ()
+    target_dtype: torch.dtype = torch.int64
     augmentation: Augmentation | None = None
+
+    @property
+    def spec(self) -> SampleSpec:
+        """What one sample looks like."""
+        return SampleSpec(self.shape, self.dtype, self.num_classes, self.target_shape, self.target_dtype)
+
+    def owners(self, by: str | None = None) -> Owners | None:
+        """Returns who each sample belongs to; None if the data set does not know.
+
+        It is called before ``load``, and more than once.
+
+        Args:
+            by: the name of a column or attribute with the owner of each sample; None for the data set's own owners.
+
+        Raises:
+            ValueError: If there is no such column.
+        """
+        return None
 
     def prepare(self) -> None:
         """Downloads the files or verifies that they exist. Does nothing by default.

@@ -60,23 +60,26 @@ class Synthetic(FederatedDataset):
         numbers = num_classes * (samples_per_class + test_per_class) * num_features
         check_memory("Synthetic: the samples need", 8 * numbers, "Lower the number of samples, classes or features.")
         self.shape, self.num_classes = (num_features,), num_classes
-        self._per_class = (samples_per_class, test_per_class)
+        self._num_classes, self._per_class = num_classes, (samples_per_class, test_per_class)
         self._separation, self._seed = separation, seed
 
     def load(self) -> Samples:
         """Returns the samples sorted by class within the training part and within the test part."""
-        centres = rng.generator(self._seed, "blob centres").normal(0, self._separation, (self.num_classes, *self.shape))
-        targets = np.concatenate([np.repeat(np.arange(self.num_classes), count) for count in self._per_class])
+        centres = rng.generator(self._seed, "blob centres").normal(
+            0, self._separation, (self._num_classes, *self.shape)
+        )
+        targets = np.concatenate([np.repeat(np.arange(self._num_classes), count) for count in self._per_class])
         noise = rng.generator(self._seed, "blob noise").normal(size=(len(targets), *self.shape))
         inputs = torch.from_numpy((centres[targets] + noise).astype(np.float32))
-        return TensorSamples(inputs, targets, self.num_classes * self._per_class[0], self.num_classes)
+        return TensorSamples(inputs, targets, self._num_classes * self._per_class[0], self._num_classes)
 
 
 class RandomLike(FederatedDataset):
-    """Random inputs with the shape and classes of another data set, whose files are not read.
+    """Random inputs with the shape and targets of another data set, whose files are not read.
 
     ``fast_dev_run`` uses it to run every code path without a download. Labels are balanced and carry no meaning.
-    Integer inputs are all 0, because 0 is the only number that every vocabulary contains.
+    Integer inputs, and targets other than labels, are all 0, because 0 is the only number that every vocabulary
+    contains.
 
     Args:
         dataset: the data set to stand in for.
@@ -86,18 +89,23 @@ class RandomLike(FederatedDataset):
     """
 
     def __init__(self, dataset: FederatedDataset, num_samples: int, seed: int = 0) -> None:
-        if num_samples < dataset.num_classes:
+        if num_samples < (dataset.num_classes or 1):
             raise ValueError(
                 f"RandomLike: num_samples must be at least one per class ({dataset.num_classes}), got {num_samples}"
             )
         self.shape, self.num_classes, self.dtype = dataset.shape, dataset.num_classes, dataset.dtype
+        self.target_shape, self.target_dtype = dataset.target_shape, dataset.target_dtype
         self.augmentation = dataset.augmentation
         self._num_samples, self._seed = num_samples, seed
 
     def load(self) -> Samples:
-        """Returns samples with labels 0, 1, ..., C - 1, 0, 1, ... in both parts."""
-        num_test = max(self.num_classes, self._num_samples // 4)
-        targets = np.concatenate([np.arange(count) % self.num_classes for count in (self._num_samples, num_test)])
+        """Returns samples with labels 0, 1, ..., C - 1, 0, 1, ... in both parts, or with targets of zeros."""
+        num_test = max(self.num_classes or 1, self._num_samples // 4)
+        if self.num_classes is None:
+            targets = self.spec.blank(self._num_samples + num_test)[1]
+        else:
+            counts = self._num_samples, num_test
+            targets = torch.from_numpy(np.concatenate([np.arange(count) % self.num_classes for count in counts]))
         size = (len(targets), *self.shape)
         if self.dtype.is_floating_point:
             pixels = rng.generator(self._seed, "random inputs").integers(0, 256, size, dtype=np.uint8)

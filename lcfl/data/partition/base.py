@@ -3,17 +3,21 @@
 Shapes: S samples in the pool, N clients, C classes that occur in the pool.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.core.validation import CheckedFields
+from lcfl.data.partition.pool import Indices, NoLabels, Pool
 
 __all__ = [
     "Indices",
     "Partition",
+    "Pool",
     "ClientShares",
     "check_fractions",
     "check_sizes",
@@ -21,8 +25,6 @@ __all__ = [
     "draw_sizes",
     "shuffled_classes",
 ]
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,21 +35,42 @@ class ClientShares:
         indices: for each client, its sample indices, int64, ascending. No index occurs twice in a client.
         groups: [N] true group of each client if the partition knows the groups, else None.
         overlapping: whether an index may belong to several clients. Only partitions whose names say so may set it.
+        names: the name of each client, if clients have names; no two are equal.
+        val: for each client, which of its indices it keeps for validation. A client without any gets a random part.
+        test: for each client, its own test samples, which are official test samples of the data set. A client without
+            any is tested on a random part of its share.
     """
 
     indices: list[Indices]
     groups: Indices | None = None
     overlapping: bool = False
+    names: tuple[str, ...] | None = None
+    val: list[Indices] | None = None
+    test: list[Indices] | None = None
 
 
 class Partition(CheckedFields, ABC):
-    """Deals the samples of a pool out to clients, as a pure function of labels, number of clients and generator."""
+    """Deals the samples of a pool out to clients, as a pure function of pool, number of clients and generator.
 
-    def __call__(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    Attributes:
+        column: the column of the data set that names the owners of samples; None for the data set's own owners.
+    """
+
+    column: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "labels" in inspect.signature(cls.split).parameters:
+            raise TypeError(
+                f"{cls.__name__}.split: it takes a pool instead of labels since lcfl 0.2. Rename the argument to pool; "
+                "pool.labels are the labels, and len(pool) is the number of samples."
+            )
+
+    def __call__(self, pool: Pool | Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Deals the samples out and checks the result.
 
         Args:
-            labels: [S] integer class of every sample in the pool, >= 0.
+            pool: the samples, or only their labels [S]: the integer class of every sample, >= 0.
             num_clients: N, at least 1.
             generator: source of all draws; equal generators give equal shares.
 
@@ -55,18 +78,29 @@ class Partition(CheckedFields, ABC):
             N shares, each sorted and not empty. No index occurs twice, or if shares overlap, twice within a client.
 
         Raises:
-            ValueError: If the arguments are unusable, or if these labels do not allow the partition.
+            ValueError: If the arguments are unusable, or if these samples do not allow the partition.
         """
         name = type(self).__name__
-        labels = _checked_labels(name, labels, num_clients)
-        shares = self.split(labels, num_clients, generator)
-        _check_shares(name, shares, len(labels), num_clients)
+        pool = _checked_pool(name, pool, num_clients)
+        try:
+            shares = self.split(pool, num_clients, generator)
+        except NoLabels as error:
+            raise ValueError(f"{name}: {error}") from None
+        _check_shares(name, shares, len(pool), num_clients)
         groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
         indices = [np.sort(share).astype(np.int64, copy=False) for share in shares.indices]
-        return ClientShares(indices, groups, shares.overlapping)
+        return replace(shares, indices=indices, groups=groups)
+
+    def num_clients(self, pool: Pool) -> int | None:
+        """Returns the number of clients if the partition knows it; None if ``data.num_clients`` must say it.
+
+        Args:
+            pool: the samples, perhaps without their labels, because nothing has been loaded yet.
+        """
+        return None
 
     @abstractmethod
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Applies the rule itself to checked arguments. Shares need not be sorted, and the caller checks them."""
 
 
@@ -101,24 +135,20 @@ def draw_fractions(
     return generator.uniform(fractions[0], fractions[1], size=num_clients)
 
 
-def _checked_labels(name: str, labels: Indices, num_clients: int) -> Indices:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name}: labels must be one integer per sample, got shape {labels.shape} of {labels.dtype}; "
-            "partitions work on class labels only"
-        )
-    if labels.size == 0 or labels.min() < 0:
-        got = "no labels at all" if labels.size == 0 else f"the label {labels.min()}"
-        raise ValueError(f"{name}: labels must be class numbers >= 0, got {got}")
+def _checked_pool(name: str, samples: Pool | Indices, num_clients: int) -> Pool:
+    try:
+        pool = Pool.of(samples)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if len(pool) == 0:
+        raise ValueError(f"{name}: got no samples to deal out")
     if num_clients < 1:
         raise ValueError(f"{name}: num_clients must be at least 1, got {num_clients}")
-    if num_clients > labels.size:
+    if num_clients > len(pool):
         raise ValueError(
-            f"{name}: {num_clients} clients cannot share {labels.size} samples; lower num_clients to at most "
-            f"{labels.size}"
+            f"{name}: {num_clients} clients cannot share {len(pool)} samples; lower num_clients to at most {len(pool)}"
         )
-    return labels.astype(np.int64, copy=False)
+    return pool
 
 
 def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients: int) -> None:
@@ -128,6 +158,11 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
         )
     if shares.groups is not None and len(shares.groups) != num_clients:
         raise ValueError(f"{name}: gives {len(shares.groups)} groups for {num_clients} clients; give one per client")
+    if shares.names is not None and len(set(shares.names)) != num_clients:
+        raise ValueError(
+            f"{name}: gives {len(set(shares.names))} different names for {num_clients} clients; every client needs a "
+            "name of its own"
+        )
     empty = [client for client, share in enumerate(shares.indices) if len(share) == 0]
     if empty:
         raise ValueError(

@@ -13,6 +13,7 @@ from lcfl.data.partition.base import (
     ClientShares,
     Indices,
     Partition,
+    Pool,
     check_fractions,
     check_sizes,
     draw_fractions,
@@ -59,31 +60,29 @@ class ClassDirichlet(Partition):
         if self.fractions is not None and self.balance:
             raise ValueError("ClassDirichlet: fractions need balance: false, which allows clients of different sizes")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws until every client has ``min_samples``, at most ``max_tries`` times."""
-        if num_clients * self.min_samples > len(labels):
+        if num_clients * self.min_samples > len(pool):
             raise ValueError(
                 f"ClassDirichlet: {num_clients} clients with min_samples {self.min_samples} need more than the "
-                f"{len(labels)} samples of the pool; lower num_clients or min_samples"
+                f"{len(pool)} samples of the pool; lower num_clients or min_samples"
             )
         concentration = np.full(num_clients, self.alpha)
         if self.fractions is not None:
             weights = draw_fractions(self.fractions, num_clients, generator)
             concentration *= weights / weights.mean()
         for _ in range(self.max_tries):
-            indices = self._draw(labels, concentration, generator)
+            indices = self._draw(pool, concentration, generator)
             if min(map(len, indices)) >= self.min_samples:
                 return ClientShares(indices)
         raise self._no_success(num_clients)
 
-    def _draw(
-        self, labels: Indices, concentration: NDArray[np.float64], generator: np.random.Generator
-    ) -> list[Indices]:
+    def _draw(self, pool: Pool, concentration: NDArray[np.float64], generator: np.random.Generator) -> list[Indices]:
         num_clients = len(concentration)
         held = np.zeros(num_clients, dtype=np.int64)
         parts: list[list[Indices]] = [[] for _ in range(num_clients)]
-        for members in shuffled_classes(labels, generator):
-            has_room = held < (len(labels) / num_clients if self.balance else np.inf)
+        for members in shuffled_classes(pool.labels, generator):
+            has_room = held < (len(pool) / num_clients if self.balance else np.inf)
             proportions = self._proportions(concentration, has_room, generator)
             cuts = np.floor(np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
             for part, piece in zip(parts, np.split(members, cuts), strict=True):
@@ -132,18 +131,18 @@ class ClientDirichlet(Partition):
         check_alpha("ClientDirichlet", self.alpha)
         check_sizes("ClientDirichlet", self.sizes)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Lets one client after another take samples that the previous clients left."""
         if self.sizes is None:
-            sizes = np.full(num_clients, len(labels) // num_clients, dtype=np.int64)
+            sizes = np.full(num_clients, len(pool) // num_clients, dtype=np.int64)
         else:
             sizes = draw_sizes(self.sizes, num_clients, generator)
-        if sizes.sum() > len(labels):
+        if sizes.sum() > len(pool):
             raise ValueError(
                 f"ClientDirichlet: {num_clients} clients of sizes {self.sizes} drew {sizes.sum()} samples in all, but "
-                f"the pool has {len(labels)}; lower sizes or num_clients"
+                f"the pool has {len(pool)}; lower sizes or num_clients"
             )
-        members = shuffled_classes(labels, generator)
+        members = shuffled_classes(pool.labels, generator)
         available = np.array([len(samples) for samples in members], dtype=np.int64)
         taken = np.zeros_like(available)
         indices = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lcfl.core.files import read_regular, write_json
-from lcfl.data.partition.base import ClientShares, Indices, Partition
+from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 
 __all__ = ["FromFile", "write_partition"]
 
@@ -22,13 +22,30 @@ class FromFile(Partition):
     Args:
         path: JSON file ``{"indices": [[...], ...], "groups": [...] or null}`` with one list of sample indices per
             client. Indices count the training samples first, then the official test samples (``pool: all``). With
-            ``"overlapping": true`` an index may belong to several clients. Other keys are ignored.
+            ``"overlapping": true`` an index may belong to several clients. ``"names": [...]`` gives clients names.
+            Other keys are ignored.
     """
 
     path: str
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Reads the shares from the file and draws nothing."""
+        content = self._content()
+        indices = [self._integers(f"indices[{client}]", share) for client, share in enumerate(content["indices"])]
+        groups, names = content.get("groups"), content.get("names")
+        overlapping = content.get("overlapping", False)
+        if not isinstance(overlapping, bool):
+            raise ValueError(f"FromFile: overlapping in {self.path!r} must be true or false, got {overlapping!r}")
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"FromFile: names in {self.path!r} must be a list of texts, one per client")
+        groups = None if groups is None else self._integers("groups", groups)
+        return ClientShares(indices, groups, overlapping, None if names is None else tuple(names))
+
+    def num_clients(self, pool: Pool) -> int:
+        """Returns the number of clients in the file."""
+        return len(self._content()["indices"])
+
+    def _content(self) -> dict[str, Any]:
         try:
             content = json.loads(read_regular(Path(os.path.realpath(self.path))))
         except FileNotFoundError as error:
@@ -37,11 +54,7 @@ class FromFile(Partition):
             raise ValueError(f"FromFile: {self.path!r} cannot be read as JSON: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("indices"), list):
             raise ValueError(f"FromFile: {self.path!r} must hold an object with a list 'indices', one entry per client")
-        indices = [self._integers(f"indices[{client}]", share) for client, share in enumerate(content["indices"])]
-        groups, overlapping = content.get("groups"), content.get("overlapping", False)
-        if not isinstance(overlapping, bool):
-            raise ValueError(f"FromFile: overlapping in {self.path!r} must be true or false, got {overlapping!r}")
-        return ClientShares(indices, None if groups is None else self._integers("groups", groups), overlapping)
+        return content
 
     def _integers(self, key: str, values: Any) -> Indices:
         # In Python a bool is an int, but true is not an index.
@@ -59,4 +72,5 @@ def write_partition(path: str | Path, shares: ClientShares) -> None:
     """Writes ``shares`` to a file that `FromFile` can read. An existing file is replaced as a whole."""
     groups = None if shares.groups is None else shares.groups.tolist()
     indices = [share.tolist() for share in shares.indices]
-    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping})
+    names = {} if shares.names is None else {"names": list(shares.names)}
+    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping} | names)

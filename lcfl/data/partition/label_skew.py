@@ -11,7 +11,7 @@ import numpy as np
 
 from lcfl.core.validation import check_choices
 from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
-from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool, check_sizes, shuffled_classes
 
 __all__ = ["LabelRing", "LabelSkew"]
 
@@ -42,9 +42,9 @@ class LabelSkew(Partition):
         check_choices("LabelSkew", self)
         check_sizes("LabelSkew", self.sizes, minimum=self.num_labels)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws label sets, then a count for each owned label, then the samples."""
-        members = shuffled_classes(labels, generator)
+        members = shuffled_classes(pool.labels, generator)
         check_num_classes("LabelSkew", "num_labels", self.num_labels, len(members))
         owns = np.zeros((num_clients, len(members)), dtype=np.int64)
         for client in range(num_clients):
@@ -88,9 +88,9 @@ class LabelRing(Partition):
             raise ValueError(f"LabelRing: log_std must be a finite number >= 0, got {self.log_std}")
         check_sizes("LabelRing", self.sizes, minimum=self.num_labels)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws label sets, then a count for each owned label, then the samples."""
-        members = shuffled_classes(labels, generator)
+        members = shuffled_classes(pool.labels, generator)
         check_num_classes("LabelRing", "num_labels", self.num_labels, len(members))
         owns = np.zeros((num_clients, len(members)), dtype=np.int64)
         for client in range(num_clients):

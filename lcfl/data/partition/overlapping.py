@@ -12,6 +12,7 @@ from lcfl.data.partition.base import (
     ClientShares,
     Indices,
     Partition,
+    Pool,
     check_fractions,
     draw_fractions,
     shuffled_classes,
@@ -46,7 +47,7 @@ class CopyPerGroup(Partition):
                 f"CopyPerGroup: samples_per_client must be at least 1 or null, got {self.samples_per_client}"
             )
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws one permutation of the pool per group and cuts it into shares."""
         if self.num_groups > num_clients:
             raise ValueError(
@@ -55,14 +56,14 @@ class CopyPerGroup(Partition):
         groups = np.arange(num_clients) * self.num_groups // num_clients
         indices: list[Indices] = []
         for members in np.bincount(groups).tolist():
-            needed = len(labels) if self.samples_per_client is None else members * self.samples_per_client
-            if needed > len(labels):
+            needed = len(pool) if self.samples_per_client is None else members * self.samples_per_client
+            if needed > len(pool):
                 raise ValueError(
                     f"CopyPerGroup: {members} clients of a group x samples_per_client {self.samples_per_client} need "
-                    f"{needed} samples, but the pool has {len(labels)}; samples_per_client can be at most "
-                    f"{len(labels) // members}"
+                    f"{needed} samples, but the pool has {len(pool)}; samples_per_client can be at most "
+                    f"{len(pool) // members}"
                 )
-            indices += np.array_split(generator.permutation(len(labels))[:needed], members)
+            indices += np.array_split(generator.permutation(len(pool))[:needed], members)
         return ClientShares(indices, groups, overlapping=True)
 
 
@@ -87,16 +88,16 @@ class OverlappingFractions(Partition):
         if self.alpha is not None:
             check_alpha("OverlappingFractions", self.alpha)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws sizes, then the samples of each client independently. No sample occurs twice in a client."""
         fractions = draw_fractions(self.fractions, num_clients, generator)
-        sizes = np.maximum(np.rint(fractions * len(labels)).astype(np.int64), 1)
-        return ClientShares([self._drawn(labels, int(size), generator) for size in sizes], overlapping=True)
+        sizes = np.maximum(np.rint(fractions * len(pool)).astype(np.int64), 1)
+        return ClientShares([self._drawn(pool, int(size), generator) for size in sizes], overlapping=True)
 
-    def _drawn(self, labels: Indices, size: int, generator: np.random.Generator) -> Indices:
+    def _drawn(self, pool: Pool, size: int, generator: np.random.Generator) -> Indices:
         if self.alpha is None:
-            return generator.permutation(len(labels))[:size]
-        members = shuffled_classes(labels, generator)
+            return generator.permutation(len(pool))[:size]
+        members = shuffled_classes(pool.labels, generator)
         available = np.array([len(samples) for samples in members], dtype=np.int64)
         proportions = generator.dirichlet(np.full(len(members), self.alpha))
         counts = fill(generator.multinomial(size, proportions), available, proportions)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
-from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool, check_sizes, shuffled_classes
 
 __all__ = ["Pathological", "class_blocks"]
 
@@ -38,9 +38,9 @@ class Pathological(Partition):
         if self.sizes is not None and not self.balanced:
             raise ValueError("Pathological: balanced: false applies only without sizes; remove sizes or balanced")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Forms blocks of classes, then draws a count for each owned class, then the samples."""
-        members = shuffled_classes(labels, generator)
+        members = shuffled_classes(pool.labels, generator)
         check_num_classes("Pathological", "classes_per_client", self.classes_per_client, len(members))
         owns = class_blocks(num_clients, len(members), self.classes_per_client)
         if self.balanced:

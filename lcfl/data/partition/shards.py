@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.data.partition.allocation import share_out
-from lcfl.data.partition.base import ClientShares, Indices, Partition, check_sizes, shuffled_classes
+from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool, check_sizes, shuffled_classes
 
 __all__ = ["Shards"]
 
@@ -38,17 +38,17 @@ class Shards(Partition):
         if self.sizes is not None and not self.by_class:
             raise ValueError("Shards: sizes apply only with by_class: true; set it, or cut the shares with Subsampled")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts the pool into shards, then deals them out in random order."""
-        members = shuffled_classes(labels, generator)
+        members = shuffled_classes(pool.labels, generator)
         number = num_clients * self.shards_per_client
         if self.by_class:
             owns = self._owned_classes(number, len(members), generator)
             return ClientShares(share_out("Shards", owns, members, self.sizes, generator))
-        if number > len(labels):
+        if number > len(pool):
             raise ValueError(
                 f"Shards: {num_clients} clients x shards_per_client {self.shards_per_client} need at least {number} "
-                f"samples, but the pool has {len(labels)}; lower shards_per_client or num_clients"
+                f"samples, but the pool has {len(pool)}; lower shards_per_client or num_clients"
             )
         shards = np.array_split(np.concatenate(members), number)
         dealt = generator.permutation(number).reshape(num_clients, self.shards_per_client)

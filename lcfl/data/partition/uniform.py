@@ -1,6 +1,6 @@
 """Partitions that do not depend on labels: IID, unequal sizes, and parts of another partition."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from lcfl.data.partition.base import (
     ClientShares,
     Indices,
     Partition,
+    Pool,
     check_fractions,
     check_sizes,
     draw_fractions,
@@ -33,15 +34,15 @@ class IID(Partition):
         if self.samples_per_client is not None and self.samples_per_client < 1:
             raise ValueError(f"IID: samples_per_client must be at least 1 or null, got {self.samples_per_client}")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Cuts one permutation of the pool into N pieces."""
-        order = generator.permutation(len(labels))
+        order = generator.permutation(len(pool))
         if self.samples_per_client is not None:
             needed = num_clients * self.samples_per_client
-            if needed > len(labels):
+            if needed > len(pool):
                 raise ValueError(
                     f"IID: {num_clients} clients x samples_per_client {self.samples_per_client} need {needed} samples, "
-                    f"but the pool has {len(labels)}; samples_per_client can be at most {len(labels) // num_clients}"
+                    f"but the pool has {len(pool)}; samples_per_client can be at most {len(pool) // num_clients}"
                 )
             order = order[:needed]
         return ClientShares(np.array_split(order, num_clients))
@@ -72,17 +73,17 @@ class Quantity(Partition):
                 f"got min_samples {self.min_samples} and max_tries {self.max_tries}"
             )
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws sizes until every client has ``min_samples``, at most ``max_tries`` times."""
-        order = generator.permutation(len(labels))
+        order = generator.permutation(len(pool))
         for _ in range(self.max_tries):
             proportions = generator.dirichlet(np.full(num_clients, self.alpha))
-            indices = np.split(order, np.floor(np.cumsum(proportions)[:-1] * len(labels)).astype(np.int64))
+            indices = np.split(order, np.floor(np.cumsum(proportions)[:-1] * len(pool)).astype(np.int64))
             if min(map(len, indices)) >= self.min_samples:
                 return ClientShares(indices)
         raise ValueError(
             f"Quantity: none of {self.max_tries} draws with alpha {self.alpha} gave each of num_clients {num_clients} "
-            f"at least min_samples {self.min_samples} of {len(labels)} samples; lower min_samples or num_clients, or "
+            f"at least min_samples {self.min_samples} of {len(pool)} samples; lower min_samples or num_clients, or "
             "raise alpha or max_tries"
         )
 
@@ -114,12 +115,15 @@ class Subsampled(Partition):
         check_sizes("Subsampled", self.sizes)
         check_fractions("Subsampled", self.fractions)
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Runs ``base``, then draws the sizes and the samples that are kept."""
-        whole = self.base(labels, num_clients, generator)
+        whole = self.base(pool, num_clients, generator)
         sizes = self._sizes(np.array([len(share) for share in whole.indices]), generator)
         indices = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
-        return ClientShares(indices, whole.groups, whole.overlapping)
+        val = whole.val
+        if val is not None:
+            val = [np.intersect1d(own, share) for own, share in zip(val, indices, strict=True)]
+        return replace(whole, indices=indices, val=val)
 
     def _sizes(self, whole: Indices, generator: np.random.Generator) -> Indices:
         if self.sizes is not None:
@@ -145,12 +149,13 @@ class PartOfPool(Partition):
         if self.num_samples < 1:
             raise ValueError(f"PartOfPool: num_samples must be at least 1, got {self.num_samples}")
 
-    def split(self, labels: Indices, num_clients: int, generator: np.random.Generator) -> ClientShares:
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Draws the part, then runs ``base`` on it."""
-        if self.num_samples > len(labels):
+        if self.num_samples > len(pool):
             raise ValueError(
-                f"PartOfPool: num_samples is {self.num_samples}, but the pool has {len(labels)} samples; lower it"
+                f"PartOfPool: num_samples is {self.num_samples}, but the pool has {len(pool)} samples; lower it"
             )
-        part = np.sort(generator.permutation(len(labels))[: self.num_samples])
-        shares = self.base(labels[part], num_clients, generator)
-        return ClientShares([part[share] for share in shares.indices], shares.groups, shares.overlapping)
+        part = np.sort(generator.permutation(len(pool))[: self.num_samples])
+        shares = self.base(pool.take(part), num_clients, generator)
+        val = None if shares.val is None else [part[own] for own in shares.val]
+        return replace(shares, indices=[part[share] for share in shares.indices], val=val)

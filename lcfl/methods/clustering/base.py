@@ -41,8 +41,11 @@ class ServerInterface(Protocol):
     def has_proxy(self) -> bool:
         """Whether the server has a proxy set: samples that no client holds."""
 
-    def proxy_accuracy(self, models: Sequence[Tensor]) -> list[float]:
-        """Returns the accuracy of each of these models ``[P + Q]`` on the proxy set."""
+    def proxy_score(self, models: Sequence[Tensor]) -> list[float]:
+        """Returns the reported metric of each of these models ``[P + Q]`` on the proxy set, as a share from 0 to 1.
+
+        A metric v whose smaller values are better counts as 1 / (1 + v).
+        """
 
     def log(self, name: str, value: float) -> None:
         """Adds a metric to this round's row."""

@@ -191,7 +191,7 @@ class _Trial:
     def _accuracy(self, groups: Sequence[list[int]]) -> list[float]:
         self.num_tested += len(groups)
         layout = self.server.layout
-        return self.server.proxy_accuracy([updated_model([self.uploads[i] for i in group], layout) for group in groups])
+        return self.server.proxy_score([updated_model([self.uploads[i] for i in group], layout) for group in groups])
 
 
 def similarities(update_nP: Tensor, explained_variance: float | None, factorised: str) -> Tensor:

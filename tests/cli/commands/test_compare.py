@@ -10,6 +10,7 @@ import pytest
 
 from lcfl import __main__
 from lcfl.cli.commands import compare
+from lcfl.core.metric_names import Reported
 from lcfl.runs.comparison import Row, find_runs
 from tests.helpers.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
 from tests.helpers.runs import made
@@ -78,7 +79,7 @@ def test_columns_are_kinds_of_model_and_missing_models_stay_empty():
         for label, kind, acc in [("lcfed", "cluster", 0.7), ("lcfed", "personal", 0.6), ("fedavg", "after_local", 0.5)]
     ]
     rows.append(Row(1, "own_split", "majority class", "", 0, 0.25, nan))
-    assert compare._by_model(rows) == [
+    assert compare._by_model(rows, Reported()) == [
         ["method", "personal", "cluster", "after_local"],
         ["lcfed", "60.00", "70.00", ""],
         ["fedavg", "", "", "50.00"],
@@ -95,7 +96,7 @@ def test_added_metrics_have_columns_and_a_run_without_accuracy_is_left_out(tmp_p
     made(tmp_path / "logs", "lcfed", 0, method={"class": "lcfed"})
     old = made(tmp_path / "old", "fedavg", 0) / "summary.json"
     old.write_text(old.read_text().replace("/acc", "/f1"))
-    with pytest.warns(UserWarning, match="left out: its model.metrics lack acc"):
+    with pytest.warns(UserWarning, match="left out: it has no test acc"):
         compare.main([str(tmp_path / "logs"), str(tmp_path / "old"), f"--out={tmp_path / 'out'}"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert any(line[-4:] == ["20", "0.5000", "±", "0.3536"] for line in lines)
@@ -105,7 +106,10 @@ def test_added_metrics_have_columns_and_a_run_without_accuracy_is_left_out(tmp_p
             ("nan", "nan"),
             ("nan", "nan"),
         ]
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="has a test accuracy"):
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(ValueError, match="has a test of its reported metric"),
+    ):
         compare.main([str(tmp_path / "old")])
 
 
@@ -178,11 +182,54 @@ def test_different_settings_need_mix(tmp_path, capsys):
     assert "setting 1, own_split" in said and "setting 2, own_split" in said
 
 
-@pytest.mark.parametrize("target", ["60", "0", "-0.5", "nan", "many"])
-def test_an_invalid_target_is_refused(capsys, target):
+@pytest.mark.parametrize("target", ["60", "0", "-0.5", "nan"])
+def test_a_target_that_is_no_accuracy_is_refused(tmp_path, target):
+    made(tmp_path, "a", 0)
+    with pytest.raises(ValueError, match=f"got --target {float(target)}; an accuracy is above 0 and at most 1"):
+        compare.main([str(tmp_path), f"--target={target}"])
+
+
+def test_a_target_that_is_no_number_is_refused(capsys):
     with pytest.raises(SystemExit):
-        compare.main(["logs", f"--target={target}"])
-    assert f"argument --target: {'invalid accuracy' if target == 'many' else 'got'}" in capsys.readouterr().err
+        compare.main(["logs", "--target=many"])
+    assert "argument --target: invalid float value" in capsys.readouterr().err
+
+
+def regression(path, seed, value, **identity):
+    """Makes a finished run that reports a mean absolute error."""
+    folder = made(path, f"fedavg-seed{seed}", seed, **identity)
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = {name.replace("/acc", "/mae"): value for name in summary["metrics"]}
+    summary |= {"metrics": metrics, "reported": {"name": "mae", "larger_is_better": False}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    curve = (folder / "metrics.csv").read_text().replace("/acc", "/mae")
+    (folder / "metrics.csv").write_text(curve)
+
+
+def test_a_run_is_compared_by_the_metric_that_it_reports(tmp_path, capsys):
+    for seed, value in ((0, 12.5), (1, 13.5)):
+        regression(tmp_path, seed, value)
+    compare.main([str(tmp_path), f"--out={tmp_path / 'out'}", "--target=11"])
+    said = capsys.readouterr().out
+    assert "test mae, own_split; rounds and MB to reach 11" in said and "13 ± 0.7071" in said and "trivial" in said
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        first, *_ = csv.DictReader(file)
+    assert (first["mae"], first["mae_std"][:6]) == ("13.0", "0.7071")
+    assert (tmp_path / "out" / "mae_over_rounds_own_split.png").is_file()
+
+
+def test_the_default_target_of_a_loss_lies_above_its_best_value(tmp_path, capsys):
+    regression(tmp_path, 0, 9.0)
+    compare.main([str(tmp_path)])
+    assert "rounds and MB to reach 10" in capsys.readouterr().out
+
+
+def test_runs_that_report_different_metrics_are_not_compared(tmp_path):
+    regression(tmp_path / "one", 0, 12.5)
+    made(tmp_path / "two", "lcfed", 0, method={"class": "lcfed"})
+    for more in ([], ["--mix"]):
+        with pytest.raises(ValueError, match=r"reports mae and .* reports acc\. Set model\.report"):
+            compare.main([str(tmp_path / "one"), str(tmp_path / "two"), *more])
 
 
 def test_runs_of_which_none_is_finished_are_refused(tmp_path):
@@ -206,7 +253,7 @@ def test_it_reads_the_runs_of_fit(capsys):
     said = capsys.readouterr().out
     accuracy = f"{100 * run.metrics['test/own_split/global/acc']:.2f}"
     assert any("mine" in line and "global" in line and accuracy in line for line in said.splitlines())
-    assert f"{100 * run.metrics['test/own_split/majority/acc']:.2f}" in said
+    assert f"{100 * run.metrics['test/own_split/trivial/acc']:.2f}" in said
 
 
 @pytest.mark.usefixtures("here")

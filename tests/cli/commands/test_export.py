@@ -55,7 +55,7 @@ def test_nothing_is_overwritten_and_no_partial_file_or_folder_remains(run, tmp_p
     with pytest.raises(FileExistsError, match=r"folder/one exists already; name a new file"):
         main([*words, "--client=99", "--out=folder/one"])
     for out in ("folder/two", "new/folder/two"):
-        with pytest.raises(ValueError, match="got client=99"):
+        with pytest.raises(ValueError, match="there is no client '99'"):
             main([*words, "--client=99", f"--out={out}"])
     assert files(tmp_path) == before and len(before) == 1 and not Path("new").exists()
 

@@ -35,7 +35,7 @@ class Proxy(SimpleNamespace):
     def log(self, name, value):
         self.logged[name] = value
 
-    def proxy_accuracy(self, models):
+    def proxy_score(self, models):
         self.tested += [model.clone() for model in models]
         return [float(self.score(model)) for model in models]
 

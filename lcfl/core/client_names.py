@@ -1,0 +1,21 @@
+"""Clients that have names."""
+
+from collections.abc import Sequence
+
+from lcfl.core.validation import abbreviated
+
+__all__ = ["client_number"]
+
+
+def client_number(client: str, names: Sequence[str] | None, num_clients: int) -> int:
+    """Returns the number of the client with this name or, as text, with this number.
+
+    Raises:
+        ValueError: If there is no such client.
+    """
+    if names is not None and client in names:
+        return names.index(client)
+    if client.isdecimal() and int(client) < num_clients:
+        return int(client)
+    known = "" if names is None else f" and the names {abbreviated(names)}"
+    raise ValueError(f"there is no client {client!r}; there are the numbers 0 to {num_clients - 1}{known}.")

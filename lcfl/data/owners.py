@@ -1,0 +1,43 @@
+"""The owners of samples: the clients that a data set already has, such as writers, hospitals or devices.
+
+Shapes: S samples in all, M owners.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TEST", "TRAIN", "VAL", "Owners"]
+
+TRAIN, VAL, TEST = 0, 1, 2  # the parts of an owner's samples
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Who each sample belongs to.
+
+    Args:
+        names: the M owners, each once.
+        number: [S] the owner of each sample, as a place in ``names``.
+        part: [S] ``TRAIN``, ``VAL`` or ``TEST``: what its owner uses the sample for. Test samples are the data set's
+            official test samples.
+    """
+
+    names: tuple[str, ...]
+    number: NDArray[np.int64]
+    part: NDArray[np.int8]
+
+    @classmethod
+    def of_column(cls, values: Sequence[object] | NDArray[np.generic], num_train: int) -> "Owners":
+        """Returns the owners that a column names, in sorted order: by number if all names are numbers.
+
+        Args:
+            values: [S] the owner of each sample, as text or number.
+            num_train: the number of training samples, which come first. The others are test samples.
+        """
+        column = np.asarray(values)
+        distinct, number = np.unique(column if column.dtype.kind in "iuf" else column.astype(str), return_inverse=True)
+        part = np.where(np.arange(len(column)) < num_train, TRAIN, TEST).astype(np.int8)
+        return cls(tuple(str(each) for each in distinct.tolist()), number.astype(np.int64), part)

@@ -1,0 +1,90 @@
+"""The trivial baseline of a task: clients whose model always predicts the same, whatever the input.
+
+It predicts the constant that fits the client's training targets best: the most frequent class, the mean of numbers, the
+share of each of several labels, the most frequent token. A method that does not beat it has learnt nothing.
+Legend: n samples, C classes.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lcfl.core.metric_names import TRIVIAL
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.protocols import PLAIN
+from lcfl.distributed.worker import measure
+from lcfl.models.module import FederatedModule
+
+__all__ = ["constant_output", "trivial_baseline"]
+
+
+def trivial_baseline(module: FederatedModule, data: FederatedDataModule, clients: list[int]) -> dict[str, float]:
+    """Returns ``test/<protocol>/trivial/<reported metric>``, the mean over clients with test samples.
+
+    It is empty if the network's outputs and the targets have no form in which a constant is known.
+
+    Args:
+        module: the network, loss and metrics.
+        data: the data module after its setup.
+        clients: the clients to measure.
+    """
+    reported, population, samples = module.reported, data.population, data.samples
+    if reported.is_accuracy and samples.labels is not None:  # the same without a forward pass for each client
+        values = {
+            protocol: population.majority_accuracy(protocol, samples.labels, clients) for protocol in data.protocols
+        }
+    else:
+        module = copy.deepcopy(module).eval()
+        with torch.no_grad():
+            shape = module(data.dataset.spec.blank(1)[0]).shape[1:]
+        values = {protocol: _measured(module, data, clients, protocol, shape) for protocol in data.protocols}
+    means = {protocol: float(np.nanmean(each)) for protocol, each in values.items() if not np.isnan(each).all()}
+    return {f"test/{protocol}/{TRIVIAL}/{reported.name}": mean for protocol, mean in means.items()}
+
+
+@torch.no_grad()
+def _measured(
+    module: FederatedModule, data: FederatedDataModule, clients: list[int], protocol: str, shape: torch.Size
+) -> np.ndarray:
+    """Returns the reported metric of each client ``[n]``; nan without test samples or without a constant."""
+    values = np.full(len(clients), np.nan)
+    for place, client in enumerate(clients):
+        own, test = data.seen_by(client), data.population.test[protocol][client]
+        constant = constant_output(own.targets(data.population.train[client]), shape, module.loss)
+        if constant is None or not len(test):
+            continue
+        targets = (data.samples if protocol in PLAIN else own).targets(test)
+        values[place] = measure(module, constant.expand(len(test), *shape), targets)[module.reported.name]
+    return values
+
+
+def constant_output(targets: Tensor, shape: torch.Size, loss: nn.Module) -> Tensor | None:
+    """Returns the constant output of a network that fits training targets best.
+
+    For classes ``[n, ...]`` these are scores: the logarithm of the share of each class, which counts one sample more
+    for each class, so that it is finite. For numbers it is their mean, for the logits of `nn.BCEWithLogitsLoss` the
+    logit of their mean, with two samples more, one of each kind.
+
+    Args:
+        targets: training targets ``[n, ...]``.
+        shape: the shape of the network's output for one sample: ``[C, ...]`` for classes, that of a target for numbers.
+        loss: the loss, which says how the outputs are read.
+
+    Returns:
+        ``[*shape]``; None if outputs and targets have other shapes.
+    """
+    if not targets.is_floating_point() and shape[1:] == targets.shape[1:]:
+        seen = targets[targets != getattr(loss, "ignore_index", None)] if hasattr(loss, "ignore_index") else targets
+        count_C = seen.flatten().bincount(minlength=shape[0])
+        if len(count_C) > shape[0]:
+            return None
+        scores = (count_C + 1.0).log() - (count_C.sum() + float(shape[0])).log()
+        return scores.view(-1, *[1] * len(shape[1:])).expand(shape)
+    if shape != targets.shape[1:]:
+        return None
+    targets = targets.float()
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        return ((targets.sum(0) + 1) / (len(targets) + 2)).logit()
+    return targets.mean(0)

@@ -1,0 +1,191 @@
+"""Tests of clients that a data set already has."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Datasets, Tensors
+from lcfl.data.owners import TEST, TRAIN, VAL, Owners
+from lcfl.data.partition import IID, ByOwner, FromFile, PartOfPool, Subsampled
+from lcfl.data.partition.pool import Pool
+from tests.helpers.builders import loaded
+
+WARDS = ["b", "a", "c", "b", "b", "a", "b", "b"]
+
+
+def own(owners=WARDS, test_owners=None, partition=None, **options):
+    """Returns data whose inputs are their own index."""
+    total = len(owners) + len(test_owners or [])
+    inputs, labels = torch.arange(float(total))[:, None], torch.arange(total) % 2
+    split = len(owners)
+    test = None if test_owners is None else (inputs[split:], labels[split:])
+    dataset = Tensors((inputs[:split], labels[:split]), test, 2, owners=[*owners, *(test_owners or [])])
+    return FederatedDataModule(dataset, partition or ByOwner(), **options)
+
+
+def shares(population):
+    lists = zip(population.train, population.val, population.test["own_split"], strict=True)
+    return [sorted(np.concatenate(each).tolist()) for each in lists]
+
+
+def test_each_owner_is_a_client_in_the_order_of_names():
+    data = loaded(own())
+    assert data.num_clients == 3 and data.population.names == ("a", "b", "c")
+    assert shares(data.population) == [[1, 5], [0, 3, 4, 6, 7], [2]]
+    assert data.population.called(1) == "1 (b)"
+
+
+def test_owners_that_are_numbers_are_sorted_as_numbers():
+    names = Owners.of_column([10, 9, 10, 2], 4).names
+    assert names == ("2", "9", "10")
+    assert Owners.of_column(["10", "9"], 2).names == ("10", "9")
+
+
+def test_owners_with_few_samples_are_left_out():
+    data = loaded(own(partition=ByOwner(min_samples=2)))
+    assert data.population.names == ("a", "b")
+
+
+def test_the_largest_owners_are_chosen_and_ties_go_to_the_first_name():
+    assert loaded(own(num_clients=1)).population.names == ("b",)
+    assert loaded(own(num_clients=2)).population.names == ("a", "b")
+    tied = own(["x", "y", "z", "y", "x", "z"], num_clients=2)
+    assert loaded(tied).population.names == ("x", "y")
+
+
+def test_random_owners_depend_on_the_seed_alone():
+    owners = [f"{number:02}" for number in range(20)] * 2
+    chosen = [
+        loaded(own(owners, partition=ByOwner(choose="random"), num_clients=5, seed=seed)).population.names
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert list(chosen[0]) == sorted(chosen[0])
+
+
+def test_own_test_samples_are_the_test_set_and_others_get_a_split():
+    data = loaded(own([*"aaaa", *"bbbb"], [*"aa"], val_fraction=0.0))
+    population = data.population
+    assert population.train[0].tolist() == [0, 1, 2, 3]  # nothing of it is held out
+    assert population.test["own_split"][0].tolist() == [8, 9]
+    assert len(population.train[1]) == 3 and len(population.test["own_split"][1]) == 1
+
+
+def test_own_validation_samples_are_kept_for_validation():
+    dataset = Tensors((torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64)), num_classes=2)
+    part = np.array([TRAIN, TRAIN, VAL, TRAIN, TRAIN, TRAIN, TRAIN, TRAIN], dtype=np.int8)
+    known = Owners(("a", "b"), np.array([0, 0, 0, 0, 1, 1, 1, 1]), part)
+    dataset.owners = lambda by=None: known
+    population = loaded(FederatedDataModule(dataset, ByOwner(), val_fraction=0.5, test_fraction=0.3)).population
+    assert population.val[0].tolist() == [2] and 2 not in population.train[0]
+    assert len(population.train[0]) == 2 and len(population.test["own_split"][0]) == 1
+    assert len(population.val[1]) == 2  # round(0.5 * 3)
+
+
+def test_a_merged_pool_forgets_the_parts():
+    data = loaded(own([*"aaaa", *"bbbb"], [*"aa"], pool="all", val_fraction=0.0))
+    assert shares(data.population) == [[0, 1, 2, 3, 8, 9], [4, 5, 6, 7]]
+
+
+def test_an_owner_with_test_samples_alone_is_no_client_unless_parts_are_merged():
+    data = loaded(own([*"aaaa"], [*"bbb"]))
+    assert data.population.names == ("a",) and data.num_clients == 1
+    assert loaded(own([*"aaaa"], [*"bbb"], pool="all")).population.names == ("a", "b")
+
+
+def test_no_client_is_tested_on_what_another_one_trains_on():
+    data = loaded(own([*"aaaabbbb"], [*"aab"], protocols=["own_split", "global"]))
+    learnt = set(np.concatenate([*data.population.train, *data.population.val]).tolist())
+    for lists in data.population.test.values():
+        assert not learnt & set(np.concatenate(lists).tolist())
+    assert data.population.test["global"][0].tolist() == [8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "sizes"), [(lambda base: Subsampled(base, sizes=(2, 2)), [2, 2, 1]), (lambda base: base, [2, 5, 1])]
+)
+def test_other_partitions_may_cut_the_clients(wrap, sizes):
+    data = loaded(own(partition=wrap(ByOwner()), num_clients=3))
+    assert [len(each) for each in shares(data.population)] == sizes
+    assert data.population.names == ("a", "b", "c")
+
+
+def test_a_part_of_the_pool_keeps_the_owners_of_its_samples():
+    data = loaded(own(WARDS * 4, partition=PartOfPool(ByOwner(), 16), num_clients=2))
+    owners = np.array(WARDS * 4)
+    for name, own_samples in zip(data.population.names, shares(data.population), strict=True):
+        assert set(owners[own_samples]) == {name}
+
+
+def test_a_partition_file_keeps_the_names(tmp_path):
+    first = loaded(own())
+    first.write(tmp_path / "partition.json")
+    again = loaded(own(partition=FromFile(str(tmp_path / "partition.json"))))
+    assert again.num_clients == 3 and again.population.names == ("a", "b", "c")
+    assert shares(again.population) == shares(first.population)
+
+
+def test_names_are_part_of_the_fingerprint():
+    first, second = (loaded(own([*names])).population for names in ("aabb", "aacc"))
+    assert shares(first) == shares(second) and first.fingerprint != second.fingerprint
+
+
+class Items(list):
+    """A data set with an attribute that names the owner of each item."""
+
+    def __init__(self, wards):
+        super().__init__((torch.tensor([float(n)]), n % 2) for n in range(len(wards)))
+        self.ward = wards
+
+
+def test_the_owners_of_a_data_set_class_are_an_attribute():
+    dataset = Datasets(Items([*"bab"]), 2, Items([*"ab"]))
+    data = loaded(FederatedDataModule(dataset, ByOwner("ward"), val_fraction=0.0))
+    assert data.population.names == ("a", "b")
+    assert [each.tolist() for each in data.population.test["own_split"]] == [[3], [4]]
+
+
+def test_a_partition_that_does_not_know_its_clients_has_a_hundred():
+    assert FederatedDataModule(Tensors((torch.zeros(200, 1), torch.zeros(200))), IID()).num_clients == 100
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tensors((torch.zeros(2, 1), torch.zeros(2)), owners=["a"]), "got 1 owners for 2 samples"),
+        (lambda: own(partition=ByOwner("ward")), "data.dataset: Tensors: there is no column 'ward'"),
+        (
+            lambda: FederatedDataModule(Datasets(Items([*"ab"]), 2), ByOwner("city")),
+            "data.dataset: Datasets: train has no attribute 'city' with one owner for each of its 2 items",
+        ),
+        (
+            lambda: FederatedDataModule(Tensors((torch.zeros(2, 1), torch.zeros(2))), ByOwner()),
+            "data.partition: ByOwner: this data set does not know who its samples belong to",
+        ),
+        (lambda: loaded(own(num_clients=4)), "ByOwner: 3 of 3 owners have training samples and at least 1 samples"),
+        (lambda: loaded(own(partition=ByOwner(min_samples=9))), "data.num_clients must be at least 1, got 0"),
+        (lambda: ByOwner(min_samples=0), "min_samples must be at least 1, got 0"),
+        (lambda: ByOwner(choose="smallest"), "got choose='smallest'; allowed are largest and random"),
+    ],
+)
+def test_errors_say_what_to_change(make, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        make()
+
+
+def test_a_client_without_training_samples_is_named():
+    part = np.array([TRAIN, VAL, TRAIN, TRAIN], dtype=np.int8)
+    pool = Pool.of_owners(4, None, Owners(("a", "b"), np.array([0, 0, 1, 1]), part), keeps_parts=True)
+    assert ByOwner().num_clients(pool) == 2
+    only_val = Owners(("a", "b"), np.array([0, 0, 1, 1]), np.array([VAL, VAL, TRAIN, TEST], dtype=np.int8))
+    assert ByOwner().num_clients(Pool.of_owners(3, None, only_val, keeps_parts=True)) == 1
+
+
+def test_two_clients_of_one_name_are_refused(tmp_path):
+    content = {"indices": [[0], [1]], "names": ["a", "a"]}
+    (tmp_path / "partition.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="gives 1 different names for 2 clients"):
+        loaded(own(partition=FromFile(str(tmp_path / "partition.json"))))
