@@ -51,7 +51,14 @@ NAVIGATION = {
             "comparing",
             "troubleshooting",
         ],
-        "Bring your own": ["howto/data", "howto/network", "howto/method", "howto/callback", "howto/machines"],
+        "Bring your own": [
+            "howto/data",
+            "howto/tasks",
+            "howto/network",
+            "howto/method",
+            "howto/callback",
+            "howto/machines",
+        ],
         "Background": [
             "architecture",
             "glossary",

@@ -176,7 +176,7 @@ def draw_quickstart() -> None:
         run = federated_cli.main([*words, f"--trainer.default_root_dir={folder}"])
         with (run.path / "metrics.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["time/eval_s"]]
-        majority = run.metrics["test/own_split/majority/acc"]
+        majority = run.metrics["test/own_split/trivial/acc"]
         draw_accuracies(rows, majority).savefig(Path(folder) / "curves.png", dpi=120)
         halves = [Image.open(path).convert("RGB") for path in (Path(folder) / "curves.png", flow_of(run))]
         height = min(half.height for half in halves)

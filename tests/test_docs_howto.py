@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from lcfl.__main__ import COMMANDS
 from lcfl.cli import federated_cli
 from lcfl.federation.session import Session
 from tests.test_readme import lcfl_commands, marked
+from tests.test_task_examples import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/howto").glob("*.md")}
@@ -32,9 +34,9 @@ def write_files(page, folder):
 
 @pytest.fixture
 def followed(here):
-    """Returns ``followed(page, block)``, which writes the page's files and runs the commands of one block."""
+    """Returns ``followed(page, block, *more)``, which writes the page's files and runs the commands of one block."""
 
-    def follow(page, block):
+    def follow(page, block, *more):
         write_files(page, here)
         result = None
         text = marked(PAGES[page], f"block: {block}").replace("$LCFL", str(ROOT))
@@ -49,15 +51,20 @@ def followed(here):
             if command in COMMANDS:
                 import_module(COMMANDS[command]).main(words)
             else:
-                result = federated_cli.main([command, *words, *SHORT])
+                result = federated_cli.main([command, *words, *SHORT, *more])
         return result
 
     return follow
 
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=lambda each: each)
-def test_block_as_written(followed, here, capsys, page, block):
-    result = followed(page, block)
+def test_block_as_written(followed, here, capsys, monkeypatch, page, block):
+    if page == "tasks":  # its blocks are run in the folder of the examples
+        if find_spec(TASKS[block][0]) is None:
+            pytest.skip(f"needs pip install --no-deps {TASKS[block][0]}")
+        monkeypatch.chdir(ROOT / "examples")
+        monkeypatch.syspath_prepend(ROOT / "examples")
+    result = followed(page, block, f"--trainer.default_root_dir={here / 'logs'}")
     if result is None:
         assert block == "prove" or "clients, true groups" in capsys.readouterr().out
         return
@@ -66,6 +73,12 @@ def test_block_as_written(followed, here, capsys, page, block):
         assert "train/spread" in (result.path / "metrics.csv").read_text().partition("\n")[0]
     if block == "split":
         assert result.state.initial.numel() == 650
+
+
+def test_the_page_of_tasks_shows_an_example_as_it_is():
+    for name in re.findall(r"<!-- example: ([\w.]+) -->", PAGES["tasks"]):
+        assert marked(PAGES["tasks"], f"example: {name}") == (ROOT / "examples" / name).read_text()
+    assert {name for page, name in BLOCKS if page == "tasks"} == TASKS.keys()
 
 
 def test_every_page_is_followed_except_the_one_for_other_machines():

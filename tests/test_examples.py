@@ -19,6 +19,7 @@ from lcfl.methods.exchange import CentreAndEmbedding
 from lcfl.methods.local import LocalTraining
 from lcfl.models import MLP
 from tests.helpers.commandline import METHODS
+from tests.test_task_examples import TASKS
 
 ROOT = Path(__file__).parent.parent
 AS_SHOWN = ("lcfed", "fedclust")  # the method in docs/ and one that clusters before the first round
@@ -59,4 +60,5 @@ def test_user_defined_data_with_every_method(here, method):
 
 def test_every_example_is_tested():
     names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
-    assert names == {"own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"}
+    tasks = {f"{name}{ending}" for name in TASKS for ending in (".py", ".yaml")}
+    assert names == {"own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"} | tasks
