@@ -176,7 +176,7 @@ def test_the_command_partition_prints_and_draws_sizes(tmp_path, capsys):
         (lambda: Datasets([(INPUTS[0], "high")]), "item 0 of train: a target must be a tensor, a numpy array"),
         (
             lambda: Datasets([(INPUTS[0], [1.0]), (INPUTS[1], [1.0, 2.0])]).load(),
-            r"item 1 of train has a target of shape \(2,\) and type torch.float32, but item 0 of train has shape \(1,\)",
+            r"item 1 of train has a target of shape \(2,\) and type torch.float32, but item 0 of train has",
         ),
         (lambda: Datasets([(INPUTS[0], [1.0])], 3), "a label must be one integer.*leave num_classes out"),
     ],
