@@ -58,6 +58,7 @@ def test_signal_saves_the_last_complete_round_and_resumes(tmp_path, started, dev
     deadline = time.monotonic() + 300
     while not table.is_file() or table.read_text().count("\n") < 4:
         assert time.monotonic() < deadline, "the run did not get to its third round"
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended before its third round"
         time.sleep(0.01)
     os.kill(child, number)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + number
