@@ -56,3 +56,10 @@ def test_a_new_run_of_the_same_object_starts_anew():
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match=r"got patience=.*, min_delta=.*; allowed are >= 1 and >= 0"):
         EarlyStopping(MONITOR, **options)
+
+
+def test_without_a_monitor_it_waits_for_the_reported_metric_in_its_direction():
+    callback = EarlyStopping(patience=1)
+    callback.check_monitor({MONITOR: False, "val/own_split/personal/r2": True}, MONITOR)
+    assert stopped_after(callback, [0.5, 0.4, 0.3, 0.35]) == 4
+    assert callback.monitor is None, "what is saved with the run says what was given"

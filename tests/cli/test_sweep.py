@@ -43,6 +43,9 @@ path = made(root, name, seed, accuracies=[1 - accuracy])  # a choice by test dat
 summary = json.loads((path / "summary.json").read_text())
 summary["metrics"]["val/own_split/global/acc"] = accuracy
 summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so would a choice by another kind of model
+if "report" in options:  # a metric whose smaller values are better
+    metrics = {{key.replace("/acc", "/mae"): value for key, value in summary["metrics"].items()}}
+    summary |= {{"metrics": metrics, "reported": {{"name": "mae", "larger_is_better": False}}}}
 (path / "summary.json").write_text(json.dumps(summary))
 """
 
@@ -266,3 +269,10 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, sweep):
     assert process.returncode != 0
     assert sum("stopped; see" in line for line in said.splitlines()) == 2
     assert len(sweep.calls()) == 2
+
+
+def test_a_run_that_reports_an_error_is_better_if_it_is_smaller(sweep):
+    points = [(("lr", "0.7"),), (("lr", "0.2"),), (("lr", "0.5"),)]
+    assert sweep("--report=mae").tune("fedavg", points, 0, None) == (("lr", "0.2"),)
+    assert sweep.said[-1] == "fedavg: lr=0.2 is the best of 3 points, 0.2000 on validation data"
+    assert "validation 0.7000" in sweep.said[1]
