@@ -5,7 +5,7 @@ Legend: P + Q length of a model's flat vector.
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -22,6 +22,7 @@ from lcfl.core.messages import Downlink, Uplink, all_finite
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
+from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
 from lcfl.distributed.client_output import (
     ClientError,
@@ -36,6 +37,7 @@ from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
+OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
 __all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
@@ -175,6 +177,7 @@ class Worker:
         self.seed = seed
         self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
+        self._most_outputs = max(1, OUTPUT_BYTES // (4 * _numbers_of_an_output(module, data.dataset.spec)))
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
@@ -254,12 +257,25 @@ class Worker:
         results: dict[tuple[Samples, int], dict[str, float]] = {}
         for seen, distinct in sets.items():
             union = np.unique(np.concatenate(list(distinct.values())))
+            if len(union) > self._most_outputs:
+                for key, indices in distinct.items():
+                    results[seen, key] = measure(engine.module, self._scored(task.model, seen, indices, engine))
+                continue
             with rng.seeded(self.seed, "evaluate"):
                 scores, targets = engine.scores(task.model, seen, union)
             for key, indices in distinct.items():
                 rows = torch.from_numpy(np.searchsorted(union, indices))
-                results[seen, key] = measure(engine.module, scores[rows], targets[rows])
+                results[seen, key] = measure(engine.module, [(scores[rows], targets[rows])])
         return [results[key] for key in keys]
+
+    def _scored(
+        self, model: Tensor, seen: Samples, indices: NDArray[np.int64], engine: SequentialEngine
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields outputs and targets of so many samples at a time that the outputs fit into `OUTPUT_BYTES`."""
+        for start in range(0, len(indices), self._most_outputs):
+            with rng.seeded(self.seed, "evaluate", start):
+                batch = engine.scores(model, seen, indices[start : start + self._most_outputs])
+            yield batch
 
 
 def details_of(error: Exception) -> str:
@@ -270,9 +286,29 @@ def details_of(error: Exception) -> str:
     return text
 
 
-def measure(module: FederatedModule, scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Returns the loss and every metric of the module for scores ``[n, classes]`` and labels ``[n]``, by name."""
+@torch.no_grad()
+def _numbers_of_an_output(module: FederatedModule, spec: SampleSpec) -> int:
+    """Returns how many numbers the network's output for one sample has."""
+    if spec.num_classes is not None:
+        return spec.num_classes
+    with rng.isolated():
+        output: Tensor = copy.deepcopy(module).cpu().eval()(spec.blank(1)[0])
+    return output.numel()
+
+
+def measure(module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Returns the loss and every metric of the module, by name.
+
+    Args:
+        module: the loss and the metrics.
+        batches: outputs ``[n, ...]`` and targets ``[n, ...]``, in one piece or in several.
+    """
     module.metrics.reset()
-    module.metrics.update(scores, targets)
+    losses, sizes = [], []
+    for outputs, targets in batches:
+        module.metrics.update(outputs, targets)
+        losses.append(float(module.loss(outputs, targets)))
+        sizes.append(len(targets))
     values: Mapping[str, Tensor] = module.metrics.compute()
-    return {"loss": float(module.loss(scores, targets)), **{name: float(value) for name, value in values.items()}}
+    loss = losses[0] if len(losses) == 1 else float(np.average(losses, weights=sizes))
+    return {"loss": loss, **{name: float(value) for name, value in values.items()}}

@@ -186,7 +186,7 @@ def evaluated_metrics(
     inputs, targets = data.dataset.spec.blank(2)  # some metrics need two samples
     with torch.no_grad(), rng.isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about blank samples
-        metrics = measure(module, module(inputs), targets)
+        metrics = measure(module, [(module(inputs), targets)])
     evaluation = Evaluation.of(module)
     for name, client_sets in local_sets(data.population, data.protocols, ("val", "test")).items():
         for kind in kinds if any(map(len, client_sets)) else ():

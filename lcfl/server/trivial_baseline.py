@@ -56,7 +56,8 @@ def _measured(
         if constant is None or not len(test):
             continue
         targets = (data.samples if protocol in PLAIN else own).targets(test)
-        values[place] = measure(module, constant.expand(len(test), *shape), targets)[module.reported.name]
+        outputs = constant.expand(len(test), *shape)
+        values[place] = measure(module, [(outputs, targets)])[module.reported.name]
     return values
 
 

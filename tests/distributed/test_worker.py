@@ -136,3 +136,14 @@ def test_a_set_is_evaluated_with_the_transforms_of_its_owner():
     raw, raw_other = one.evaluate(EvaluationTask(START, (shared, TRAIN[1]), (0, 1)))
     assert plain == again == raw and other == raw_other
     assert swapped["acc"] == pytest.approx(1 - raw["acc"]) and swapped["loss"] != raw["loss"]
+
+
+def test_large_outputs_are_measured_in_pieces(monkeypatch):
+    """Accuracy and loss are those of all samples at once, up to rounding."""
+    evaluation = EvaluationTask(START, (TRAIN[0], TEST[1]), (0, 1))
+    whole = worker().evaluate(evaluation)
+    monkeypatch.setattr("lcfl.distributed.worker.OUTPUT_BYTES", 4 * 2 * 2)  # of two samples with two scores each
+    pieces = worker()
+    assert pieces._most_outputs == 2
+    for expected, found in zip(whole, pieces.evaluate(evaluation), strict=True):
+        assert found == pytest.approx(expected, rel=1e-6)
