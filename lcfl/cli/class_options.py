@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[ModuleType, type]] = {
     "method.clustering": (lcfl.methods.clustering, lcfl.methods.clustering.Clustering),
     "model.network": (lcfl.models, nn.Module),
     "data.dataset": (lcfl.data.datasets, lcfl.data.datasets.FederatedDataset),
+    "data.dataset.init_args.reader": (lcfl.data.datasets, lcfl.data.datasets.Reader),
     "data.dataset.init_args.augmentation": (lcfl.data.augmentation, lcfl.data.augmentation.Augmentation),
     "data.partition": (lcfl.data.partition, lcfl.data.partition.Partition),
     "data.client_transforms": (lcfl.data.transforms, lcfl.data.transforms.ClientTransform),

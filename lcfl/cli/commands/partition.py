@@ -11,6 +11,7 @@ from lcfl import figures
 from lcfl.callbacks.monitor import partition_figure
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, check_given
+from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 
 __all__ = ["main", "parser"]
@@ -54,6 +55,8 @@ def main(args: Sequence[str]) -> None:
     data.setup()
     population = data.population
     print(population.summary())
+    if data.dataset.classes is not None:
+        print(f"classes: {abbreviated((f'{number} {name}' for number, name in enumerate(data.dataset.classes)), 20)}")
     labels = data.samples.labels
     if labels is not None:
         for protocol in data.protocols:

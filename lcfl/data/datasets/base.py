@@ -22,6 +22,7 @@ class FederatedDataset(CheckedFields, ABC):
         dtype: type in which a network gets the inputs.
         target_shape: shape of one target; () for a class.
         target_dtype: type in which a loss gets the targets.
+        classes: names of the classes 0, ..., C - 1; None if they have none.
         augmentation: changes the inputs of training batches; None if nothing changes them.
     """
 
@@ -30,6 +31,7 @@ class FederatedDataset(CheckedFields, ABC):
     dtype: torch.dtype = torch.float32
     target_shape: tuple[int, ...] = ()
     target_dtype: torch.dtype = torch.int64
+    classes: tuple[str, ...] | None = None
     augmentation: Augmentation | None = None
 
     @property

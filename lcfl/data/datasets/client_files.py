@@ -1,0 +1,173 @@
+"""Finds the files of each client below a folder, in an order that depends only on their names."""
+
+import os
+import unicodedata
+from dataclasses import dataclass
+from typing import NoReturn
+
+from lcfl.core.validation import abbreviated
+from lcfl.data.owners import TEST, TRAIN, VAL
+
+__all__ = ["PartFiles", "clients_below", "refuse"]
+
+PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
+
+
+@dataclass(frozen=True)
+class PartFiles:
+    """The files of one part of one client's samples.
+
+    Attributes:
+        client: the name of the client.
+        part: ``TRAIN``, ``VAL`` or ``TEST``.
+        folder: the folder of the part.
+        files: the files below it, as paths with ``/``, in order.
+    """
+
+    client: str
+    part: int
+    folder: str
+    files: tuple[str, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the files."""
+        return [f"{self.folder}/{name}" for name in self.files]
+
+
+def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]:
+    """Returns the parts of every client: of each folder below a folder, and of each file with one of the suffixes.
+
+    A part is a folder or a file called ``train``, ``val`` or ``test``. If a client has none of these, all its files are
+    its training samples. Names that begin with a dot are skipped. Clients are sorted by name, and by number if all
+    names are whole numbers.
+
+    Args:
+        root: the folder.
+        suffixes: the ends, in small letters, of the names of files with samples.
+
+    Raises:
+        ValueError: If there are no clients, two clients have the same name, a client has no training files, or it is
+            not clear what a file or folder belongs to.
+    """
+    kinds = " or ".join(suffixes)
+    try:
+        found = _entries(root)
+    except OSError as error:
+        raise ValueError(
+            f"Folders: the folder {root!r} cannot be read ({type(error).__name__}); set data.dataset.init_args.root to "
+            "the folder that holds one folder per client"
+        ) from error
+    clients: dict[str, os.DirEntry[str]] = {}
+    known: dict[str, str] = {}
+    for entry in found:
+        if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
+            continue
+        name = unicodedata.normalize(
+            "NFC", _stem(entry, suffixes)
+        )  # some systems store accents as letters of their own
+        other = known.setdefault(name.strip().casefold(), name)
+        if name in clients or other != name:
+            refuse(
+                name,
+                entry.path,
+                f"there is also a client {other!r}; names must differ by more than case and spaces: rename one of them",
+            )
+        clients[name] = entry
+    if not clients:
+        raise ValueError(
+            f"Folders: there are no clients in {root!r}; it must hold one folder, or one file ({kinds}), per client"
+        )
+    if clients.keys() <= PARTS.keys():
+        raise ValueError(
+            f"Folders: {root!r} holds {' and '.join(clients)} instead of clients; the order is <client>/train, not "
+            "train/<client>. A single client needs a folder around its parts."
+        )
+    by_number = all(name.isdecimal() for name in clients)
+    names = sorted(clients, key=lambda name: (int(name) if by_number else 0, name))
+    return [_parts(name, clients[name], root, suffixes) for name in names]
+
+
+def refuse(client: str, path: str, problem: str) -> NoReturn:
+    """Raises a ValueError that names the client and the file or folder."""
+    raise ValueError(f"Folders: client {client!r}: {path}: {problem}")
+
+
+def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, ...]) -> list[PartFiles]:
+    """Returns the parts of a client in the order of their numbers."""
+    if not home.is_dir():
+        return [PartFiles(client, TRAIN, root, (home.name,))]
+    entries: dict[str, os.DirEntry[str]] = {}
+    others = []
+    for entry in _entries(home.path, client):
+        name = _stem(entry, suffixes)
+        if name not in PARTS:
+            others.append(entry)
+        elif name in entries:
+            refuse(client, entry.path, f"there is also {entries[name].name}; a client has each part once")
+        else:
+            entries[name] = entry
+    if not entries:
+        return [PartFiles(client, TRAIN, home.path, _samples(client, home.path, TRAIN, suffixes))]
+    beside = [entry.name for entry in others if entry.is_dir() or entry.name.lower().endswith(suffixes)]
+    if beside:
+        refuse(
+            client,
+            home.path,
+            f"it holds {' and '.join(entries)}, and {abbreviated(beside)} beside; a client has only the parts train, "
+            "val and test, or none of them: move the others into a part. A class of such a name needs another one.",
+        )
+    if "train" not in entries:
+        refuse(
+            client,
+            f"{home.path}/train",
+            f"it is missing, beside {' and '.join(entries)}; a client needs samples to train on",
+        )
+    parts = []
+    for name, part in PARTS.items():
+        if name not in entries:
+            continue
+        path = entries[name].path
+        if entries[name].is_dir():
+            parts.append(PartFiles(client, part, path, _samples(client, path, part, suffixes)))
+        else:
+            parts.append(PartFiles(client, part, home.path, (entries[name].name,)))
+    return [each for each in parts if each.files]
+
+
+def _samples(client: str, folder: str, part: int, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the files with samples below a folder. A test or validation part may be empty."""
+    names = _names(folder, client)
+    files = tuple(name for name in names if name.lower().endswith(suffixes))
+    if not files and (names or part == TRAIN):
+        got = f"; it has {abbreviated(names)}" if names else ""
+        refuse(client, folder, f"it has no samples, which are files with {' or '.join(suffixes)}{got}")
+    return files
+
+
+def _names(folder: str, client: str) -> list[str]:
+    """Returns all files below a folder, in order, as paths with ``/``."""
+    names = []
+    for entry in _entries(folder, client):
+        if entry.is_dir():
+            names += [f"{entry.name}/{name}" for name in _names(entry.path, client)]
+        else:
+            names.append(entry.name)
+    return names
+
+
+def _entries(folder: str, client: str | None = None) -> list[os.DirEntry[str]]:
+    """Returns what a folder holds, sorted by name, without what is hidden."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry for entry in found if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        if client is None:
+            raise
+        refuse(client, folder, f"it cannot be read ({type(error).__name__})")
+
+
+def _stem(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> str:
+    """Returns the name of a folder, or that of a file without its suffix."""
+    suffix = next((each for each in suffixes if not entry.is_dir() and entry.name.lower().endswith(each)), "")
+    return entry.name[: len(entry.name) - len(suffix)]

@@ -1,0 +1,103 @@
+"""Clients as they lie on a disk: one folder or file for each. Shapes: S samples in all, M clients, C classes."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lcfl.core.validation import abbreviated, check_instance
+from lcfl.data.augmentation import Augmentation
+from lcfl.data.conversion import as_targets, target_dtype
+from lcfl.data.datasets.base import FederatedDataset
+from lcfl.data.datasets.client_files import PartFiles, clients_below, refuse
+from lcfl.data.datasets.readers import Contents, Reader
+from lcfl.data.owners import TEST, TRAIN, Owners
+from lcfl.data.samples import Samples, TensorSamples
+
+__all__ = ["Folders"]
+
+
+class Folders(FederatedDataset):
+    """One folder per client, ``<root>/<client>``, in which a reader finds the client's samples.
+
+    If the folder holds ``train``, these are the client's training samples, and what ``test`` and ``val`` hold, if they
+    exist, is used as such. Each may be a folder or a file, such as ``train.csv``. Otherwise all files below the folder
+    are training samples, of which the data module holds out a part. A client may also be a single file,
+    ``<root>/<client>.csv``. With the partition `ByOwner` each folder is a client of a run.
+
+    All samples are in memory: first the training and validation samples of all clients, then their test samples.
+
+    Args:
+        root: the folder of all clients.
+        reader: how files are read: ``ImageFiles``, ``Arrays`` or ``Table``.
+        augmentation: changes the inputs of training batches.
+
+    Raises:
+        ValueError: If files are missing, unusable or unlike each other. The message names the client and the file.
+
+    Attributes:
+        classes: the names of the classes 0, ..., C - 1; None if targets are not classes.
+    """
+
+    def __init__(self, root: str, reader: Reader, augmentation: Augmentation | None = None) -> None:
+        check_instance("Folders: reader", reader, Reader)
+        self.root, self.reader, self.augmentation = str(root), reader, augmentation
+        clients = clients_below(self.root, reader.suffixes)
+        names = tuple(parts[0].client for parts in clients)
+        # Training and validation samples of all clients come first. Sorting keeps the order of the clients.
+        self._parts: list[PartFiles] = sorted(
+            (part for parts in clients for part in parts), key=lambda part: part.part == TEST
+        )
+        contents = reader.open(self._parts)
+        for part, count in zip(self._parts, contents.counts, strict=True):
+            if part.part == TRAIN and count == 0:
+                refuse(part.client, part.folder, f"{' and '.join(part.files[:5])} hold no samples to train on")
+        place = {name: number for number, name in enumerate(names)}
+        number = np.repeat([place[part.client] for part in self._parts], contents.counts)
+        role = np.repeat(np.array([part.part for part in self._parts], dtype=np.int8), contents.counts)
+        self._owners = Owners(names, number.astype(np.int64), role)
+        self._contents: Contents | None = contents
+        targets = as_targets(contents.targets, "Folders: targets")
+        self.shape, self.dtype, self.classes = contents.shape, contents.dtype, contents.classes
+        self.num_classes = None if contents.classes is None else len(contents.classes)
+        self.target_shape, self.target_dtype = tuple(targets.shape[1:]), target_dtype(targets)
+        if augmentation is not None and len(self.target_shape) > 1:
+            raise ValueError("Folders: an augmentation changes inputs alone, so these masks would no longer fit")
+        if self.classes is not None:
+            _warn_of_lonely_classes(targets.numpy(), self._owners, self.classes)
+
+    def owners(self, by: str | None = None) -> Owners:
+        """Returns the clients, and which of their samples are for training, validation and testing."""
+        if by is not None:
+            raise ValueError(f"Folders: there is no column {by!r}; the folders are the owners, so leave column out")
+        return self._owners
+
+    def load(self) -> Samples:
+        """Reads the inputs. What was read before is kept until then, so that no file is read twice."""
+        contents, self._contents = self._contents or self.reader.open(self._parts), None
+        num_train = int((self._owners.part != TEST).sum())
+        return TensorSamples(
+            contents.inputs(),
+            contents.targets,
+            num_train,
+            self.num_classes,
+            contents.mean,
+            contents.std,
+            self.augmentation,
+        )
+
+
+def _warn_of_lonely_classes(labels: NDArray[np.int64], owners: Owners, classes: Sequence[str]) -> None:
+    """Warns about classes that only one of several clients has; a slip of the pen may have made them."""
+    num_owners = len(owners.names)
+    pairs = np.unique(labels * num_owners + owners.number)
+    label, owner = np.divmod(pairs, num_owners)
+    lonely = np.flatnonzero(np.bincount(label, minlength=len(classes))[label] == 1)
+    if num_owners > 1 and len(lonely):
+        which = abbreviated(f"{classes[label[each]]!r} (client {owners.names[owner[each]]!r})" for each in lonely)
+        warnings.warn(
+            f"data.dataset: Folders: {len(lonely)} of {len(classes)} classes occur at only one client: {which}. If a "
+            "class is misspelt, correct it; otherwise other clients cannot help to learn it.",
+            stacklevel=3,
+        )

@@ -1,0 +1,173 @@
+"""Reads tables with named columns. Shapes: n rows of a table, p features, t targets, S rows in all."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lcfl.core.memory import check_memory
+from lcfl.core.validation import abbreviated
+from lcfl.data.datasets.client_files import PartFiles, refuse
+from lcfl.data.datasets.readers import Contents, Reader, number_classes, refuse_non_finite, refuse_unreadable
+from lcfl.data.datasets.table_files import Columns, Unusable, names_in, read_columns
+
+__all__ = ["Table"]
+
+
+@dataclass(frozen=True)
+class Table(Reader):
+    """Tables with named columns in ``.csv`` and ``.parquet`` files, one sample per row.
+
+    Features are numbers; an input is the row of its features as float32. A target is a class, written as text or as
+    a whole number: the sorted distinct values over all clients become 0, ..., C - 1. With ``regression`` it is the
+    row of its target columns as float32, and has the shape (t,).
+
+    Args:
+        target: the column of the target; with ``regression`` also several columns.
+        features: the columns of the features, in this order; None for all other columns, in the order of the first
+            file.
+        regression: whether targets are numbers to predict and not classes.
+        delimiter: the sign between two cells of a ``.csv`` file.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".parquet")
+
+    target: str | Sequence[str]
+    features: Sequence[str] | None = None
+    regression: bool = False
+    delimiter: str = ","
+
+    def __post_init__(self) -> None:
+        targets = self._targets
+        if not targets or (self.features is not None and not self.features):
+            raise ValueError(
+                "Table: target and features need at least one column; features may be null, for all others"
+            )
+        if len(targets) > 1 and not self.regression:
+            raise ValueError(
+                f"Table: got {len(targets)} target columns, {abbreviated(targets)}; a class has one. Set regression: "
+                "true for several numbers, also for several labels of 0 and 1"
+            )
+        named = [*targets, *(self.features or ())]
+        twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+        if twice:
+            raise ValueError(f"Table: target and features name {abbreviated(twice)} more than once; name a column once")
+        if len(self.delimiter) != 1:
+            raise ValueError(f"Table: delimiter must be one sign, got {self.delimiter!r}")
+
+    @property
+    def _targets(self) -> list[str]:
+        return [self.target] if isinstance(self.target, str) else list(self.target)
+
+    def open(self, parts: Sequence[PartFiles]) -> Contents:
+        """Reads all files."""
+        size = sum(os.path.getsize(path) for part in parts for path in part.paths if os.path.exists(path))
+        first = parts[0].paths[0]
+        known = self._names(parts[0], first)
+        features = list(self.features or (name for name in known if name not in self._targets))
+        if not features:
+            refuse(parts[0].client, first, f"it has only the column {known[0]!r}; a table needs features, too")
+        counts, inputs, targets = [], [], []
+        for part in parts:
+            counts.append(0)
+            for path in part.paths:
+                self._check_names(part, path, features, known, first)
+                columns = self._read(part, path, features)
+                numbers = columns.numbers[:, : len(features)]
+                if path == first:
+                    self._check_memory(size, numbers.nbytes / max(1, os.path.getsize(path)))
+                counts[-1] += len(numbers)
+                inputs.append(np.ascontiguousarray(numbers))
+                targets.append(columns.numbers[:, len(features) :] if self.regression else columns.texts)
+        all_targets: NDArray[Any]
+        classes = None
+        if self.regression:
+            all_targets = np.concatenate(targets)
+        else:
+            classes, all_targets = number_classes(value for column in targets for value in column)
+        shape = (len(features),)
+        return Contents(counts, shape, torch.float32, all_targets, classes, partial(_joined, inputs, sum(counts)))
+
+    def _names(self, part: PartFiles, path: str) -> list[str]:
+        """Returns the names of a file's columns."""
+        try:
+            return names_in(path, self.delimiter)
+        except Unusable as error:
+            refuse(part.client, path, str(error))
+        except Exception as error:
+            refuse_unreadable(part, path, error)
+
+    def _check_names(self, part: PartFiles, path: str, features: list[str], known: list[str], first: str) -> None:
+        """Refuses a file without a column that is needed, and if all columns are features, one with other columns."""
+        names = known if path == first else self._names(part, path)
+        missing = [name for name in (*features, *self._targets) if name not in names]
+        more = [name for name in names if name not in known] if self.features is None else []
+        other = f"; the first file, {first}, has {abbreviated(known, 20)}" if path != first else ""
+        if missing and path == first:
+            other = f"; it has {abbreviated(names, 20)}"
+            if len(names) == 1:
+                other += ". If another sign than a comma stands between cells, set delimiter"
+        if missing:
+            refuse(part.client, path, f"it has no column {' and '.join(map(repr, missing[:5]))}{other}")
+        if more:
+            advice = "remove them, or name the columns to use in data.dataset.init_args.reader.init_args.features"
+            refuse(part.client, path, f"it has more columns, {abbreviated(map(repr, more))}{other}; {advice}")
+        twice = [name for name in (*features, *self._targets) if names.count(name) > 1]
+        if twice:
+            refuse(part.client, path, f"it has several columns {twice[0]!r}; give each its own name")
+
+    def _read(self, part: PartFiles, path: str, features: list[str]) -> Columns:
+        """Reads the columns of a file: features, then numbers to predict, and classes as text."""
+        numbers = [*features, *(self._targets if self.regression else ())]
+        texts = [] if self.regression else self._targets
+        try:
+            columns = read_columns(path, numbers, texts, self.delimiter)
+        except Unusable as error:
+            refuse(part.client, path, str(error))
+        except Exception as error:
+            refuse_unreadable(part, path, error)
+        refuse_non_finite(part, path, columns.numbers, lambda row, column: f"row {row + 1}: column {numbers[column]!r}")
+        if not self.regression:
+            self._check_classes(part, path, columns.texts)
+        return columns
+
+    def _check_classes(self, part: PartFiles, path: str, values: list[str]) -> None:
+        """Refuses missing classes, and real numbers."""
+        for value in set(values):
+            try:
+                number = float(value) if value else float("nan")
+            except ValueError:
+                continue
+            if number.is_integer():
+                continue
+            place = f"row {values.index(value) + 1}: column {self._targets[0]!r}"
+            if isfinite(number):
+                refuse(
+                    part.client,
+                    path,
+                    f"{place} is {value}, which is no class; set data.dataset.init_args.reader.init_args.regression="
+                    "true to predict numbers",
+                )
+            refuse(part.client, path, f"{place} is {value or 'empty'}; drop samples without a class")
+
+    def _check_memory(self, size: int, ratio: float) -> None:
+        """Checks that the features fit into memory, judged by the first file. Halved, because files differ."""
+        check_memory("Folders: the tables need", int(size * ratio / 2), "Name fewer features, or use smaller files.")
+
+
+def _joined(inputs: list[NDArray[np.float32]], number: int) -> Tensor:
+    """Moves the rows of all files [n, p] into one tensor [S, p]."""
+    rows = torch.empty(number, inputs[0].shape[1])
+    at = 0
+    for position, own in enumerate(inputs):
+        rows[at : at + len(own)] = torch.from_numpy(own)
+        at += len(own)
+        inputs[position] = own[:0]  # so that two copies are never in memory
+    return rows

@@ -1,0 +1,145 @@
+"""Reads columns of CSV and Parquet files. Shapes: n rows, m columns of numbers."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Columns", "Unusable", "names_in", "read_columns"]
+
+BLOCK = 50_000  # rows that are held as text at a time
+
+
+class Unusable(ValueError):
+    """Says what is wrong with a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Some columns of a file.
+
+    Attributes:
+        numbers: [n, m] the columns of numbers.
+        texts: [n] the cells of the column of text, without spaces around them; empty if there is none.
+    """
+
+    numbers: NDArray[np.float32]
+    texts: list[str]
+
+
+def names_in(path: str, delimiter: str) -> list[str]:
+    """Returns the names of the columns of a file."""
+    if path.lower().endswith(".parquet"):
+        return [str(name) for name in _parquet(path).schema_arrow.names]
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        names = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
+    if not any(names):
+        raise Unusable("it is empty; the first line must hold the names of the columns")
+    return names
+
+
+def read_columns(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter: str) -> Columns:
+    """Reads columns of a file.
+
+    Args:
+        path: the file.
+        numbers: the m columns of numbers, in the order of the result.
+        texts: the column of text, or none.
+        delimiter: the sign between two cells of a ``.csv`` file.
+
+    Raises:
+        Unusable: If a column of numbers holds something else, or a row has another length than the first line.
+    """
+    if path.lower().endswith(".parquet"):
+        return _read_parquet(path, numbers, texts)
+    return _read_csv(path, numbers, texts, delimiter)
+
+
+def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter: str) -> Columns:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        names = [name.strip() for name in next(reader)]
+        places = [names.index(name) for name in numbers]
+        text = [names.index(name) for name in texts]
+        blocks, cells, start = [np.empty((0, len(places)), dtype=np.float32)], [], 0
+        for rows in _blocks(reader):
+            for row in rows:
+                if len(row) != len(names):
+                    raise Unusable(
+                        f"row {start + rows.index(row) + 1} has {len(row)} cells, but the first line has {len(names)}"
+                    )
+            blocks.append(_numbers(rows, places, names, start))
+            cells += [row[text[0]].strip() for row in rows] if text else []
+            start += len(rows)
+    return Columns(np.concatenate(blocks), cells)
+
+
+def _blocks(reader: Iterator[list[str]]) -> Iterator[list[list[str]]]:
+    rows = filter(None, reader)  # blank lines are empty rows
+    while block := list(islice(rows, BLOCK)):
+        yield block
+
+
+def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: int) -> NDArray[np.float32]:
+    """Converts columns of text to numbers.
+
+    Args:
+        rows: the rows.
+        places: the columns.
+        names: the names of all columns, for messages.
+        start: the number of rows before these, for messages.
+    """
+    chosen = itemgetter(*places)
+    try:
+        values = [list(map(float, chosen(row) if len(places) > 1 else (chosen(row),))) for row in rows]
+    except ValueError:
+        for number, row in enumerate(rows, start + 1):
+            for place in places:
+                _check_cell(row[place], f"row {number}: column {names[place]!r}")
+        raise
+    with np.errstate(over="ignore"):
+        return np.array(values, dtype=np.float64).astype(np.float32)
+
+
+def _check_cell(cell: str, where: str) -> None:
+    try:
+        float(cell)
+    except ValueError:
+        if not cell.strip():
+            raise Unusable(f"{where} is empty; fill it, or drop the row") from None
+        raise Unusable(f"{where} is {cell[:40]!r}, which is no number; {ADVICE}") from None
+
+
+ADVICE = (
+    "write a category as columns of 0 and 1, one for each of its values, or name the columns to use in "
+    "data.dataset.init_args.reader.init_args.features"
+)
+
+
+def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Columns:
+    table = _parquet(path).read(columns=[*numbers, *texts], use_threads=False)  # ranks may be forked
+    values = np.empty((table.num_rows, len(numbers)), dtype=np.float32)
+    for place, name in enumerate(numbers):
+        column = table.column(name).to_numpy()
+        if column.dtype.kind not in "biuf":
+            if table.column(name).null_count:
+                row = table.column(name).is_null().to_pylist().index(True)
+                raise Unusable(f"row {row + 1}: column {name!r} is empty; fill it, or drop the row")
+            raise Unusable(f"column {name!r} holds {table.column(name).type}, which is no number; {ADVICE}")
+        with np.errstate(over="ignore"):
+            values[:, place] = column
+    cells = table.column(texts[0]).to_pylist() if texts else []
+    return Columns(values, ["" if cell is None else str(cell).strip() for cell in cells])
+
+
+def _parquet(path: str) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise Unusable('Parquet files need pyarrow: pip install "lcfl[parquet]", or save the table as .csv') from error
+    return parquet.ParquetFile(path)
