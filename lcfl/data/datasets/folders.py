@@ -52,7 +52,11 @@ class Folders(FederatedDataset):
         contents = reader.open(self._parts)
         for part, count in zip(self._parts, contents.counts, strict=True):
             if part.part == TRAIN and count == 0:
-                refuse(part.client, part.folder, f"{' and '.join(part.files[:5])} hold no samples to train on")
+                refuse(
+                    part.client,
+                    part.folder,
+                    f"it has no samples to train on; its files, {abbreviated(part.files)}, are empty",
+                )
         place = {name: number for number, name in enumerate(names)}
         number = np.repeat([place[part.client] for part in self._parts], contents.counts)
         role = np.repeat(np.array([part.part for part in self._parts], dtype=np.int8), contents.counts)
@@ -97,7 +101,7 @@ def _warn_of_lonely_classes(labels: NDArray[np.int64], owners: Owners, classes: 
     if num_owners > 1 and len(lonely):
         which = abbreviated(f"{classes[label[each]]!r} (client {owners.names[owner[each]]!r})" for each in lonely)
         warnings.warn(
-            f"data.dataset: Folders: {len(lonely)} of {len(classes)} classes occur at only one client: {which}. If a "
-            "class is misspelt, correct it; otherwise other clients cannot help to learn it.",
+            f"data.dataset: Folders: classes that occur at only one client: {len(lonely)} of {len(classes)}, {which}. "
+            "If a class is misspelt, correct it. Otherwise, other clients cannot help to learn it.",
             stacklevel=3,
         )

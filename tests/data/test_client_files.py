@@ -1,0 +1,150 @@
+"""Tests how the files of clients are found: names, parts, order, and what is refused."""
+
+import os
+import unicodedata
+
+import pytest
+
+from lcfl.data.datasets.client_files import clients_below
+from lcfl.data.owners import TEST, TRAIN, VAL
+
+SUFFIXES = (".csv", ".parquet")
+
+
+def make(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+
+
+def found(root):
+    return {
+        parts[0].client: {part.part: [os.path.relpath(path, root) for path in part.paths] for part in parts}
+        for parts in clients_below(str(root), SUFFIXES)
+    }
+
+
+def refused(root, *paths):
+    """Returns the message for a folder with these files, without the path of the folder."""
+    make(root, *paths)
+    with pytest.raises(ValueError) as error:
+        clients_below(str(root), SUFFIXES)
+    return str(error.value).replace(str(root), "ROOT")
+
+
+def test_a_client_has_parts_or_only_training_files(tmp_path):
+    make(tmp_path, "b/train/x.csv", "b/train/deep/er/y.csv", "b/test/z.csv", "b/val/w.csv")
+    make(tmp_path, "a/one.csv", "a/sub/two.parquet", "c/train.csv", "c/test.csv", "d.CSV")
+    assert found(tmp_path) == {
+        "a": {TRAIN: ["a/one.csv", "a/sub/two.parquet"]},
+        "b": {TRAIN: ["b/train/deep/er/y.csv", "b/train/x.csv"], VAL: ["b/val/w.csv"], TEST: ["b/test/z.csv"]},
+        "c": {TRAIN: ["c/train.csv"], TEST: ["c/test.csv"]},
+        "d": {TRAIN: ["d.CSV"]},
+    }
+
+
+def test_hidden_and_other_files_are_skipped(tmp_path):
+    make(tmp_path, ".cache/x.csv", "notes.txt", "a/.hidden.csv", "a/x.csv", "a/README.md", "a/.old/y.csv")
+    make(tmp_path, "b/train/x.csv", "b/notes.txt")
+    (tmp_path / "a/empty").mkdir()
+    (tmp_path / "b/test").mkdir()  # the client has no test samples, so some are held out
+    assert found(tmp_path) == {"a": {TRAIN: ["a/x.csv"]}, "b": {TRAIN: ["b/train/x.csv"]}}
+
+
+def test_clients_are_in_the_order_of_their_names_and_numbers(tmp_path):
+    make(tmp_path, *(f"{number}/x.csv" for number in (10, 9, 0, 100)))
+    assert list(found(tmp_path)) == ["0", "9", "10", "100"]
+    make(tmp_path, "Z/x.csv", "a/x.csv")
+    assert list(found(tmp_path)) == ["0", "10", "100", "9", "Z", "a"]
+
+
+def test_a_name_is_the_same_text_on_every_system(tmp_path):
+    make(tmp_path, unicodedata.normalize("NFD", "Zürich") + "/x.csv", "a/x.csv")
+    assert list(found(tmp_path)) == ["Zürich", "a"]
+
+
+def test_the_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
+    make(tmp_path, "b/train/y.csv", "b/train/x.csv", "b/test/q.csv", "a/2.csv", "a/1.csv", "c.csv")
+    expected = clients_below(str(tmp_path), SUFFIXES)
+    scan = os.scandir
+
+    class Reversed:
+        def __init__(self, path):
+            self.entries = scan(path)
+
+        def __enter__(self):
+            return sorted(self.entries, key=lambda entry: entry.name, reverse=True)
+
+        def __exit__(self, *error):
+            self.entries.close()
+
+    monkeypatch.setattr(os, "scandir", Reversed)
+    assert clients_below(str(tmp_path), SUFFIXES) == expected
+
+
+REFUSED = {
+    "missing root": (
+        [],
+        "there are no clients in 'ROOT'; it must hold one folder, or one file (.csv or .parquet), per",
+    ),
+    "train before clients": (
+        ["train/a/x.csv", "test/a/x.csv"],
+        "'ROOT' holds test and train instead of clients; the order is <client>/train, not train/<client>.",
+    ),
+    "equal names": (
+        ["north/x.csv", "north.csv"],
+        "client 'north': ROOT/north.csv: there is also a client 'north'; names must differ by more than case and "
+        "spaces: rename one of them",
+    ),
+    "case": (["Ward 1/x.csv", "ward 1/x.csv"], "client 'ward 1': ROOT/ward 1: there is also a client 'Ward 1'; names"),
+    "spaces": (["a/x.csv", "a /x.csv"], "client 'a ': ROOT/a : there is also a client 'a'; names must differ"),
+    "no training part": (
+        ["a/x.csv", "ward_b/test/x.csv"],
+        "client 'ward_b': ROOT/ward_b/train: it is missing, beside test; a client needs samples to train on",
+    ),
+    "no files": (
+        ["a/x.csv", "ward_b/train/x.txt"],
+        "client 'ward_b': ROOT/ward_b/train: it has no samples, which are files with .csv or .parquet; it has x.txt",
+    ),
+    "test files of another kind": (
+        ["ward_b/train/x.csv", "ward_b/test/x.tsv"],
+        "client 'ward_b': ROOT/ward_b/test: it has no samples, which are files with .csv or .parquet; it has x.tsv",
+    ),
+    "beside the parts": (
+        ["ward_b/train/x.csv", "ward_b/valid/x.csv", "ward_b/more.csv"],
+        "client 'ward_b': ROOT/ward_b: it holds train, and more.csv, valid beside; a client has only the parts train, "
+        "val and test, or none of them",
+    ),
+    "a part twice": (
+        ["ward_b/train/x.csv", "ward_b/train.csv"],
+        "client 'ward_b': ROOT/ward_b/train.csv: there is also train; a client has each part once",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_unclear_folders_are_refused(tmp_path, case):
+    paths, message = REFUSED[case]
+    assert refused(tmp_path, *paths).startswith(f"Folders: {message}")
+
+
+def test_an_empty_client_is_refused(tmp_path):
+    (tmp_path / "ward_b").mkdir()
+    assert refused(tmp_path).endswith("ROOT/ward_b: it has no samples, which are files with .csv or .parquet")
+
+
+def test_a_missing_root_is_refused(tmp_path):
+    assert refused(tmp_path / "nowhere").startswith("Folders: the folder 'ROOT' cannot be read (FileNotFoundError)")
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
+    make(tmp_path, "a/x.csv", "ward_b/x.csv")
+    scan = os.scandir
+
+    def fails(path):
+        if str(path).endswith("ward_b"):
+            raise PermissionError(13, "no")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    assert refused(tmp_path) == "Folders: client 'ward_b': ROOT/ward_b: it cannot be read (PermissionError)"

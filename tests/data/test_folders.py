@@ -1,0 +1,174 @@
+"""Tests `Folders` as a whole: owners and parts, a run from the command line, and runs that go on."""
+
+import csv
+import os
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.cli.commands import partition
+from lcfl.data.augmentation import CropAndFlip
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Arrays, Folders, ImageFiles, Table
+from lcfl.data.partition import ByOwner
+from tests.helpers.builders import loaded
+from tests.helpers.clients_on_disk import write_arrays, write_image, write_table, write_wards
+from tests.helpers.commandline import CONFIGS, lcfl
+
+COLUMNS = ("age", "dose", "outcome")
+SIZES = {"large": 40, "middle": 17, "tiny": 3}
+
+LAYER = """
+data:
+  dataset:
+    class_path: Folders
+    init_args:
+      root: wards
+      reader: {class_path: Table, init_args: {target: outcome, regression: true}}
+  partition: ByOwner
+  batch_size: 8
+model:
+  network: {class_path: lcfl.models.MLP, init_args: {in_features: 2, hidden: [4], num_classes: 1}}
+  optimizer: {class_path: SGD, init_args: {lr: 0.1}}
+  loss: {class_path: torch.nn.MSELoss}
+  report: loss
+trainer: {clients_per_round: 1.0, devices: 1, logger: false, enable_progress_bar: false, evaluate_every: 1}
+"""
+FEDAVG = ("fit", "-c", CONFIGS / "methods" / "fedavg.yaml", "-c", LAYER)
+
+
+def test_own_test_and_validation_samples_keep_their_parts(tmp_path):
+    rows = [[number, 0, number % 2] for number in range(20)]
+    write_table(tmp_path / "a/train.csv", COLUMNS, *rows[:6])
+    write_table(tmp_path / "a/test.csv", COLUMNS, *rows[6:8])
+    write_table(tmp_path / "b/val.csv", COLUMNS, *rows[8:10])
+    write_table(tmp_path / "b/train/1.csv", COLUMNS, *rows[10:16])
+    write_table(tmp_path / "c.csv", COLUMNS, *rows[16:])
+    data = loaded(FederatedDataModule(Folders(str(tmp_path), Table("outcome")), ByOwner()))
+    population, age = data.population, data.samples.inputs[:, 0].int().numpy()
+    assert population.names == ("a", "b", "c") and data.num_clients == 3
+    test, val, train = population.test["own_split"], population.val, population.train
+    assert age[test[0]].tolist() == [6, 7] and age[val[1]].tolist() == [8, 9]
+    assert len(train[0]) + len(val[0]) == 6, "nothing else is held out for testing"
+    assert len(train[1]) == 4 and set(age[[*train[1], *test[1]]]) == set(range(10, 16))
+    assert (len(train[2]), len(val[2]), len(test[2])) == (3, 0, 1)
+    assert set(age[np.concatenate([*train, *val, *test])]) == set(range(20))
+
+
+def test_owners_are_known_before_anything_is_loaded(tmp_path):
+    write_wards(tmp_path, SIZES)
+    owners = Folders(str(tmp_path), Table("outcome")).owners()
+    assert owners.names == tuple(SIZES) and np.bincount(owners.number).tolist() == list(SIZES.values())
+    with pytest.raises(ValueError, match=r"^Folders: there is no column 'age'; the folders are the owners"):
+        Folders(str(tmp_path), Table("outcome")).owners("age")
+
+
+def test_a_class_of_one_client_is_a_warning(tmp_path):
+    write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "ill"], [1, 2, "well"])
+    write_table(tmp_path / "ward_b.csv", COLUMNS, [1, 2, "ill"], [1, 2, "wel"], [1, 2, "well"], [1, 2, "wel"])
+    message = (
+        r"^data.dataset: Folders: classes that occur at only one client: 1 of 3, 'wel' \(client 'ward_b'\). If a cl"
+    )
+    with pytest.warns(UserWarning, match=message):
+        Folders(str(tmp_path), Table("outcome"))
+    os.remove(tmp_path / "a.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Folders(str(tmp_path), Table("outcome"))  # there is no other client
+
+
+@pytest.mark.filterwarnings("ignore:data.dataset. Folders. classes that occur")
+@pytest.mark.parametrize("kind", ["images", "arrays", "table", "numbers"])
+def test_a_dataset_can_be_sent_to_a_spawned_rank(tmp_path, kind):
+    if kind == "images":
+        write_image(tmp_path / "a/x/1.png", 7)
+        data = Folders(str(tmp_path), ImageFiles())
+    elif kind == "arrays":
+        write_arrays(tmp_path / "a.npz", x=np.ones((2, 3)), y=np.array([0, 1]))
+        data = Folders(str(tmp_path), Arrays())
+    else:
+        write_wards(tmp_path, SIZES)
+        data = Folders(str(tmp_path), Table("outcome", regression=kind == "numbers"))
+    assert pickle.loads(pickle.dumps(data)).load().fingerprint() == data.load().fingerprint()
+
+
+def test_names_of_files_do_not_matter(tmp_path):
+    rows = [[number, 0, number % 2] for number in range(6)]
+    write_table(tmp_path / "one/a/train.csv", COLUMNS, *rows[:4])
+    write_table(tmp_path / "one/b.csv", COLUMNS, *rows[4:])
+    write_table(tmp_path / "two/a/train/x.csv", COLUMNS, *rows[:2])
+    write_table(tmp_path / "two/a/train/y.csv", COLUMNS, *rows[2:4])
+    write_table(tmp_path / "two/b/any.csv", COLUMNS, *rows[4:])
+    one, two = (
+        loaded(FederatedDataModule(Folders(str(tmp_path / name), Table("outcome")), ByOwner()))
+        for name in ("one", "two")
+    )
+    assert one.samples.fingerprint() == two.samples.fingerprint()
+    assert one.population.fingerprint == two.population.fingerprint
+
+
+def test_an_augmentation_changes_training_batches_but_not_masks(tmp_path):
+    write_image(tmp_path / "a/x/1.png", size=(8, 8))
+    assert Folders(str(tmp_path), ImageFiles(), CropAndFlip()).load().is_random(training=True)
+    write_arrays(tmp_path / "masks/a.npz", x=np.zeros((2, 1, 8, 8)), y=np.zeros((2, 8, 8)))
+    with pytest.raises(ValueError, match=r"^Folders: an augmentation changes inputs alone"):
+        Folders(str(tmp_path / "masks"), Arrays(), CropAndFlip())
+
+
+def test_a_reader_is_an_object(tmp_path):
+    with pytest.raises(TypeError, match=r"^Folders: reader: got the class ImageFiles, not an instance of it"):
+        Folders(str(tmp_path), ImageFiles)
+
+
+@pytest.mark.parametrize("reader", ["Table", "lcfl.data.datasets.Table", "lcfl.data.datasets.table.Table"])
+def test_partition_prints_clients_and_classes(here, capsys, reader):
+    write_wards("wards", SIZES)
+    options = ["--data.dataset=Folders", "--data.dataset.root=wards", f"--data.dataset.reader={reader}"]
+    partition.main([*options, "--data.dataset.reader.target=outcome", "--data.partition=ByOwner"])
+    printed = capsys.readouterr().out
+    assert "3 clients, true groups: unknown" in printed and "\nclasses: 0 0, 1 1\n" in printed
+
+
+def test_a_misspelt_reader_is_explained(here, capsys):
+    with pytest.raises(SystemExit):
+        lcfl(*FEDAVG, "--data.dataset.reader=Tabel")
+    assert (
+        "data.dataset.init_args.reader: there is no class 'Tabel'. Did you mean Table? Classes of lcfl: Arrays, "
+        "ImageFiles, Table;" in capsys.readouterr().err
+    )
+
+
+def test_regression_is_resumed_to_the_same_bits(here):
+    write_wards("wards", SIZES)
+    run = lcfl(*FEDAVG, "--trainer.rounds=2", "--trainer.name=whole")
+    with (run.path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and float(rows[-1]["test/own_split/global/loss"]) > 0
+    lcfl(*FEDAVG, "--trainer.rounds=1", "--trainer.name=halves")
+    halves = lcfl(*FEDAVG, "--trainer.rounds=2", "--trainer.name=halves", "--ckpt_path=last")
+    assert torch.equal(run.state.global_model, halves.state.global_model)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([COLUMNS, [1, 2, 3], [1, "nan", 3]], "row 2: column 'dose' is nan"),
+        ([("age", "outcome"), [1, 2]], "it has no column 'dose'"),
+    ],
+)
+def test_bad_input_is_said_before_anything_is_written(here, table, message):
+    write_wards("wards", SIZES)
+    write_table("wards/ward_b/train.csv", *table)
+    with pytest.raises(ValueError, match=f"^data.dataset: Folders: client 'ward_b': wards/ward_b/train.csv: {message}"):
+        lcfl(*FEDAVG, "--trainer.rounds=1")
+    assert not (here / "logs").exists()
+
+
+def test_a_loss_that_refuses_the_targets_is_said_before_anything_is_written(here):
+    write_wards("wards", SIZES)
+    with pytest.raises(ValueError, match=r"^model.loss: CrossEntropyLoss cannot take outputs"):
+        lcfl(*FEDAVG, "--trainer.rounds=1", "--model.loss=torch.nn.CrossEntropyLoss", "--model.network.num_classes=3")
+    assert not (here / "logs").exists()
