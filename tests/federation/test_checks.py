@@ -1,6 +1,7 @@
 """Refusals and warnings before training starts: the option, what it got, what is allowed, and what to change."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -294,6 +295,13 @@ def test_batch_of_one_sample_that_the_network_cannot_take_is_refused(sizes, opti
     with pytest.raises(ValueError, match=rf"^data.batch_size: got .*{words}") as error:
         check_batches(normed(), sized(*sizes, **options))
     assert "Normed cannot train on that (Expected more than 1 value per channel when training" in str(error.value)
+
+
+def test_a_client_with_a_name_is_named():
+    data = sized(8, 1, batch_size=4)
+    data._loaded = data.samples, replace(data.population, names=("north", "ward_b"))
+    with pytest.raises(ValueError, match=r"the first is client 1 \(ward_b\) with 1 training samples"):
+        check_batches(normed(), data)
 
 
 @pytest.mark.parametrize(
