@@ -53,6 +53,7 @@ NAVIGATION = {
         ],
         "Bring your own": [
             "howto/data",
+            "howto/clients",
             "howto/tasks",
             "howto/network",
             "howto/method",

@@ -56,6 +56,14 @@ def test_an_entry_that_cannot_run_is_reported_with_the_reason(module, tmp_path):
         pass
 
 
+def test_folders_and_torchvision_read_the_same_images(module, tmp_path, capsys):
+    path = tmp_path / "folders.json"
+    words = ["--num_clients", "3", "--per_client", "4", "--size", "8", "--turns", "1", "--json", str(path)]
+    result = module("folders").main(words)
+    assert json.loads(path.read_text()) == result and result["ratio"] > 0
+    assert "3 clients with 4 images of 8 x 8 each" in capsys.readouterr().out
+
+
 def test_a_peer_that_is_not_installed_is_left_out(module, monkeypatch, capsys):
     monkeypatch.setattr(module("contest").importlib.util, "find_spec", lambda name: None)
     entries = module("round").entries_of(module("round").parse(["--peers-python", "pfl=/env/bin/python"]))

@@ -1,6 +1,7 @@
 """Tests the files and commands of every page in docs/howto/, as a reader would follow them."""
 
 import csv
+import json
 import re
 import runpy
 import sys
@@ -57,7 +58,12 @@ def followed(here):
     return follow
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=lambda each: each)
+@pytest.mark.parametrize(
+    ("page", "block"),
+    # a sweep starts a process for each run
+    [pytest.param(*each, marks=[pytest.mark.slow] if each[1] == "hospitals" else []) for each in BLOCKS],
+    ids=lambda each: each,
+)
 def test_block_as_written(followed, here, capsys, monkeypatch, page, block):
     if page == "tasks":  # its blocks are run in the folder of the examples
         if find_spec(TASKS[block][0]) is None:
@@ -83,6 +89,20 @@ def test_the_page_of_tasks_shows_an_example_as_it_is():
 
 def test_every_page_is_followed_except_the_one_for_other_machines():
     assert {page for page, _ in BLOCKS} == PAGES.keys() - {"machines"}
+
+
+def test_hospitals_of_very_different_size_train(here):
+    write_files("clients", here)
+    runpy.run_path("make_hospitals.py", run_name="__main__")
+    words = ["fit", "-c", str(ROOT / "configs/methods/fedavg.yaml"), "-c", "hospitals.yaml", *SHORT]
+    run = federated_cli.main(words)
+    with (run.path / "partition.json").open() as file:
+        dealt = json.load(file)
+    sizes = [[len(own) for own in lists] for lists in (dealt["train"], dealt["val"], dealt["test"]["own_split"])]
+    assert dealt["names"][-1] == "yew" and [each[-1] for each in sizes] == [2, 0, 1]
+    shown = re.findall(r"\| (\d+) of (\d+) \|", PAGES["clients"])
+    assert shown == [("2", str(sum(sizes[0]))), ("1", str(len(sizes[2]))), ("1", str(sum(sizes[2])))]
+    assert run.metrics["test/own_split/global/acc"] > 0.5
 
 
 FIT = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "-c"]

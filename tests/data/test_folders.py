@@ -125,11 +125,17 @@ def test_a_reader_is_an_object(tmp_path):
 
 @pytest.mark.parametrize("reader", ["Table", "lcfl.data.datasets.Table", "lcfl.data.datasets.table.Table"])
 def test_partition_prints_clients_and_classes(here, capsys, reader):
-    write_wards("wards", SIZES)
+    write_table("wards/a.csv", COLUMNS, [1, 2, "ill"], [3, 4, "well"])
+    write_table("wards/b.csv", COLUMNS, [5, 6, "well"], [7, 8, "ill"])
     options = ["--data.dataset=Folders", "--data.dataset.root=wards", f"--data.dataset.reader={reader}"]
     partition.main([*options, "--data.dataset.reader.target=outcome", "--data.partition=ByOwner"])
     printed = capsys.readouterr().out
-    assert "3 clients, true groups: unknown" in printed and "\nclasses: 0 0, 1 1\n" in printed
+    assert "2 clients, true groups: unknown" in printed and "\nclasses: 0 ill, 1 well\n" in printed
+    write_wards("numbers", SIZES)
+    partition.main(
+        [*options, "--data.dataset.reader.target=outcome", "--data.partition=ByOwner", "--data.dataset.root=numbers"]
+    )
+    assert "classes" not in capsys.readouterr().out, "the classes are called 0 and 1"
 
 
 def test_a_misspelt_reader_is_explained(here, capsys):

@@ -55,8 +55,10 @@ def main(args: Sequence[str]) -> None:
     data.setup()
     population = data.population
     print(population.summary())
-    if data.dataset.classes is not None:
-        print(f"classes: {abbreviated((f'{number} {name}' for number, name in enumerate(data.dataset.classes)), 20)}")
+    names = data.dataset.classes or ()
+    numbered = [f"{number} {name}" for number, name in enumerate(names) if name != str(number)]
+    if numbered:
+        print(f"classes: {abbreviated(numbered, 20)}")
     labels = data.samples.labels
     if labels is not None:
         for protocol in data.protocols:
