@@ -98,6 +98,11 @@ REFUSED = {
     ),
     "case": (["Ward 1/x.csv", "ward 1/x.csv"], "client 'ward 1': ROOT/ward 1: there is also a client 'Ward 1'; names"),
     "spaces": (["a/x.csv", "a /x.csv"], "client 'a ': ROOT/a : there is also a client 'a'; names must differ"),
+    "line break": (
+        ["a\nb/x.csv"],
+        "client 'a\\nb': ROOT/a\nb: a name must be readable text, without line breaks or tabs",
+    ),
+    "bytes": (["a\udcff/x.csv"], "client 'a\\udcff': ROOT/a\udcff: a name must be readable text"),
     "no training part": (
         ["a/x.csv", "ward_b/test/x.csv"],
         "client 'ward_b': ROOT/ward_b/train: it is missing, beside test; a client needs samples to train on",

@@ -73,6 +73,8 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
                 entry.path,
                 f"there is also a client {other!r}; names must differ by more than case and spaces: rename one of them",
             )
+        if not name.isprintable():
+            refuse(name, entry.path, "a name must be readable text, without line breaks or tabs: rename it")
         clients[name] = entry
     if not clients:
         raise ValueError(

@@ -116,8 +116,8 @@ def _check_cell(cell: str, where: str) -> None:
 
 
 ADVICE = (
-    "write a category as columns of 0 and 1, one for each of its values, or name the columns to use in "
-    "data.dataset.init_args.reader.init_args.features"
+    "write a category as columns of 0 and 1, one for each of its values, or name other columns in "
+    "data.dataset.init_args.reader.init_args.features; a target that is a class needs regression=false"
 )
 
 
