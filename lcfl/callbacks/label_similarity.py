@@ -64,15 +64,17 @@ class LabelSimilarity(Callback):
         self.center = center
         self.smoothing = smoothing
 
+    def on_fit_start(self, server: Server) -> None:
+        """Refuses data without labels."""
+        if server.data.population.label_counts is None:
+            raise ValueError(
+                "trainer.callbacks: LabelSimilarity compares labels, but the targets are not classes; leave it out."
+            )
+
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
         """Fine-tunes, compares and writes; does nothing if a signal ended the run."""
         label_counts = server.data.population.label_counts
-        if label_counts is None:
-            warnings.warn(
-                "LabelSimilarity: the targets are not classes, so there are no labels to compare.", stacklevel=2
-            )
-            return
-        if not metrics:
+        if not metrics or label_counts is None:
             return
         active = torch.nonzero(state.active).flatten().numpy()
         clients = active[figures.shown(len(active))]

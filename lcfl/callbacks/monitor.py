@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "partition_figure"]
 
 ACCURACY_BINS = np.linspace(0, 1, 21)
+NUM_BINS = 20  # of other metrics, from the smallest to the largest value
 MODEL_NUMBERS = 2**25  # most numbers in the models of a map, which take a gigabyte with their principal components
 HISTORY = {"rounds": Array(("T",), torch.int64), "assignments": Array(("T", None), torch.int16)}  # see `state_dict`
 OUTSIDE = -1  # cluster of a client that is a newcomer or has left
@@ -121,7 +122,7 @@ class Monitor(Callback):
         self._begin_step(state.round - 1)
         self._evaluation = evaluation
         for name, metric in evaluation.of_reported().items():
-            borders = ACCURACY_BINS if evaluation.reported.is_accuracy else "auto"
+            borders = ACCURACY_BINS if evaluation.reported.is_accuracy else NUM_BINS
             self._histogram(server, f"{name}_clients", metric.values, borders)
         every = server.schedule.evaluate_every * self.figure_every
         if every and state.round % every == 0:
@@ -224,7 +225,8 @@ class Monitor(Callback):
             log_figure(logger, f"figures/{name}", figure, path, self._step)
 
     def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: Any) -> None:
-        if tag not in self._written:
+        values = values[np.isfinite(values)]  # a diverged client has none
+        if tag not in self._written and len(values):
             self._written.add(tag)
             for logger in self._loggers(server):
                 if hasattr(writer := writer_of(logger), "add_histogram"):

@@ -32,8 +32,8 @@ class MonitoredMetric:
     Args:
         owner: name of the callback, for errors.
         name: name of the metric, e.g. ``val/own_split/personal/acc``; None for the reported metric.
-        mode: whether larger (``max``) or smaller (``min``) is better; None for what is known of the metric, and larger
-            if nothing is known.
+        mode: whether larger (``max``) or smaller (``min``) is better; None for what is known of the metric. If
+            nothing is known, larger is better, except for losses.
 
     Raises:
         ValueError: for a metric of test data, which is reported but never used to choose, or for another mode.
@@ -58,7 +58,7 @@ class MonitoredMetric:
             ValueError: if it is a metric of evaluations that none of them has.
         """
         name = self.name or default
-        mode = self.mode or ("max" if metrics.get(name, True) else "min")
+        mode = self.mode or ("max" if metrics.get(name, not name.endswith("/loss")) else "min")
         found = replace(self, name=name, mode=mode)
         found._check(metrics)
         return found

@@ -21,7 +21,8 @@ from lcfl.cli.parser import Parser, Seed, check_given
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.metric_names import Reported
 from lcfl.core.renamed import current_path, with_current_names
-from lcfl.data.datamodule import FederatedDataModule, errors_of
+from lcfl.core.validation import errors_of
+from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.partition import Partition
 from lcfl.federation.federation import Federation

@@ -255,7 +255,7 @@ class Sweep:
                 )
         run = FinishedRun(folder, json.loads(summary.read_text()))
         validation = validation_of(run)
-        said = "no validation data" if validation is None else f"validation {validation.text}"
+        said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
         return run
 

@@ -1,7 +1,8 @@
 """Checks whose error messages several modules share."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from math import isnan
@@ -15,6 +16,7 @@ __all__ = [
     "check_choices",
     "check_instance",
     "check_values",
+    "errors_of",
     "shortened",
 ]
 
@@ -94,6 +96,17 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
             allowed = [word for word in allowed if word != OBJECT] or [OBJECT]  # a tensor, a path: not in a file
             raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(allowed)}.")
+
+
+@contextmanager
+def errors_of(option: str) -> Iterator[None]:
+    """Prefixes a ``ValueError`` raised inside with the option that it concerns, unless it has this prefix already."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(f"{option}: "):
+            raise
+        raise ValueError(f"{option}: {error}") from error
 
 
 def check_choices(owner: str, part: Any) -> None:

@@ -2,8 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -12,26 +11,25 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lcfl.core import rng
 from lcfl.core.files import write_json
-from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values
+from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.owners import TEST
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 from lcfl.data.partition.uniform import IID
 from lcfl.data.pooled import pooled_loader
-from lcfl.data.population import Population
+from lcfl.data.population import Population, label_counts
 from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
 from lcfl.data.samples import Samples
 from lcfl.data.train_test_split import split_disjoint, split_overlapping
 from lcfl.data.transforms import ClientTransform, true_groups
-from lcfl.data.views import View, ViewedSamples, seen_labels
+from lcfl.data.views import View, ViewedSamples
 
-__all__ = ["FederatedDataModule", "errors_of"]
+__all__ = ["FederatedDataModule"]
 
 
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
@@ -108,6 +106,8 @@ class FederatedDataModule(LightningDataModule):
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.client_transforms = list(client_transforms)
         self.seed = seed
+        check_instance("data.dataset", dataset, FederatedDataset, " Datasets makes one of your own data sets.")
+        check_instance("data.partition", partition, Partition)
         self.num_clients = self._known_clients() if num_clients is None else num_clients
         self._check_arguments()
         self._loaded: tuple[Samples, Population] | None = None
@@ -167,10 +167,10 @@ class FederatedDataModule(LightningDataModule):
             return
         with errors_of("data.client_transforms"):
             for transform in self.client_transforms:
-                transform.check(self.dataset.shape, self.dataset.dtype)
+                transform.check(self.dataset.spec)
         with errors_of("data.dataset"):
             samples = self.dataset.load()
-            owners = self.dataset.owners(self.partition.column)
+            owners = self.dataset.owners(self.partition.owner_column)
         official = [name for name in self.protocols if name != "own_split"]
         if official and samples.num_train == len(samples):
             raise ValueError(
@@ -190,14 +190,18 @@ class FederatedDataModule(LightningDataModule):
             split.val,
             tests,
             groups,
-            _label_counts(samples, split.train, views or [()] * self.num_clients),
+            label_counts(samples, split.train, views or [()] * self.num_clients),
             shares.overlapping,
             views,
             shares.groups,
             self.newcomer_clients,
             proxy,
             shares.names,
+            shares.val,
+            shares.test,
         )
+        if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
+            population.warn_of_lonely_labels(self.dataset.classes)
         self._loaded = samples.subset(population.samples_in_use), population
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
@@ -252,7 +256,7 @@ class FederatedDataModule(LightningDataModule):
     def _known_clients(self) -> int:
         """Returns the number of clients that the partition knows, before samples are read."""
         with errors_of("data.dataset"):
-            owners = self.dataset.owners(self.partition.column)
+            owners = self.dataset.owners(self.partition.owner_column)
         if owners is None:
             pool = Pool(0)
         else:
@@ -263,8 +267,6 @@ class FederatedDataModule(LightningDataModule):
         return NUM_CLIENTS if known is None else known
 
     def _check_arguments(self) -> None:
-        check_instance("data.dataset", self.dataset, FederatedDataset, " Datasets makes one of your own data sets.")
-        check_instance("data.partition", self.partition, Partition)
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}")
@@ -326,13 +328,14 @@ class FederatedDataModule(LightningDataModule):
         """
         if self.proxy == 0:
             return split, split.official[:0]
-        if self.proxy >= len(split.official):
+        free = np.setdiff1d(split.official, np.concatenate(split.held_out))  # without clients' own test samples
+        if self.proxy >= len(free):
             raise ValueError(
                 f"data.proxy takes {self.proxy} official test samples and must leave some for testing, but "
-                f"{len(split.official)} are free; lower data.proxy, or use a data set with official test samples and "
+                f"{len(free)} are free; lower data.proxy, or use a data set with official test samples and "
                 "data.pool: train"
             )
-        proxy = np.sort(rng.generator(self.seed, "proxy").choice(split.official, self.proxy, replace=False))
+        proxy = np.sort(rng.generator(self.seed, "proxy").choice(free, self.proxy, replace=False))
         missing = proxy[:0]
         if split.labels is not None:
             missing = np.setdiff1d(split.labels[np.concatenate(split.train)], split.labels[proxy])
@@ -377,27 +380,6 @@ class FederatedDataModule(LightningDataModule):
         if self._loaded is None:
             raise RuntimeError("the data is not loaded yet; call prepare_data() and setup() first")
         return self._loaded
-
-
-@contextmanager
-def errors_of(option: str) -> Iterator[None]:
-    """Prefixes a ``ValueError`` raised inside with the option that it concerns, unless it has this prefix already."""
-    try:
-        yield
-    except ValueError as error:
-        if str(error).startswith(f"{option}: "):
-            raise
-        raise ValueError(f"{option}: {error}") from error
-
-
-def _label_counts(
-    samples: Samples, train: list[Indices], views: Sequence[tuple[View, ...]]
-) -> NDArray[np.int64] | None:
-    """Returns the number of training samples of each client with each label ``[N, C]``; None if there are no labels."""
-    if samples.labels is None or samples.num_classes is None:
-        return None
-    labels = [seen_labels(samples.labels[own], seen) for own, seen in zip(train, views, strict=True)]
-    return np.stack([np.bincount(own, minlength=samples.num_classes) for own in labels])
 
 
 class _OneGroup(Partition):

@@ -36,8 +36,17 @@ class Owners:
         Args:
             values: [S] the owner of each sample, as text or number.
             num_train: the number of training samples, which come first. The others are test samples.
+
+        Raises:
+            ValueError: If a sample has no owner.
         """
         column = np.asarray(values)
+        missing = [n for n, value in enumerate(column.tolist()) if value is None or value != value or value == ""]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(column)} samples have no owner (the first is sample {missing[0]}); give each "
+                "sample an owner, or leave these samples out"
+            )
         distinct, number = np.unique(column if column.dtype.kind in "iuf" else column.astype(str), return_inverse=True)
         part = np.where(np.arange(len(column)) < num_train, TRAIN, TEST).astype(np.int8)
         return cls(tuple(str(each) for each in distinct.tolist()), number.astype(np.int64), part)

@@ -4,6 +4,7 @@ Shapes: N clients, C classes, S samples in all.
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 from lcfl.core.validation import abbreviated
 from lcfl.data.partition.base import Indices
 from lcfl.data.protocols import PLAIN
+from lcfl.data.samples import Samples
 from lcfl.data.views import View, seen_labels
 
-__all__ = ["Population"]
+__all__ = ["Population", "label_counts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,8 @@ class Population:
         newcomers: the clients that are kept out of the federation, in ascending order.
         proxy: the samples of the server's proxy set, possibly none. No client holds them or is tested on them.
         names: the name of each client; None if clients have only numbers.
+        own_val: for each client, the validation samples that it brought along; None if no client did.
+        own_test: for each client, the test samples that it brought along; None if no client did.
     """
 
     train: list[Indices]
@@ -53,6 +57,8 @@ class Population:
     newcomers: tuple[int, ...] = ()
     proxy: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     names: tuple[str, ...] | None = None
+    own_val: list[Indices] | None = None
+    own_test: list[Indices] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -94,6 +100,28 @@ class Population:
         share = self.label_counts / self.sizes[:, None]
         terms = share * np.log2(share, out=np.zeros_like(share), where=share > 0)
         return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
+
+    def warn_of_lonely_labels(self, classes: Sequence[str] | None) -> None:
+        """Warns about labels that only one of several clients trains on; a slip of the pen may have made them.
+
+        Args:
+            classes: the names of the classes, if they have names.
+        """
+        if self.label_counts is None or self.num_clients == 1:
+            return
+        holds_NC = self.label_counts > 0
+        lonely = np.flatnonzero(holds_NC.sum(axis=0) == 1)
+        if len(lonely):
+            owners = holds_NC[:, lonely].argmax(axis=0)
+            named = [str(label) if classes is None else repr(classes[label]) for label in lonely.tolist()]
+            pairs = zip(named, owners.tolist(), strict=True)
+            which = (f"{name} (client {self.called(owner)})" for name, owner in pairs)
+            warnings.warn(
+                f"data.dataset: only one client trains on {len(lonely)} of {len(holds_NC.T)} classes: "
+                f"{abbreviated(which)}. If a class is misspelt, correct it. Otherwise, other clients cannot help to "
+                "learn it.",
+                stacklevel=3,
+            )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -171,12 +199,15 @@ class Population:
     def to_dict(self) -> dict[str, Any]:
         """Returns the population as plain lists for JSON.
 
-        ``FromFile`` reads ``indices``, which holds each client's whole share, and ``groups``. A test set that all
+        ``FromFile`` reads ``indices``, which holds each client's whole share, ``groups``, ``names``, and the parts that
+        clients brought along, ``own_val`` and ``own_test``. A test set that all
         clients share, as under the protocol ``global``, is written once.
         """
         groups = self.groups if self.views is None else self.partition_groups
         own = self.test.get("own_split", [np.empty(0, dtype=np.int64)] * self.num_clients)
         shares = [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, own, strict=True)]
+        if self.own_test is not None:  # they are no part of what the partition dealt out
+            shares = [np.setdiff1d(share, test) for share, test in zip(shares, self.own_test, strict=True)]
         return {
             "fingerprint": self.fingerprint,
             "indices": _lists(shares),
@@ -184,6 +215,8 @@ class Population:
             "true_groups": None if self.groups is None else self.groups.tolist(),
             "overlapping": self.overlapping,
             **({} if self.names is None else {"names": list(self.names)}),
+            **({} if self.own_val is None else {"own_val": _lists(self.own_val)}),
+            **({} if self.own_test is None else {"own_test": _lists(self.own_test)}),
             "newcomers": list(self.newcomers),
             "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
@@ -205,3 +238,11 @@ def _lists(arrays: list[Indices]) -> list[list[int]]:
 def _lists_or_one(arrays: list[Indices]) -> list[list[int]] | list[int]:
     shared = len(arrays) > 1 and all(each is arrays[0] for each in arrays)
     return arrays[0].tolist() if shared else _lists(arrays)
+
+
+def label_counts(samples: Samples, train: list[Indices], views: Sequence[tuple[View, ...]]) -> NDArray[np.int64] | None:
+    """Returns the number of training samples of each client with each label ``[N, C]``; None if there are no labels."""
+    if samples.labels is None or samples.num_classes is None:
+        return None
+    labels = [seen_labels(samples.labels[own], seen) for own, seen in zip(train, views, strict=True)]
+    return np.stack([np.bincount(own, minlength=samples.num_classes) for own in labels])

@@ -26,7 +26,8 @@ class Split:
         train: for each client, the indices it trains on.
         val: for each client, the indices it validates on, possibly none.
         held_out: for each client, the indices of its share that it neither trains nor validates on, possibly none.
-        official: the official test samples that no client holds in any role, in ascending order.
+        official: the official test samples that no client trains or validates on, in ascending order. Some of them may
+            be a client's own test samples.
         labels: [S] class of every sample; None if targets are not classes.
         seed: seed of a protocol's draws; ``data.seed``.
     """

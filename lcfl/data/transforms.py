@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 
 from lcfl.core import rng
 from lcfl.core.validation import CheckedFields, check_choices
 from lcfl.data.partition.base import Indices
+from lcfl.data.spec import SampleSpec
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
 
 __all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "true_groups"]
@@ -66,8 +66,8 @@ class ClientTransform(CheckedFields, ABC):
     ) -> Sequence[View]:
         """Applies the rule itself. The caller checks the result."""
 
-    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Raises a ``ValueError`` if it cannot transform inputs of this shape or type."""
+    def check(self, spec: SampleSpec) -> None:
+        """Raises a ``ValueError`` if it cannot transform such samples."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,23 @@ class Rotation(ClientTransform):
         numbers = _numbers("Rotation", self.by, len(self.angles), num_clients, groups, generator)
         return [QuarterTurns(self.angles[number] // 90 % 4) for number in numbers]
 
-    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def check(self, spec: SampleSpec) -> None:
         """Raises a ``ValueError`` unless inputs are images (channels, height, width).
 
-        The images must be square unless all angles are multiples of 180.
+        The images must be square unless all angles are multiples of 180. Targets of two or more dimensions must be
+        masks of the images, which are turned, too.
         """
+        shape = spec.shape
         square = len(shape) == 3 and shape[1] == shape[2]
         if len(shape) != 3 or (not square and any(angle % 180 for angle in self.angles)):
             raise ValueError(
                 f"Rotation: angles {list(self.angles)} need images of shape (channels, height, width)"
                 f"{' with height equal to width' if len(shape) == 3 else ''}; the data set's inputs are {shape}"
+            )
+        if len(spec.target_shape) > 1 and spec.target_shape[-2:] != shape[-2:]:
+            raise ValueError(
+                f"Rotation: targets of shape {spec.target_shape} are no masks of images of shape {shape}, so they "
+                "would no longer fit"
             )
 
 
@@ -139,10 +146,10 @@ class GaussianNoise(ClientTransform):
         keys = [rng.stream_seed(seed, "noise", client) % 2**63 for client in range(num_clients)]
         return [Noise(self.sigma * (client + 1) / num_clients, key) for client, key in enumerate(keys)]
 
-    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def check(self, spec: SampleSpec) -> None:
         """Raises a ``ValueError`` unless inputs are floating-point numbers."""
-        if not dtype.is_floating_point:
-            raise ValueError(f"GaussianNoise: needs floating-point inputs; the data set's are {dtype}")
+        if not spec.dtype.is_floating_point:
+            raise ValueError(f"GaussianNoise: needs floating-point inputs; the data set's are {spec.dtype}")
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ Legend: P + Q length of a model's flat vector.
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
 
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
@@ -35,12 +37,12 @@ from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
 from lcfl.methods.method import Method
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import FederatedModule, ignore_index
 
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
-__all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure"]
+__all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure", "most_outputs"]
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Worker:
         self.seed = seed
         self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
-        self._most_outputs = max(1, OUTPUT_BYTES // (4 * _numbers_of_an_output(module, data.dataset.spec)))
+        self._most_outputs = most_outputs(_numbers_of_an_output(module, data.dataset.spec))
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
@@ -286,6 +288,11 @@ def details_of(error: Exception) -> str:
     return text
 
 
+def most_outputs(numbers: int) -> int:
+    """Returns how many outputs of so many numbers fit into `OUTPUT_BYTES`, at least one."""
+    return max(1, OUTPUT_BYTES // (4 * max(1, numbers)))
+
+
 @torch.no_grad()
 def _numbers_of_an_output(module: FederatedModule, spec: SampleSpec) -> int:
     """Returns how many numbers the network's output for one sample has."""
@@ -300,15 +307,48 @@ def measure(module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]]) -
     """Returns the loss and every metric of the module, by name.
 
     Args:
-        module: the loss and the metrics.
+        module: the loss and the metrics. One that needs more than a single sample is left out for a single sample.
         batches: outputs ``[n, ...]`` and targets ``[n, ...]``, in one piece or in several.
     """
     module.metrics.reset()
-    losses, sizes = [], []
+    losses: list[float] = []
+    weights: list[float] = []
+    number = 0
     for outputs, targets in batches:
         module.metrics.update(outputs, targets)
         losses.append(float(module.loss(outputs, targets)))
-        sizes.append(len(targets))
-    values: Mapping[str, Tensor] = module.metrics.compute()
-    loss = losses[0] if len(losses) == 1 else float(np.average(losses, weights=sizes))
+        weights.append(_weight_in_loss(module.loss, targets))
+        number += len(targets)
+    loss = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
+    try:
+        values: Mapping[str, Tensor] = module.metrics.compute()
+    except ValueError:
+        if number > 1:
+            raise
+        values = dict(_computable(module.metrics))
     return {"loss": loss, **{name: float(value) for name, value in values.items()}}
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Returns the mean of the values that have a weight; the others may be nan."""
+    total = sum(weights)
+    return (
+        sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / total if total else nan
+    )
+
+
+def _weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
+    """Returns the weight of a batch in the mean of a loss: its samples or, of classes, those that the loss counts."""
+    ignored = ignore_index(loss)
+    if ignored is None or targets.is_floating_point():
+        return len(targets)
+    counted = targets[targets != ignored]
+    weight = getattr(loss, "weight", None)
+    return counted.numel() if weight is None else float(weight[counted].sum())
+
+
+def _computable(metrics: MetricCollection) -> Iterator[tuple[str, Tensor]]:
+    """Yields the metrics that one sample has; R2, for example, needs two."""
+    for name, metric in metrics.items():
+        with suppress(ValueError):
+            yield str(name), metric.compute()

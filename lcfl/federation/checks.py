@@ -23,7 +23,7 @@ from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.training import LocalTraining
 from lcfl.methods.method import Method
-from lcfl.models.module import FederatedModule
+from lcfl.models.module import CLASS_LOSSES, FederatedModule, ignore_index
 
 __all__ = [
     "check_batches",
@@ -274,17 +274,23 @@ def _check_scores(network: str, scores: Tensor, num_classes: int, dataset: str) 
 def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
     """Refuses a loss that fails, broadcasts outputs and targets of different shapes, or is not one number."""
     kind, shapes = type(loss).__name__, f"outputs {list(scores.shape)} and targets {list(targets.shape)}"
+    is_torchs = type(loss).__module__.startswith("torch.nn.")
+    is_classes = isinstance(loss, CLASS_LOSSES)
+    if is_torchs and not is_classes and targets.is_floating_point() and scores.shape != targets.shape:
+        raise ValueError(  # most of torch's losses would broadcast them
+            f"model.loss: {kind} got {shapes}; the network must return outputs in the shape of the targets: set its "
+            "number of outputs."
+        )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size")  # torch's, before it broadcasts
             value = loss(scores, targets)
     except Exception as error:
-        same = ""
-        if targets.is_floating_point() and scores.shape != targets.shape:
-            same = " The network must return outputs in the shape of the targets: set its number of outputs."
+        advice = "Use a loss that can, e.g. CrossEntropyLoss for classes or MSELoss for numbers, or wrap it."
+        if is_classes and targets.is_floating_point():
+            advice = "Classes must be whole numbers: convert them with .long(), or use MSELoss for numbers."
         raise ValueError(
-            f"model.loss: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}).{same} Use "
-            "a loss that can, e.g. CrossEntropyLoss for classes or MSELoss for numbers, or wrap it."
+            f"model.loss: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}). {advice}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -298,8 +304,8 @@ def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) ->
     kind, shapes = type(metric).__name__, f"outputs {list(scores.shape)} and targets {list(targets.shape)}"
     if isinstance(metric, MulticlassAccuracy) and targets.is_floating_point():  # it would compare numbers for equality
         raise ValueError(
-            f"model.report: got {name}, but the accuracy needs targets that are classes, and these are real numbers: "
-            "set model.report to loss, or to one of model.metrics."
+            f"model.metrics.{name}: the accuracy needs targets that are classes, and these are real numbers: set "
+            "model.report to loss, or to another one of model.metrics."
         )
     try:
         with warnings.catch_warnings():
@@ -355,12 +361,13 @@ def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
 
 @torch.no_grad()
 def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
-    """Tries the loss on the training targets of every client, which may hold a token or a class that it refuses.
+    """Checks that the loss takes the training targets of every client.
 
-    If targets are read with their inputs, it tries only the first sample of each client. Labels are in range already.
+    Of a loss of classes, it looks for tokens and masks without a score. Of any other loss, and if targets are read
+    with their inputs, it tries the first sample of each client. Labels are in range already.
 
     Args:
-        module: the network, whose outputs for a blank sample have the right shape, and the loss.
+        module: the network, whose output for a blank sample has the right shape, and the loss.
         data: the data module after its setup.
 
     Raises:
@@ -368,17 +375,28 @@ def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
     """
     if data.samples.labels is not None:
         return
-    outputs = copy.deepcopy(module).eval()(data.dataset.spec.blank(1)[0])
+    loss, ignored = module.loss, ignore_index(module.loss)
+    with rng.isolated():
+        outputs = copy.deepcopy(module).cpu().eval()(data.dataset.spec.blank(1)[0])
     for client, indices in enumerate(data.population.train):
-        own = data.seen_by(client)
-        targets = own.targets(indices if own.has_cheap_targets else indices[:1]).to(outputs.device)
+        own, where = data.seen_by(client), f"client {data.population.called(client)}"
+        with rng.seeded(0, "check targets", client):
+            targets = own.targets(indices if own.has_cheap_targets else indices[:1])
+        if isinstance(loss, CLASS_LOSSES):
+            beyond = (targets != ignored) & ((targets < 0) | (targets >= outputs.shape[1]))
+            if not targets.is_floating_point() and beyond.any():
+                raise ValueError(
+                    f"model.loss: {type(loss).__name__} refuses the target {int(targets[beyond][0])} of {where}: the "
+                    f"network has scores for the {outputs.shape[1]} classes from 0 on. Give it more scores, or ignore "
+                    "this target (ignore_index)."
+                )
+            continue
         try:
-            module.loss(outputs.expand(len(targets), *outputs.shape[1:]), targets)
+            loss(outputs, targets[:1])
         except Exception as error:
             raise ValueError(
-                f"model.loss: {type(module.loss).__name__} refuses targets of client {data.population.called(client)} "
-                f"({type(error).__name__}: {error}). For tokens or masks, the network must have a score for each of "
-                "their numbers."
+                f"model.loss: {type(loss).__name__} refuses the first target of {where} ({type(error).__name__}: "
+                f"{error})."
             ) from error
 
 

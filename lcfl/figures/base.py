@@ -132,7 +132,7 @@ def label_clients(
     step = -(-len(clients_N) // MOST_LABELS)
     positions = np.arange(0, len(clients_N), step)
     labels = clients_N if names_N is None else [_short(name) for name in names_N]
-    axes.set_yticks(positions, [f"{labels[place]}" for place in order_N[positions]], fontsize=7)
+    axes.set_yticks(positions, [f"{labels[place]}" for place in order_N[positions]], fontsize=7, parse_math=False)
     axes.set_ylabel(f"client, by {sorted_by}")
 
 

@@ -26,9 +26,10 @@ from lcfl.models.layout import Layout
 from lcfl.models.pretrained import load_weights
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
+__all__ = ["BufferPolicy", "CLASS_LOSSES", "FederatedModule", "NO_PULLS", "Pulls", "ignore_index", "loss_of_step"]
 
 PLAIN = pl.LightningModule
+UNUSED = -100  # the number that torch ignores by default, which labels never are
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
 STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 Batch = tuple[Tensor, Tensor]
@@ -165,7 +166,10 @@ class FederatedModule(pl.LightningModule):
                     f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
                     f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
                 )
-        accuracy: Metric = MulticlassAccuracy(average="micro", validate_args=False)
+        ignored = ignore_index(self.loss)
+        accuracy: Metric = MulticlassAccuracy(
+            average="micro", ignore_index=None if ignored == UNUSED else ignored, validate_args=False
+        )
         self.metrics = MetricCollection({**({"acc": accuracy} if report == "acc" else {}), **(metrics or {})})
         self.reported = self._reported(report, larger_is_better)
         self.trainer_metrics = nn.ModuleDict(
@@ -312,6 +316,12 @@ class FederatedModule(pl.LightningModule):
         metrics.update(scores, targets)
         self.log(f"{stage}/loss", self.loss(scores, targets), batch_size=len(targets))
         self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
+
+
+def ignore_index(loss: nn.Module) -> int | None:
+    """Returns the number that a loss of classes ignores as a target; None if it has none."""
+    number = getattr(loss, "ignore_index", None)
+    return number if isinstance(number, int) else None
 
 
 def _never() -> bool:

@@ -182,7 +182,7 @@ def evaluated_metrics(
 
     With each name it returns whether larger values are better. A deviation over clients is better if it is smaller.
     """
-    module = copy.deepcopy(module).eval()
+    module = copy.deepcopy(module).cpu().eval()  # an engine has moved the module to its device
     inputs, targets = data.dataset.spec.blank(2)  # some metrics need two samples
     with torch.no_grad(), rng.isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about blank samples

@@ -81,12 +81,16 @@ class Evaluation:
         return cls({}, reported, module.directions | {reported.name: reported.larger_is_better})
 
     def add(self, prefix: str, clients: list[int], results: list[Mapping[str, float]], num_samples: list[int]) -> None:
-        """Adds the metrics of `clients` under `prefix`; `num_samples` is the number of samples of each client."""
-        for metric in results[0] if results else ():
+        """Adds the metrics of `clients` under `prefix`; `num_samples` is the number of samples of each client.
+
+        A client that lacks a metric, because one sample is too few for it, does not count in its summaries.
+        """
+        for metric in dict.fromkeys(name for result in results for name in result):
+            rows = [row for row, result in enumerate(results) if metric in result]
             self.by_name[f"{prefix}/{metric}"] = ClientMetrics(
-                np.asarray(clients, dtype=np.int64),
-                np.asarray([result[metric] for result in results], dtype=np.float64),
-                np.asarray(num_samples, dtype=np.int64),
+                np.asarray([clients[row] for row in rows], dtype=np.int64),
+                np.asarray([results[row][metric] for row in rows], dtype=np.float64),
+                np.asarray([num_samples[row] for row in rows], dtype=np.int64),
                 self.directions.get(metric) is not False,
             )
 

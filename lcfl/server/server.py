@@ -307,13 +307,13 @@ class Server:
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
-        missing, known = self.schedule.evaluated_kinds(self.method.exchange, is_final=True), Evaluation()
+        missing = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
+        known = Evaluation.of(self.module)
         if self._evaluated is not None and self._evaluated[0] == self.state.round:
             known = self._evaluated[1]
             evaluated = self.schedule.evaluated_kinds(self.method.exchange)
             missing = [kind for kind in missing if kind not in evaluated]
-        evaluation = self.evaluator(self.state, missing)
-        evaluation = replace(evaluation, by_name=known.by_name | evaluation.by_name)
+        evaluation = known | self.evaluator(self.state, missing)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
@@ -323,8 +323,8 @@ class Server:
     def proxy_score(self, models: Sequence[torch.Tensor]) -> list[float]:
         """Returns the reported metric of models ``[P + Q]`` on the proxy set D_test, such as the accuracy.
 
-        A metric v whose smaller values are better counts as 1 / (1 + v), which is a share as an accuracy is. No client
-        transform changes the samples.
+        A metric v >= 0 whose smaller values are better counts as 1 / (1 + v), which is a share as an accuracy is. No
+        client transform changes the samples.
 
         Raises:
             ValueError: if there is no proxy set.
@@ -337,7 +337,7 @@ class Server:
         results = self.transport.map(tasks, [len(proxy)] * len(tasks))
         raise_failures(results)
         values = [float(measured[reported.name]) for (measured,) in results]
-        return values if reported.larger_is_better else [1 / (1 + value) for value in values]
+        return values if reported.larger_is_better else [1 / (1 + max(value, 0.0)) for value in values]
 
     @property
     def has_proxy(self) -> bool:
@@ -346,7 +346,8 @@ class Server:
 
     def trivial_baseline(self) -> dict[str, float]:
         """Returns the reported metric of clients that always predict the same, see `lcfl.server.trivial_baseline`."""
-        return trivial_baseline(self.module, self.data, self.schedule.sample_evaluated(self.seed, self.state.active))
+        clients = self.schedule.sample_evaluated(self.seed, self.state.active)
+        return trivial_baseline(self.module, self.data, clients, self.seed)
 
     def privacy_guarantee(self) -> PrivacyGuarantee | None:
         """Returns how much the rounds so far reveal about one client's data at most.

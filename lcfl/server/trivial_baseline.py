@@ -9,18 +9,22 @@ import copy
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lcfl.core import rng
 from lcfl.core.metric_names import TRIVIAL
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
-from lcfl.distributed.worker import measure
-from lcfl.models.module import FederatedModule
+from lcfl.distributed.worker import measure, most_outputs
+from lcfl.models.module import FederatedModule, ignore_index
 
 __all__ = ["constant_output", "trivial_baseline"]
 
 
-def trivial_baseline(module: FederatedModule, data: FederatedDataModule, clients: list[int]) -> dict[str, float]:
+def trivial_baseline(
+    module: FederatedModule, data: FederatedDataModule, clients: list[int], seed: int = 0
+) -> dict[str, float]:
     """Returns ``test/<protocol>/trivial/<reported metric>``, the mean over clients with test samples.
 
     It is empty if the network's outputs and the targets have no form in which a constant is known.
@@ -29,6 +33,7 @@ def trivial_baseline(module: FederatedModule, data: FederatedDataModule, clients
         module: the network, loss and metrics.
         data: the data module after its setup.
         clients: the clients to measure.
+        seed: the run's seed, for data sets whose items are random.
     """
     reported, population, samples = module.reported, data.population, data.samples
     if reported.is_accuracy and samples.labels is not None:  # the same without a forward pass for each client
@@ -36,28 +41,30 @@ def trivial_baseline(module: FederatedModule, data: FederatedDataModule, clients
             protocol: population.majority_accuracy(protocol, samples.labels, clients) for protocol in data.protocols
         }
     else:
-        module = copy.deepcopy(module).eval()
-        with torch.no_grad():
+        module = copy.deepcopy(module).cpu().eval()
+        with torch.no_grad(), rng.isolated():
             shape = module(data.dataset.spec.blank(1)[0]).shape[1:]
-        values = {protocol: _measured(module, data, clients, protocol, shape) for protocol in data.protocols}
+        values = {protocol: _measured(module, data, clients, protocol, shape, seed) for protocol in data.protocols}
     means = {protocol: float(np.nanmean(each)) for protocol, each in values.items() if not np.isnan(each).all()}
     return {f"test/{protocol}/{TRIVIAL}/{reported.name}": mean for protocol, mean in means.items()}
 
 
 @torch.no_grad()
 def _measured(
-    module: FederatedModule, data: FederatedDataModule, clients: list[int], protocol: str, shape: torch.Size
-) -> np.ndarray:
+    module: FederatedModule, data: FederatedDataModule, clients: list[int], protocol: str, shape: torch.Size, seed: int
+) -> NDArray[np.float64]:
     """Returns the reported metric of each client ``[n]``; nan without test samples or without a constant."""
     values = np.full(len(clients), np.nan)
     for place, client in enumerate(clients):
         own, test = data.seen_by(client), data.population.test[protocol][client]
-        constant = constant_output(own.targets(data.population.train[client]), shape, module.loss)
-        if constant is None or not len(test):
-            continue
-        targets = (data.samples if protocol in PLAIN else own).targets(test)
-        outputs = constant.expand(len(test), *shape)
-        values[place] = measure(module, [(outputs, targets)])[module.reported.name]
+        with rng.seeded(seed, "trivial", client):
+            learnt = own.targets(data.population.train[client])
+            targets = (data.samples if protocol in PLAIN else own).targets(test)
+        constant = constant_output(learnt, shape, module.loss)
+        if constant is not None and len(test):
+            pieces = targets.split(most_outputs(shape.numel()))
+            batches = ((constant.expand(len(piece), *shape), piece) for piece in pieces)
+            values[place] = measure(module, batches).get(module.reported.name, np.nan)
     return values
 
 
@@ -76,11 +83,11 @@ def constant_output(targets: Tensor, shape: torch.Size, loss: nn.Module) -> Tens
     Returns:
         ``[*shape]``; None if outputs and targets have other shapes.
     """
-    if not targets.is_floating_point() and shape[1:] == targets.shape[1:]:
-        seen = targets[targets != getattr(loss, "ignore_index", None)] if hasattr(loss, "ignore_index") else targets
-        count_C = seen.flatten().bincount(minlength=shape[0])
-        if len(count_C) > shape[0]:
+    if not targets.is_floating_point() and len(shape) and shape[1:] == targets.shape[1:]:
+        seen = targets[targets != ignored] if (ignored := ignore_index(loss)) is not None else targets
+        if len(seen) and (seen.min() < 0 or seen.max() >= shape[0]):
             return None
+        count_C = seen.flatten().bincount(minlength=shape[0])
         scores = (count_C + 1.0).log() - (count_C.sum() + float(shape[0])).log()
         return scores.view(-1, *[1] * len(shape[1:])).expand(shape)
     if shape != targets.shape[1:]:

@@ -14,6 +14,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lcfl.callbacks import Monitor
+from lcfl.core.metric_names import Reported
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import Pathological
@@ -308,3 +309,15 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
 def test_figure_every_must_be_positive():
     with pytest.raises(ValueError, match="figure_every=0"):
         Monitor(figure_every=0)
+
+
+def test_a_diverged_client_is_not_in_the_histogram_and_ends_nothing(tmp_path):
+    server, state, writer = fake(tmp_path)
+    monitor = Monitor(figure_every=100)
+    reported = Reported("mae", larger_is_better=False)
+    for values, written in (([1.0, np.nan, np.inf], 1), ([np.nan], 1)):
+        metric = ClientMetrics(np.arange(len(values)), np.array(values), np.ones(len(values)))
+        evaluation = Evaluation({"val/own_split/global/mae": metric}, reported)
+        state.round += 1
+        monitor.on_evaluated(server, state, evaluation)
+        assert len(writer.calls) == written

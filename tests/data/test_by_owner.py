@@ -166,7 +166,10 @@ def test_a_partition_that_does_not_know_its_clients_has_a_hundred():
             "data.partition: ByOwner: this data set does not know who its samples belong to",
         ),
         (lambda: loaded(own(num_clients=4)), "ByOwner: 3 of 3 owners have training samples and at least 1 samples"),
-        (lambda: loaded(own(partition=ByOwner(min_samples=9))), "data.num_clients must be at least 1, got 0"),
+        (
+            lambda: loaded(own(partition=ByOwner(min_samples=9))),
+            "ByOwner: none of 3 owners has training samples and at least 9 samples",
+        ),
         (lambda: ByOwner(min_samples=0), "min_samples must be at least 1, got 0"),
         (lambda: ByOwner(choose="smallest"), "got choose='smallest'; allowed are largest and random"),
     ],
@@ -189,3 +192,47 @@ def test_two_clients_of_one_name_are_refused(tmp_path):
     (tmp_path / "partition.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="gives 1 different names for 2 clients"):
         loaded(own(partition=FromFile(str(tmp_path / "partition.json"))))
+
+
+def test_a_file_keeps_the_parts_that_clients_brought_along(tmp_path):
+    first = loaded(own([*"aaaabbbb"], [*"aab"], val_fraction=0.0))
+    first.write(tmp_path / "partition.json")
+    partition = FromFile(str(tmp_path / "partition.json"))
+    again = loaded(own([*"aaaabbbb"], [*"aab"], partition=partition, val_fraction=0.0)).population
+    for role in ("train", "val"):
+        assert list(map(list, getattr(again, role))) == list(map(list, getattr(first.population, role)))
+    assert list(map(list, again.test["own_split"])) == list(map(list, first.population.test["own_split"]))
+
+
+def test_the_proxy_set_has_no_test_sample_of_a_client():
+    data = own([*"aaaabbbb"], [*"aab", *"ccccc"], val_fraction=0.0, protocols=["own_split", "global"], proxy=3)
+    population = loaded(data).population
+    assert not set(population.proxy) & set(np.concatenate(population.test["own_split"]))
+    with pytest.raises(ValueError, match=r"data\.proxy takes 5 .* but 5 are free"):
+        loaded(own([*"aaaabbbb"], [*"aab", *"ccccc"], proxy=5))
+
+
+@pytest.mark.parametrize("wrap", [lambda base: Subsampled(base, sizes=(2, 2)), lambda base: PartOfPool(base, 3)])
+def test_a_partition_of_a_partition_knows_its_column_and_its_clients(wrap):
+    data = loaded(FederatedDataModule(Datasets(Items([*"bab"]), 2), wrap(ByOwner("ward"))))
+    assert data.num_clients == 2 and data.population.names == ("a", "b")
+
+
+def test_a_cut_client_keeps_its_own_validation_samples():
+    part = np.array([VAL, VAL, VAL, TRAIN, TRAIN, TRAIN], dtype=np.int8)
+    known = Owners(("a",), np.zeros(6, dtype=np.int64), part)
+    shares = Subsampled(ByOwner(), sizes=(2, 2))(
+        Pool.of_owners(6, None, known, keeps_parts=True), 1, np.random.default_rng(0)
+    )
+    assert len(shares.indices[0]) == 5 and shares.val[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), ""])
+def test_a_sample_without_an_owner_is_refused(missing):
+    with pytest.raises(ValueError, match=r"1 of 2 samples have no owner \(the first is sample 1\)"):
+        Tensors((torch.zeros(2, 1), torch.zeros(2)), owners=["a" if missing == "" else 1.0, missing])
+
+
+def test_the_kinds_of_arguments_are_checked_first():
+    with pytest.raises(TypeError, match=r"data\.dataset: got list; it must be an instance of FederatedDataset"):
+        FederatedDataModule([1, 2], IID())

@@ -1,8 +1,8 @@
 """Tests `Folders` as a whole: owners and parts, a run from the command line, and runs that go on."""
 
 import csv
-import os
 import pickle
+import shutil
 import warnings
 
 import numpy as np
@@ -67,17 +67,23 @@ def test_owners_are_known_before_anything_is_loaded(tmp_path):
 
 
 def test_a_class_of_one_client_is_a_warning(tmp_path):
-    write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "ill"], [1, 2, "well"])
-    write_table(tmp_path / "ward_b.csv", COLUMNS, [1, 2, "ill"], [1, 2, "wel"], [1, 2, "well"], [1, 2, "wel"])
-    message = (
-        r"^data.dataset: Folders: classes that occur at only one client: 1 of 3, 'wel' \(client 'ward_b'\). If a cl"
-    )
+    def data():
+        folders = Folders(str(tmp_path), Table("outcome"))
+        return FederatedDataModule(folders, ByOwner(), protocols=["global"], val_fraction=0.0)
+
+    write_table(tmp_path / "a/train.csv", COLUMNS, [1, 2, "ill"], [1, 2, "well"])
+    write_table(tmp_path / "ward_b/train.csv", COLUMNS, [1, 2, "ill"], [1, 2, "wel"], [1, 2, "well"], [1, 2, "wel"])
+    for client in ("a", "ward_b"):
+        write_table(tmp_path / client / "test.csv", COLUMNS, [1, 2, "ill"])
+    message = r"^data.dataset: only one client trains on 1 of 3 classes: 'wel' \(client 1 \(ward_b\)\)\. If a cl"
     with pytest.warns(UserWarning, match=message):
-        Folders(str(tmp_path), Table("outcome"))
-    os.remove(tmp_path / "a.csv")
+        loaded(data())
+    shutil.rmtree(tmp_path / "a")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Folders(str(tmp_path), Table("outcome"))  # there is no other client
+        loaded(
+            FederatedDataModule(Folders(str(tmp_path), Table("outcome")), ByOwner(), val_fraction=0.0)
+        )  # no other one
 
 
 @pytest.mark.filterwarnings("ignore:data.dataset. Folders. classes that occur")

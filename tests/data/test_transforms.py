@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lcfl.data.spec import SampleSpec
 from lcfl.data.transforms import ClientTransform, GaussianNoise, LabelPermutation, Rotation, true_groups
 from lcfl.data.views import Noise, QuarterTurns, View
 
@@ -109,17 +110,17 @@ def test_user_defined_views_are_checked(transform, words):
 )
 def test_rotation_checks_the_shape_of_inputs(angles, shape, fits):
     if fits:
-        Rotation(angles).check(shape, torch.float32)
+        Rotation(angles).check(SampleSpec(shape))
     else:
         with pytest.raises(ValueError, match=rf"Rotation: angles \[{angles[0]}, {angles[1]}\] need images .* are \("):
-            Rotation(angles).check(shape, torch.float32)
-    GaussianNoise(1.0).check(shape, torch.float32)
+            Rotation(angles).check(SampleSpec(shape))
+    GaussianNoise(1.0).check(SampleSpec(shape))
 
 
 def test_noise_needs_floating_inputs():
     with pytest.raises(ValueError, match=r"GaussianNoise: needs floating-point inputs; the data set's are torch.int64"):
-        GaussianNoise(1.0).check((3,), torch.int64)
-    LabelPermutation().check((3,), torch.int64)
+        GaussianNoise(1.0).check(SampleSpec((3,), torch.int64))
+    LabelPermutation().check(SampleSpec((3,), torch.int64))
 
 
 def test_true_groups_combine_partition_and_views():
@@ -137,3 +138,10 @@ def test_noise_and_views_that_all_clients_share_make_no_groups():
     assert true_groups(None, [GaussianNoise(0.2)], [noise]) is None
     assert true_groups(None, [Rotation((90,))], [[QuarterTurns(1)] * 2]) is None
     assert true_groups(GROUPS[:2], [GaussianNoise(0.2)], [noise]).tolist() == [0, 0]
+
+
+def test_rotation_refuses_targets_that_are_no_masks():
+    Rotation().check(SampleSpec((1, 4, 4), target_shape=(4, 4)))
+    Rotation().check(SampleSpec((1, 4, 4), target_shape=(7,)))
+    with pytest.raises(ValueError, match=r"targets of shape \(5, 2\) are no masks of images"):
+        Rotation().check(SampleSpec((1, 4, 4), target_shape=(5, 2)))

@@ -7,11 +7,12 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import nn
+from torchmetrics import MeanAbsoluteError, R2Score
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.data.views import Relabelling, View
-from lcfl.distributed.worker import EvaluationTask, Failure, TrainingTask, Worker
+from lcfl.distributed.worker import EvaluationTask, Failure, TrainingTask, Worker, measure
 from lcfl.methods.local import LocalTraining
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
@@ -147,3 +148,35 @@ def test_large_outputs_are_measured_in_pieces(monkeypatch):
     assert pieces._most_outputs == 2
     for expected, found in zip(whole, pieces.evaluate(evaluation), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_pieces_of_a_loss_weigh_what_it_counts():
+    """The mean of cross-entropy is over the targets that are not ignored, by their class weights."""
+    draw = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 3, 4, generator=draw)
+    targets = torch.randint(3, (6, 4), generator=draw)
+    targets[1, 1:] = targets[2:4] = -100
+    for weight in (None, torch.tensor([1.0, 2.0, 0.5])):
+        module = linear_module(loss=nn.CrossEntropyLoss(weight=weight))
+        whole = measure(module, [(outputs, targets)])
+        pieces = measure(module, zip(outputs.split(2), targets.split(2), strict=True))
+        assert pieces["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+
+
+def test_a_metric_that_one_sample_does_not_have_is_left_out_for_it():
+    module = FederatedModule(
+        partial(nn.Linear, 2, 1),
+        cut=None,
+        loss=nn.MSELoss(),
+        metrics={"r2": R2Score(), "mae": MeanAbsoluteError()},
+        report="mae",
+    )
+    outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.5], [2.0]])
+    assert set(measure(module, [(outputs, targets)])) == {"loss", "r2", "mae"}
+    assert measure(module, [(outputs[:1], targets[:1])]) == {"loss": 0.25, "mae": 0.5}
+
+
+def test_pixels_that_the_loss_ignores_do_not_count_in_the_accuracy():
+    module = FederatedModule(partial(nn.Conv2d, 1, 2, 1), cut=None, loss=nn.CrossEntropyLoss(ignore_index=1))
+    scores = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1).expand(1, 2, 2, 2)
+    assert measure(module, [(scores, torch.tensor([[[0, 0], [1, 1]]]))])["acc"] == 1

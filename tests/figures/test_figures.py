@@ -15,6 +15,7 @@ from lcfl.figures import (
     distance_matrix,
     label_counts,
     metric_curves,
+    save,
     similarity_matrix,
     sorted_values,
 )
@@ -233,3 +234,10 @@ def test_clients_without_a_cluster_are_grey_and_not_counted():
     axes = cluster_sizes(history, np.arange(2)).axes[0]
     assert axes.dataLim.y1 == 2
     assert len(cluster_colours(np.array([[-1]]))[1]) == 2
+
+
+def test_names_with_signs_of_mathematics_are_drawn_as_they_are(tmp_path):
+    figure = label_counts(np.ones((2, 2)), names_N=["b$1_$", "a very long name of a hospital in the north"])
+    save(figure, tmp_path / "names.png")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["b$1_$", "a very lon…n the north"]

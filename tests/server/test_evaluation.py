@@ -335,3 +335,14 @@ def test_evaluated_metrics_are_those_that_an_evaluation_logs():
     for options in ({}, {"val": [[]] * 4}):
         found = evaluator(lcfed(), **options)(state(), lcfed().exchange.reported)
         assert list(evaluated_metrics(module, data(**options), lcfed().exchange.reported)) == sorted(found.summary())
+
+
+def test_metrics_are_known_whatever_device_the_module_is_on():
+    """An engine moves the module to its device. The check and the trivial baseline compute on a CPU."""
+    module, expected = linear_module(report="loss"), linear_module(report="loss")
+    with torch.device("meta"):
+        moved = module.to("meta")
+    moved.cpu = lambda: expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("copy.deepcopy", lambda given: given)
+        assert evaluated_metrics(moved, data(), ["global"]) == evaluated_metrics(expected, data(), ["global"])

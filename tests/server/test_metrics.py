@@ -64,3 +64,12 @@ def test_stability_by_hand():
     before, after = np.array([0, 0, -1, -1, -1]), np.array([0, 0, 0, 1, -1])
     assert co_membership_jaccard(before, after) == pytest.approx(1 / 3)
     assert co_membership_jaccard(after, before) == pytest.approx(1 / 3)
+
+
+def test_a_client_that_lacks_a_metric_does_not_count_in_it():
+    evaluation = Evaluation(directions={"mae": False})
+    evaluation.add("test/own_split/global", [3, 7], [{"mae": 1.0, "r2": 0.5}, {"mae": 3.0}], [4, 1])
+    assert evaluation.by_name["test/own_split/global/r2"].clients.tolist() == [3]
+    row = evaluation.summary()
+    assert row["test/own_split/global/r2"] == 0.5 and row["test/own_split/global/mae"] == 2
+    assert row["test/own_split/global/mae_worst10"] == 3  # the largest error is the worst

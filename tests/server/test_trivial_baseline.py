@@ -10,7 +10,8 @@ from torch import nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
-from lcfl.data.datasets import Tensors
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Datasets, Tensors
 from lcfl.data.partition import ByOwner
 from lcfl.models.module import FederatedModule
 from lcfl.server.trivial_baseline import constant_output, trivial_baseline
@@ -124,3 +125,29 @@ def test_a_client_without_test_samples_does_not_count():
     )
     assert len(data.population.test["own_split"][1]) == 0
     assert trivial_baseline(module, data, [0, 1]) == trivial_baseline(module, data, [0])
+
+
+def test_targets_that_no_class_has_give_no_baseline():
+    assert constant_output(torch.tensor([0, 1]), torch.Size([]), nn.MSELoss()) is not None  # numbers
+    assert constant_output(torch.tensor([[-5, 1]]), torch.Size([3, 2]), nn.Module()) is None
+
+
+class Cropped(torch.utils.data.Dataset):
+    """Masks of which a random transform shows one half."""
+
+    ward = (*"aaaabbbb",)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        mask = torch.arange(4) % 2 if torch.rand(()) < 0.5 else torch.zeros(4, dtype=torch.int64)
+        return mask[None, None] * 1.0, mask[None]
+
+
+def test_items_that_are_random_are_read_in_the_same_way_each_time():
+    data = loaded(FederatedDataModule(Datasets(Cropped()), ByOwner("ward"), val_fraction=0.0))
+    module = FederatedModule(partial(nn.Conv2d, 1, 2, 1), cut=None)
+    first = trivial_baseline(module, data, [0, 1], seed=3)
+    torch.manual_seed(5)
+    assert trivial_baseline(module, data, [0, 1], seed=3) == first

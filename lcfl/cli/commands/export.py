@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--ckpt_path", default="last", help="checkpoint of the run: last (default), best, a name or a path"
     )
-    options.add_argument("--client", help="the client of the personal or cluster model, by number or name")
+    options.add_argument("--client", help="the client of the personal or cluster model, by name or else by number")
     options.add_argument("--cluster", type=int, help="the number of the cluster")
     options.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
     options.add_argument(

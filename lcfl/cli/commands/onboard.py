@@ -60,9 +60,12 @@ def table(found: OnboardingResult) -> str:
     """Returns the table of the cluster of each newcomer, and of the reported metric before and after, by protocol."""
     lines = [f"{len(found.joined)} newcomers join {found.checkpoint}", f"rule: {found.rule}"]
     clusters = sorted({each.cluster for each in found.joined if each.cluster is not None})
+    called = {each.client: each.name or str(each.client) for each in found.joined}
     for cluster in clusters:
-        clients = [each.name or str(each.client) for each in found.joined if each.cluster == cluster]
+        clients = [called[each.client] for each in found.joined if each.cluster == cluster]
         lines.append(f"cluster {cluster}: {', '.join(clients)}")
+    if not clusters:
+        lines.append(f"clients: {', '.join(called.values())}")
     summary, reported = found.evaluation.summary(), found.evaluation.reported
     names = dict.fromkeys(name.rsplit("/", 2)[0] for name in summary)
     width = max(map(len, names), default=0)

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--ckpt_path", default="last", help="checkpoint of the run: last (default), best, a name or a path"
     )
-    options.add_argument("--client", help="only this client, by number or name (default: all of the federation)")
+    options.add_argument("--client", help="only this client, by name or else by number (default: all)")
     options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
     options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
     return options

@@ -80,6 +80,12 @@ def main(args: Sequence[str]) -> None:
             "--tuning_rounds to make the trials shorter.",
             stacklevel=2,
         )
+    is_accuracy = options.target is None or 0 < options.target <= 1
+    if not is_accuracy and not _names_another_metric(options.config, others):
+        raise ValueError(
+            f"sweep: got --target {options.target}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %. For "
+            "another metric, set model.report."
+        )
     grids = [parse_grid(text) for text in options.grid]
     for method in methods:
         find("methods", method)
@@ -108,3 +114,9 @@ def main(args: Sequence[str]) -> None:
     failed = [trial.name for trial, run in zip(trials, runs, strict=True) if run is None]
     if failed:
         raise ValueError(f"sweep: {len(failed)} of {len(trials)} runs failed: {', '.join(failed)}.")
+
+
+def _names_another_metric(files: Sequence[str], words: Sequence[str]) -> bool:
+    """Returns whether the runs may report another metric than the accuracy."""
+    texts = [Path(file).read_text() for file in files if Path(file).is_file()]
+    return any("model.report" in word for word in words) or any("report:" in text for text in texts)

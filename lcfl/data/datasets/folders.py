@@ -1,10 +1,6 @@
 """Clients as they lie on a disk: one folder or file for each. Shapes: S samples in all, M clients, C classes."""
 
-import warnings
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from lcfl.core.validation import abbreviated, check_instance
 from lcfl.data.augmentation import Augmentation
@@ -68,8 +64,6 @@ class Folders(FederatedDataset):
         self.target_shape, self.target_dtype = tuple(targets.shape[1:]), target_dtype(targets)
         if augmentation is not None and len(self.target_shape) > 1:
             raise ValueError("Folders: an augmentation changes inputs alone, so these masks would no longer fit")
-        if self.classes is not None:
-            _warn_of_lonely_classes(targets.numpy(), self._owners, self.classes)
 
     def owners(self, by: str | None = None) -> Owners:
         """Returns the clients, and which of their samples are for training, validation and testing."""
@@ -89,19 +83,4 @@ class Folders(FederatedDataset):
             contents.mean,
             contents.std,
             self.augmentation,
-        )
-
-
-def _warn_of_lonely_classes(labels: NDArray[np.int64], owners: Owners, classes: Sequence[str]) -> None:
-    """Warns about classes that only one of several clients has; a slip of the pen may have made them."""
-    num_owners = len(owners.names)
-    pairs = np.unique(labels * num_owners + owners.number)
-    label, owner = np.divmod(pairs, num_owners)
-    lonely = np.flatnonzero(np.bincount(label, minlength=len(classes))[label] == 1)
-    if num_owners > 1 and len(lonely):
-        which = abbreviated(f"{classes[label[each]]!r} (client {owners.names[owner[each]]!r})" for each in lonely)
-        warnings.warn(
-            f"data.dataset: Folders: classes that occur at only one client: {len(lonely)} of {len(classes)}, {which}. "
-            "If a class is misspelt, correct it. Otherwise, other clients cannot help to learn it.",
-            stacklevel=3,
         )

@@ -50,13 +50,7 @@ class ClientShares:
 
 
 class Partition(CheckedFields, ABC):
-    """Deals the samples of a pool out to clients, as a pure function of pool, number of clients and generator.
-
-    Attributes:
-        column: the column of the data set that names the owners of samples; None for the data set's own owners.
-    """
-
-    column: str | None = None
+    """Deals the samples of a pool out to clients, as a pure function of pool, number of clients and generator."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -90,6 +84,11 @@ class Partition(CheckedFields, ABC):
         groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
         indices = [np.sort(share).astype(np.int64, copy=False) for share in shares.indices]
         return replace(shares, indices=indices, groups=groups)
+
+    @property
+    def owner_column(self) -> str | None:
+        """The column of the data set that names the owners of samples; None for the data set's own owners."""
+        return None
 
     def num_clients(self, pool: Pool) -> int | None:
         """Returns the number of clients if the partition knows it; None if ``data.num_clients`` must say it.

@@ -63,7 +63,19 @@ class ByOwner(Partition):
 
     def num_clients(self, pool: Pool) -> int:
         """Returns the number of owners with training samples and at least ``min_samples`` samples."""
-        return len(self._candidates(self._known(pool))[1])
+        owners = self._known(pool)
+        number = len(self._candidates(owners)[1])
+        if number == 0:
+            raise ValueError(
+                f"ByOwner: none of {len(owners.names)} owners has training samples and at least {self.min_samples} "
+                "samples; lower min_samples"
+            )
+        return number
+
+    @property
+    def owner_column(self) -> str | None:
+        """The option ``column``."""
+        return self.column
 
     def _known(self, pool: Pool) -> PoolOwners:
         if pool.owners is None:

@@ -23,7 +23,8 @@ class FromFile(Partition):
         path: JSON file ``{"indices": [[...], ...], "groups": [...] or null}`` with one list of sample indices per
             client. Indices count the training samples first, then the official test samples (``pool: all``). With
             ``"overlapping": true`` an index may belong to several clients. ``"names": [...]`` gives clients names.
-            Other keys are ignored.
+            ``own_val`` and ``own_test`` are lists like ``indices``: which of its indices a client keeps for
+            validation, and its own test samples outside the pool. Other keys are ignored.
     """
 
     path: str
@@ -39,7 +40,11 @@ class FromFile(Partition):
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise ValueError(f"FromFile: names in {self.path!r} must be a list of texts, one per client")
         groups = None if groups is None else self._integers("groups", groups)
-        return ClientShares(indices, groups, overlapping, None if names is None else tuple(names))
+        own = {part: self._lists(part, content.get(f"own_{part}")) for part in ("val", "test")}
+        return ClientShares(indices, groups, overlapping, None if names is None else tuple(names), **own)
+
+    def _lists(self, part: str, lists: Any) -> list[Indices] | None:
+        return None if lists is None else [self._integers(f"own_{part}[{n}]", own) for n, own in enumerate(lists)]
 
     def num_clients(self, pool: Pool) -> int:
         """Returns the number of clients in the file."""
@@ -72,5 +77,7 @@ def write_partition(path: str | Path, shares: ClientShares) -> None:
     """Writes ``shares`` to a file that `FromFile` can read. An existing file is replaced as a whole."""
     groups = None if shares.groups is None else shares.groups.tolist()
     indices = [share.tolist() for share in shares.indices]
-    names = {} if shares.names is None else {"names": list(shares.names)}
-    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping} | names)
+    more: dict[str, Any] = {} if shares.names is None else {"names": list(shares.names)}
+    for part, lists in {"own_val": shares.val, "own_test": shares.test}.items():
+        more |= {} if lists is None else {part: [own.tolist() for own in lists]}
+    write_json(path, {"indices": indices, "groups": groups, "overlapping": shares.overlapping} | more)

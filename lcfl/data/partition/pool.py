@@ -97,8 +97,8 @@ class Pool:
         """
         if self.classes is None:
             raise NoLabels(
-                "it deals samples out by their class, but the targets of this data set are not classes; use IID, "
-                "Quantity, ByOwner or FromFile, which do not look at targets"
+                "it deals samples out by their class, but this data set has no classes; if its targets are classes, "
+                "set num_classes, else use IID, Quantity, ByOwner or FromFile, which do not look at targets"
             )
         return self.classes
 

@@ -118,12 +118,20 @@ class Subsampled(Partition):
     def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
         """Runs ``base``, then draws the sizes and the samples that are kept."""
         whole = self.base(pool, num_clients, generator)
-        sizes = self._sizes(np.array([len(share) for share in whole.indices]), generator)
-        indices = [generator.permutation(share)[:size] for share, size in zip(whole.indices, sizes, strict=True)]
-        val = whole.val
-        if val is not None:
-            val = [np.intersect1d(own, share) for own, share in zip(val, indices, strict=True)]
-        return replace(whole, indices=indices, val=val)
+        kept = [share[:0] for share in whole.indices] if whole.val is None else whole.val
+        shares = [np.setdiff1d(share, val) for share, val in zip(whole.indices, kept, strict=True)]
+        sizes = self._sizes(np.array([len(share) for share in shares]), generator)
+        cut = [generator.permutation(share)[:size] for share, size in zip(shares, sizes, strict=True)]
+        return replace(whole, indices=[np.concatenate(both) for both in zip(cut, kept, strict=True)])
+
+    @property
+    def owner_column(self) -> str | None:
+        """That of ``base``."""
+        return self.base.owner_column
+
+    def num_clients(self, pool: Pool) -> int | None:
+        """Returns the number that ``base`` knows."""
+        return self.base.num_clients(pool)
 
     def _sizes(self, whole: Indices, generator: np.random.Generator) -> Indices:
         if self.sizes is not None:
@@ -159,3 +167,12 @@ class PartOfPool(Partition):
         shares = self.base(pool.take(part), num_clients, generator)
         val = None if shares.val is None else [part[own] for own in shares.val]
         return replace(shares, indices=[part[share] for share in shares.indices], val=val)
+
+    @property
+    def owner_column(self) -> str | None:
+        """That of ``base``."""
+        return self.base.owner_column
+
+    def num_clients(self, pool: Pool) -> int | None:
+        """Returns the number that ``base`` knows."""
+        return self.base.num_clients(pool)
