@@ -240,4 +240,4 @@ def test_names_with_signs_of_mathematics_are_drawn_as_they_are(tmp_path):
     figure = label_counts(np.ones((2, 2)), names_N=["b$1_$", "a very long name of a hospital in the north"])
     save(figure, tmp_path / "names.png")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == ["b$1_$", "a very lon…n the north"]
+    assert labels == ["b$1_$", "a very lon… the north"]
