@@ -55,6 +55,8 @@ NAVIGATION = {
             "howto/data",
             "howto/clients",
             "howto/tasks",
+            "howto/known_sets",
+            "howto/huggingface",
             "howto/network",
             "howto/method",
             "howto/callback",

@@ -18,7 +18,8 @@ from tests.helpers.commandline import CONFIGS, DATA, KINDS, METHODS, PAPERS, QUI
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 # Data files with every data set, network and kind of partition. Others differ in one number or in the combination.
 TRIED = ("cifar10", "cifar10_dirichlet", "cifar100", "cifar100_fedclust_skew20", "digits", "emnist_ascfl")
-TRIED += ("fashion_mnist", "mnist", "mnist_ifca", "svhn_fedclust_dirichlet", "synthetic")
+TRIED += ("fashion_mnist", "femnist", "medmnist_path", "mnist", "mnist_ifca", "shakespeare")
+TRIED += ("svhn_fedclust_dirichlet", "synthetic", "ucihar")
 
 FIVE, BLENDED = LocalTraining(steps=5), BlendedClusterMean("participants", "participants", "uniform")
 BASELINES = {

@@ -65,6 +65,8 @@ def followed(here):
     ids=lambda each: each,
 )
 def test_block_as_written(followed, here, capsys, monkeypatch, page, block):
+    if page == "huggingface":
+        pytest.importorskip("datasets")
     if page == "tasks":  # its blocks are run in the folder of the examples
         if find_spec(TASKS[block][0]) is None:
             pytest.skip(f"needs pip install --no-deps {TASKS[block][0]}")
@@ -172,3 +174,36 @@ def test_script_as_written(here, capsys, script, shown):
     assert shown in capsys.readouterr().out
     if script == "own_step":
         assert "train/l1" in (here / "logs/own_step/version_0/metrics.csv").read_text().partition("\n")[0]
+
+
+FLOWER = """
+import numpy as np
+
+
+class DirichletPartitioner:
+    def __init__(self, num_partitions, partition_by, alpha):
+        self.num_partitions, self.partition_by = num_partitions, partition_by
+
+    def load_partition(self, number):
+        labels = np.array(self.dataset[self.partition_by])
+        return self.dataset.select(np.flatnonzero(labels % self.num_partitions == number))
+"""
+
+
+def test_a_partition_of_flower_is_read_from_a_file(here, capsys):
+    """A small partitioner stands in for those of the package, which other tests do not need."""
+    pytest.importorskip("datasets")
+    write_files("huggingface", here)
+    runpy.run_path("make_digits.py", run_name="__main__")
+    (here / "flwr_datasets").mkdir()
+    (here / "flwr_datasets/__init__.py").touch()
+    (here / "flwr_datasets/partitioner.py").write_text(FLOWER)
+    sys.path.insert(0, str(here))
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["huggingface"], re.DOTALL)
+    exec(next(block for block in blocks if "flwr" in block), {})
+    partition = "{data: {partition: {class_path: FromFile, init_args: {path: partition.json}}, num_clients: null}}"
+    import_module(COMMANDS["partition"]).main(["-c", "desks.yaml", "-c", partition])
+    assert "10 clients" in capsys.readouterr().out
+    data = import_module("datasets").load_from_disk("digits")["train"]
+    shares = json.loads((here / "partition.json").read_text())["indices"]
+    assert [{data["digit"][row] for row in share} for share in shares] == [{digit} for digit in range(10)]

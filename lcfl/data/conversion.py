@@ -34,7 +34,9 @@ def check_map_style(dataset: Any) -> None:
         )
 
 
-def read_item(dataset: Any, name: str, index: int, is_class: bool = True) -> tuple[Tensor, Tensor]:
+def read_item(
+    dataset: Any, name: str, index: int, is_class: bool = True, source: str = "Datasets"
+) -> tuple[Tensor, Tensor]:
     """Reads input and target of one item of a map-style data set.
 
     Args:
@@ -42,15 +44,16 @@ def read_item(dataset: Any, name: str, index: int, is_class: bool = True) -> tup
         name: ``train`` or ``test``, for messages.
         index: position of the item.
         is_class: whether the target must be the number of a class.
+        source: the class that the user has named, for messages.
 
     Raises:
         ValueError: If the data set has no items or fails, the item is not a pair, `as_input` does not accept its input,
             its label is not an integer, or `as_targets` does not accept its target.
     """
-    where = f"Datasets: item {index} of {name}"
+    where = f"{source}: item {index} of {name}"
     if len(dataset) == 0:
         raise ValueError(
-            f"Datasets: {name} has no items; give at least one training sample, and leave test out if there are no "
+            f"{source}: {name} has no items; give at least one training sample, and leave test out if there are no "
             "test samples"
         )
     try:

@@ -33,20 +33,24 @@ class DatasetSamples(Samples):
         train: the training samples.
         test: the official test samples, if there are any.
         num_classes: number of classes; None if targets are not classes.
+        source: the class that the user has named, for messages.
 
     Raises:
         ValueError: If a data set is not map-style or is empty, an item is not a pair, or an input or a target is
             unusable or unlike the first one. The message names the item.
     """
 
-    def __init__(self, train: Dataset[Any], test: Dataset[Any] | None, num_classes: int | None) -> None:
+    def __init__(
+        self, train: Dataset[Any], test: Dataset[Any] | None, num_classes: int | None, source: str = "Datasets"
+    ) -> None:
+        self._source = source
         self._parts: dict[str, Any] = {"train": train} if test is None else {"train": train, "test": test}
         for part in self._parts.values():
             check_map_style(part)
         self._has_labels = num_classes is not None
         # Random transforms run here too, and their draws must not advance the caller's generators.
         with rng.seeded(0, "read items"):
-            self._first, self._first_target = read_item(train, "train", 0, self._has_labels)
+            self._first, self._first_target = read_item(train, "train", 0, self._has_labels, source)
             labels = [self._labels(name) for name in self._parts]
         total = sum(map(len, self._parts.values()))
         known = np.concatenate([each for each in labels if each is not None]) if self._has_labels else None
@@ -107,7 +111,7 @@ class DatasetSamples(Samples):
         if once.digest() == again.digest():
             return once.digest()
         warnings.warn(
-            f"data.dataset: Datasets: items of {name} differ from one reading to the next. A resumed run will "
+            f"data.dataset: {self._source}: items of {name} differ from one reading to the next. A resumed run will "
             "therefore not be bit-identical, and lcfl does not compare the items when it resumes. Let random "
             "transforms draw from the global generator of torch, numpy or Python, which lcfl seeds for every "
             "client and round.",
@@ -154,17 +158,17 @@ class DatasetSamples(Samples):
 
     def _read(self, name: str, index: int) -> tuple[Tensor, Tensor]:
         """Reads an item and checks that shapes and types are those of the first item."""
-        inputs, target = read_item(self._parts[name], name, index, self._has_labels)
+        inputs, target = read_item(self._parts[name], name, index, self._has_labels, self._source)
         if inputs.shape != self._first.shape or inputs.dtype != self._first.dtype:
             raise ValueError(
-                f"Datasets: item {index} of {name} has an input of shape {tuple(inputs.shape)} and type "
+                f"{self._source}: item {index} of {name} has an input of shape {tuple(inputs.shape)} and type "
                 f"{inputs.dtype}, but item 0 of train has shape {tuple(self._first.shape)} and type "
                 f"{self._first.dtype}; all inputs must have the same shape and type: resize, crop or pad them in the "
                 "data set's transform"
             )
         if target.shape != self._first_target.shape or target.dtype != self._first_target.dtype:
             raise ValueError(
-                f"Datasets: item {index} of {name} has a target of shape {tuple(target.shape)} and type "
+                f"{self._source}: item {index} of {name} has a target of shape {tuple(target.shape)} and type "
                 f"{target.dtype}, but item 0 of train has shape {tuple(self._first_target.shape)} and type "
                 f"{self._first_target.dtype}; all targets must have the same shape and type"
             )

@@ -1,5 +1,6 @@
 """Networks, their split into embedding and decision head, their flat vectors, and the LightningModule."""
 
+from lcfl.models.char_lstm import CharLSTM
 from lcfl.models.cnn import CNN
 from lcfl.models.layout import Layout
 from lcfl.models.lenet import LeNet5
@@ -8,4 +9,4 @@ from lcfl.models.resnet9 import ResNet9
 from lcfl.models.split_network import NetworkFactory, SplitNetwork, split
 from lcfl.models.vgg import VGG16
 
-__all__ = ["CNN", "MLP", "VGG16", "Layout", "LeNet5", "NetworkFactory", "ResNet9", "SplitNetwork", "split"]
+__all__ = ["CNN", "CharLSTM", "MLP", "VGG16", "Layout", "LeNet5", "NetworkFactory", "ResNet9", "SplitNetwork", "split"]

@@ -29,14 +29,15 @@ class CNN(SplitNetwork):
     PFLlib's FedAvgCNN      32, 64    5       0        512         878,538
     LG-FedAvg's CNNCifar    6, 16     5       0        120, 100    64,102
     CFL's ConvNet (EMNIST)  6, 16     5       0        none        18,506
+    LEAF's CNN (FEMNIST)    32, 64    5       2        2048        6,603,710
     PACFL's simple-cnn-3    18, 48    5       0        360, 252    571,648
     IFCA's CNN, 24 pixels   64, 64    5       2        384, 192    1,068,298
     FL-bench's LeNet5       6, 16     5       0        120, 84     62,050
     ======================  ========  ======  =======  ==========  =========
 
     IFCA's network pools over 3 x 3 pixels and normalises local responses, which this class does not do. FL-bench's
-    network uses `batch_norm`. PACFL's has 100 classes. CFL's has 62 classes and takes grey images of 28 pixels. All
-    others are for CIFAR-10.
+    network uses `batch_norm`. PACFL's has 100 classes. CFL's and LEAF's have 62 classes and take grey images of 28
+    pixels. All others are for CIFAR-10.
 
     Args:
         in_channels: number of channels of an image.

@@ -17,6 +17,8 @@ import lcfl.data.transforms
 from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike
+from lcfl.data.owners import Owners
+from lcfl.data.partition import Pool
 from tests.helpers.builders import loaded
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,8 @@ def instantiated(data):
 
 def built(path):
     content = yaml.safe_load(path.read_text())
+    if content["data"]["num_clients"] is None:
+        content["data"]["num_clients"] = 12  # otherwise the files are read for their owners
     return instantiated(content["data"]), content["model"]["network"]
 
 
@@ -56,7 +60,9 @@ def test_every_data_set_of_lcfl_has_a_file():
         "FederatedDataset",
         "TorchvisionImages",
         "RandomLike",
+        "LEAF",
         "Datasets",
+        "HuggingFace",
         "Tensors",
         "Folders",
         *("Reader", "ImageFiles", "Arrays", "Table"),  # read files for Folders
@@ -81,7 +87,9 @@ def test_network_and_partition_fit_the_data(path):
     model = class_of(network["class_path"])(**network["init_args"])
     assert model(examples.batch(np.arange(2), torch.device("cpu"))[0]).shape == (2, data.dataset.num_classes)
     labels = np.arange({100: 50_000, 2400: 60_000}.get(data.num_clients, 1600)) % data.dataset.num_classes
-    shares = data.partition(labels, data.num_clients, rng.generator(data.seed, "partition"))
+    owners = Owners.of_column(np.arange(len(labels)) % 30, len(labels))
+    pool = Pool.of_owners(len(labels), labels, owners, keeps_parts=True)
+    shares = data.partition(pool, data.num_clients, rng.generator(data.seed, "partition"))
     assert len(shares.indices) == data.num_clients
     known = lcfl.data.partition.Pathological | lcfl.data.partition.CopyPerGroup
     assert (shares.groups is not None) == isinstance(data.partition, known)

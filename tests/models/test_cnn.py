@@ -8,6 +8,7 @@ from lcfl.models import CNN, Layout
 
 FEDAVG_CNN = {"padding": 0, "hidden": [512]}
 CFL_CONVNET = {"in_channels": 1, "image_size": 28, "num_classes": 62, "channels": [6, 16], "padding": 0, "hidden": []}
+LEAF_CNN = {"in_channels": 1, "image_size": 28, "num_classes": 62, "hidden": [2048]}
 LG_CNN = {"channels": [6, 16], "padding": 0, "hidden": [120, 100]}
 PACFL_SIMPLE_CNN_3 = {"num_classes": 100, "channels": [18, 48], "padding": 0, "hidden": [360, 252]}
 IFCA_CNN = {"image_size": 24, "channels": [64, 64], "hidden": [384, 192]}
@@ -22,6 +23,7 @@ FLBENCH_LENET5 = {"channels": [6, 16], "padding": 0, "hidden": [120, 84], "batch
         ({"in_channels": 1, "image_size": 28}, 3_794_314, 5_130),
         (FEDAVG_CNN, 878_538, 5_130),
         (CFL_CONVNET, 18_506, 15_934),
+        (LEAF_CNN, 6_603_710, 127_038),
         (LG_CNN, 64_102, 1_010),
         (PACFL_SIMPLE_CNN_3, 571_648, 25_300),
         (IFCA_CNN, 1_068_298, 1_930),
