@@ -58,6 +58,7 @@ NAVIGATION = {
             "howto/known_sets",
             "howto/huggingface",
             "howto/network",
+            "howto/pretrained",
             "howto/method",
             "howto/callback",
             "howto/machines",

@@ -193,3 +193,14 @@ def test_every_point_of_cifar10_is_a_valid_configuration(module, capsys, partiti
     assert local["steps"] == 5 and local["epochs"] is None
     if method == "lcfed":
         assert (config["model"]["cluster_weight"], config["model"]["global_weight"]) == (1, 0.5)
+
+
+def test_frozen_measures_fewer_bytes_for_a_smaller_part(module, tmp_path, capsys):
+    tiny = ["--num_clients=2", "--batch_size=2", "--steps=1", "--rounds=2", "--image_size=32", "--turns=1"]
+    rows = module("frozen").main([*tiny, "--json", str(tmp_path / "frozen.json")])
+    assert json.loads((tmp_path / "frozen.json").read_text())["rows"] == rows
+    assert [row["parameters"] for row in rows] == [11_181_642, 8_398_858, 5_130]
+    assert [row["parameters"] + row["frozen"] for row in rows] == [11_181_642] * 3
+    assert [row["bytes_per_round"] > 2 * 2 * 4 * row["parameters"] - 1 for row in rows] == [True] * 3
+    assert rows[-1]["checkpoint_bytes"] < 46e6 < rows[1]["checkpoint_bytes"]
+    assert "| head alone | 5,130 |" in capsys.readouterr().out

@@ -37,9 +37,17 @@ def parts():
 
 @pytest.mark.parametrize(
     ("script", "accuracy"),
-    [("python_api", "personal accuracy"), ("tabular", "global accuracy"), ("text", "personal accuracy")],
+    [
+        ("python_api", "personal accuracy"),
+        ("tabular", "global accuracy"),
+        ("text", "personal accuracy"),
+        ("lora", "lora: personal accuracy"),
+    ],
 )
 def test_a_script_runs(here, capsys, script, accuracy):
+    if script == "lora":
+        pytest.importorskip("peft")
+        pytest.importorskip("transformers")
     runpy.run_path(str(ROOT / f"examples/{script}.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert float(re.search(rf"{accuracy}: (\S+)", shown)[1]) > 0.8
@@ -61,4 +69,4 @@ def test_user_defined_data_with_every_method(here, method):
 def test_every_example_is_tested():
     names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
     tasks = {f"{name}{ending}" for name in TASKS for ending in (".py", ".yaml")}
-    assert names == {"own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"} | tasks
+    assert names == {"lora.py", "own.py", "own.yaml", "python_api.py", "tabular.py", "text.py"} | tasks

@@ -213,10 +213,12 @@ def kinds_of(metrics: Mapping[str, float], stage: str, metric: str) -> dict[str,
 def describe(server: Server) -> str:
     """Returns the start line: run directory, ranks, engine, precision, clients, model size."""
     layout, fabric, identity = server.layout, server.fabric, server.identity
+    apart = server.module.frozen_layout
+    frozen = "" if apart is None else f", {apart.num_parameters:,} frozen"
     return (
         f"{server.run_dir}: {fabric.world_size} x {fabric.device.type}, {identity['engine']}, {identity['precision']}, "
         f"{server.data.num_clients} clients, {server.schedule.clients_per_round} per round, "
-        f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} in the embedding)"
+        f"{layout.num_parameters:,} parameters ({layout.num_embedding:,} in the embedding){frozen}"
     )
 
 

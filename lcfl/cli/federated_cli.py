@@ -184,7 +184,7 @@ def instantiate(config: Path) -> tuple[FederatedModule, Method]:
     """
     parser, parsed = _parsed(config, {"method": Method, "model": FederatedModule})
     if "init_from" in (arguments := _arguments(parsed["model"])):
-        arguments["init_from"] = None  # the models are in the checkpoint, and the file may be gone
+        arguments["init_from"] = arguments["init_except"] = None  # the models are in the checkpoint
     _keep_functions(parser, parsed["model"])
     instances = parser.instantiate(parsed)
     return instances["model"], instances["method"]

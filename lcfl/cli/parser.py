@@ -184,10 +184,21 @@ def _located(message: str) -> str:
 
 def _unknown(option: str, kind: str, argument: str) -> str:
     known = list(_parameters(kind))
+    more = f" It takes others, too: give {argument!r} in dict_kwargs beside init_args." if _is_open(kind) else ""
     return (
         f"{option}: {kind} has no argument {argument!r}.{closest(argument, known)} Its arguments: "
-        f"{', '.join(known) or 'none'}."
+        f"{', '.join(known) or 'none'}.{more}"
     )
+
+
+def _is_open(kind: str) -> bool:
+    """Returns whether a function at an import path takes any argument by name."""
+    try:
+        module, _, name = kind.rpartition(".")
+        function = getattr(import_module(module), name, None)
+    except (ImportError, ValueError):
+        return False
+    return inspect.isfunction(function) and inspect.getfullargspec(function).varkw is not None
 
 
 def _peeled(message: str) -> tuple[list[str], str, str]:

@@ -32,10 +32,14 @@ class CheckpointShard:
 
 
 class CheckpointShardIndex:
-    """An index of the shards of the newest checkpoint. The state of each client is in one shard, or `unsaved`."""
+    """An index of the shards of the newest checkpoint. The state of each client is in one shard, or `unsaved`.
+
+    The file with what is frozen in all models, if there is one, is `frozen`.
+    """
 
     def __init__(self) -> None:
         self.unsaved: set[int] = set()
+        self.frozen: CheckpointShard | None = None
         self._shard_of: dict[int, CheckpointShard] = {}
         self._shards: dict[str, CheckpointShard] = {}
 

@@ -1,6 +1,6 @@
 """The state of a federation. It holds everything that outlives a round.
 
-Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code.
+Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code, F length of what is frozen.
 """
 
 from collections.abc import Iterable
@@ -37,6 +37,7 @@ class FederationState:
         callbacks: what each callback keeps, by its key; plain values and tensors.
         active: whether each client belongs to the federation now ``[N]``, bool. Newcomers, which stay outside until the
             federation has ended, and clients that have left do not belong to it. By default all clients do.
+        frozen: the parameters and buffers that are frozen, and so equal in all models ``[F]``; None if nothing is.
     """
 
     round: int
@@ -53,6 +54,7 @@ class FederationState:
     should_stop: bool = False
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     active: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    frozen: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.active) == 0:
@@ -68,6 +70,7 @@ class FederationState:
         newcomers: Iterable[int] = (),
         buffers: Tensor | None = None,
         folder: Path | None = None,
+        frozen: Tensor | None = None,
     ) -> "FederationState":
         """Returns the state before the first round, with all clients in one cluster and all models at the initial one.
 
@@ -82,6 +85,7 @@ class FederationState:
             assignment=torch.zeros(num_clients, dtype=torch.int64),
             participated=torch.zeros(num_clients, dtype=torch.bool),
             clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers), folder),
+            frozen=frozen,
         )
         outside = list(newcomers)
         state.active[outside] = False

@@ -37,7 +37,8 @@ from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
 from lcfl.methods.method import Method
-from lcfl.models.module import FederatedModule, ignore_index
+from lcfl.models.metrics import ignore_index
+from lcfl.models.module import FederatedModule
 
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
@@ -172,7 +173,8 @@ class Worker:
         max_steps: int | None = None,
         deadline: ClientDeadline | None = None,
     ) -> None:
-        module = copy.deepcopy(module)  # spawned ranks would otherwise share, and train, the same memory
+        # Spawned ranks would otherwise share, and train, the same memory. On another device all of it is copied.
+        module = module.replica() if fabric.device.type == "cpu" else copy.deepcopy(module)
         self.fabric = fabric
         self.data = data
         self.method = method

@@ -63,7 +63,7 @@ def check_compiled(
             f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes with "
             "the same plain settings for all parameters"
         )
-    program = trace(module.network, spec.shape)
+    program = trace(module.network, spec.shape, module.layout)
     try:
         kernels.load()
     except kernels.Unavailable as error:
@@ -107,7 +107,7 @@ class CompiledEngine(SequentialEngine):
         max_steps: int | None = None,
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
-        self._kernels, program = kernels.load(), trace(module.network, shape)
+        self._kernels, program = kernels.load(), trace(module.network, shape, module.layout)
         ops = (kernels.Op * len(program.ops))(*program.ops)
         values = (kernels.Value * len(program.values))(*program.values)
         self._program = self._kernels.lcfl_open(ops, len(ops), values, len(values), 0, program.output)

@@ -104,7 +104,7 @@ class SequentialEngine:
         """
         if self._sgd is not None:
             settings = self._sgd
-            parameters = [parameter for parameter in self.module.network.parameters() if parameter.requires_grad]
+            parameters = self.module.trained_parameters()
             velocities: list[Tensor | None] = [None] * len(parameters)
 
             def run_optimizer(loss: Tensor) -> None:
@@ -183,19 +183,17 @@ class SequentialEngine:
         batch = self._training_batch(indices)
         with module.collecting() as logged, self.fabric.autocast():
             loss = loss_of_step(module, batch, number)
-        parameters = [parameter for parameter in module.network.parameters() if parameter.requires_grad]
+        parameters = module.trained_parameters()
         slopes = self._slopes(loss, parameters, create_graph=direction is not None)
         if direction is not None:
-            parts = _split_like(direction.to(self.device), module.network.parameters())
+            parts = _split_like(direction.to(self.device), parameters)
             along = sum((slope * part).sum() for slope, part in zip(slopes, parts, strict=True))
             assert isinstance(along, Tensor)
             slopes = self._slopes(along, parameters)
         else:
             self._keep_buffers()
-        slope_of = dict(zip(map(id, parameters), slopes, strict=True))
-        flat = [slope_of.get(id(each), torch.zeros_like(each)).reshape(-1) for each in module.network.parameters()]
         return Gradient(
-            torch.cat(flat).to(model.device),
+            torch.cat([slope.reshape(-1) for slope in slopes]).to(model.device),
             self._buffers().to(model.device),
             loss.detach(),
             {name: torch.stack(values).float().mean() for name, values in logged.items()},
@@ -290,14 +288,10 @@ def _is_wide(network: nn.Module) -> bool:
     return any(isinstance(each, nn.Conv2d) and each.in_channels >= WIDE for each in network.modules())
 
 
-def _split_like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Returns the pieces of a flat vector ``[P]`` that belong to the trained parameters, in their shapes."""
-    pieces, offset = [], 0
-    for parameter in parameters:
-        if parameter.requires_grad:
-            pieces.append(vector[offset : offset + parameter.numel()].view_as(parameter))
-        offset += parameter.numel()
-    return pieces
+def _split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the pieces of a flat vector ``[P]`` that belong to these parameters, in their shapes."""
+    pieces = vector.split([parameter.numel() for parameter in parameters])
+    return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -349,10 +349,9 @@ class StackedEngine(SequentialEngine):
 
 
 def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:
-    """Returns d loss / d parameter ``[C, ...]`` by name, for the parameters that are trained and take part."""
-    trained = {name: each for name, each in parameters.items() if each.requires_grad}
-    slopes = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
-    return {name: slope for name, slope in zip(trained, slopes, strict=True) if slope is not None}
+    """Returns d loss / d parameter ``[C, ...]`` by name, for the parameters that take part."""
+    slopes = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(parameters, slopes, strict=True) if slope is not None}
 
 
 def _bytes_for_clients(device: torch.device) -> int:

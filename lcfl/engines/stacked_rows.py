@@ -55,7 +55,8 @@ def optimizer_of(module: FederatedModule, stacks: Named) -> Optimizer:
         stacks: stacks of its parameters ``[C, ...]``, by name.
     """
     own = module.configure_optimizers()
-    stack_of = {id(each): stacks[name] for name, each in module.network.named_parameters()}
+    names = [name for name, _ in module.layout.parameters]
+    stack_of = {id(each): stacks[name] for name, each in zip(names, module.trained_parameters(), strict=True)}
     groups = [{**group, "params": [stack_of[id(each)] for each in group["params"]]} for group in own.param_groups]
     make: Callable[[Any], Optimizer] = type(own)
     optimizer = make(groups)

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from lcfl.engines.kernels import KIND, Op, Value
+from lcfl.models.frozen import persistent_buffers
+from lcfl.models.layout import Layout
 
 __all__ = ["Program", "Unsupported", "trace"]
 
@@ -59,6 +61,7 @@ class _Place:
 @dataclass
 class _Tracer:
     network: nn.Module
+    layout: Layout
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     used: set[int] = field(default_factory=set)  # ids of parameters that belong to an operation
@@ -66,9 +69,9 @@ class _Tracer:
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
-        self.parameters = _offsets(self.network.named_parameters())
-        kept = self.network.state_dict(keep_vars=True)  # buffers that are not persistent are in no model
-        self.buffers = _offsets((name, each) for name, each in self.network.named_buffers() if name in kept)
+        parameters, buffers = dict(self.network.named_parameters()), persistent_buffers(self.network)
+        self.parameters = _offsets(parameters[name] for name, _ in self.layout.parameters)
+        self.buffers = _offsets(buffers.values())
 
     def run(self, shape: Sequence[int]) -> Program:
         """Returns the program of the network for inputs of this shape, which does not include the batch."""
@@ -269,10 +272,15 @@ POOLS: dict[str, type[nn.Module]] = {
 }
 
 
-def trace(network: nn.Module, shape: Sequence[int]) -> Program:
+def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None) -> Program:
     """Returns the program of a network for inputs of the shape ``[C, H, W]`` or ``[D]``.
 
     The program refers to parameters and buffers by their offsets in the flat vectors ``[P]`` and ``[Q]`` of a model.
+
+    Args:
+        network: the network.
+        shape: the shape of one input.
+        layout: the order of the parameters in a model; that of the network if not given.
 
     Raises:
         Unsupported: if the network has a part that the kernels do not support or that a trace does not show. The
@@ -281,10 +289,10 @@ def trace(network: nn.Module, shape: Sequence[int]) -> Program:
     if len(shape) not in (1, 3):
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W] and [D] are supported")
     if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
-        raise Unsupported(f"its parameter {frozen[0]} is not trained")
+        raise Unsupported(f"its parameter {frozen[0]} is frozen")
     if _has_hooks(network) or any(each._backward_hooks for each in network.parameters()):
         raise Unsupported("it has hooks")
-    return _Tracer(network).run(shape)
+    return _Tracer(network, layout or Layout.from_network(network, None)).run(shape)
 
 
 def _graph(network: nn.Module) -> fx.Graph:
@@ -332,10 +340,10 @@ def _pool(kind: type[nn.Module], node: fx.Node) -> nn.Module:
         raise Unsupported(f"its forward pass calls {node.target} with unusual arguments") from None
 
 
-def _offsets(named: Iterable[tuple[str, Tensor]]) -> dict[int, int]:
+def _offsets(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Returns the offset of each tensor in the vector of all tensors, by id."""
     offsets, offset = {}, 0
-    for _, tensor in named:
+    for tensor in tensors:
         offsets[id(tensor)] = offset
         offset += tensor.numel()
     return offsets

@@ -47,7 +47,7 @@ class VmappedModule:
     """Computes `module.training_step` and `module.forward` for C models, whose tensors have C as the first dimension.
 
     Args:
-        module: the module, whose own parameters and buffers are neither used nor changed.
+        module: the module, whose own parameters and buffers are not changed. All models use those that are frozen.
     """
 
     def __init__(self, module: FederatedModule) -> None:
@@ -56,15 +56,14 @@ class VmappedModule:
         dtypes = {name: buffer.dtype for name, buffer in module.network.named_buffers()}
         with_buffers = module.layout if module.buffer_layout is None else module.buffer_layout
         self._buffers = [(name, shape, dtypes[name]) for name, shape, _ in with_buffers.buffers]
-        self._trained = {name for name, parameter in module.network.named_parameters() if parameter.requires_grad}
 
     def parameters(self, models: Tensor) -> Named:
-        """Copies the parameters in models ``[C, P + ...]``, by name. Trained parameters require gradients."""
+        """Copies the parameters in models ``[C, P + ...]``, by name. They require gradients."""
         parameters, offset = {}, 0
         for name, shape in self.module.layout.parameters:
             part = models[:, offset : offset + shape.numel()].reshape(-1, *shape)
             copied = part.clone(memory_format=torch.contiguous_format)
-            parameters[name] = copied.requires_grad_(name in self._trained)
+            parameters[name] = copied.requires_grad_()
             offset += shape.numel()
         return parameters
 
@@ -155,7 +154,7 @@ class VmappedModule:
             models[:, self.module.layout.num_parameters :] if apart is None else torch.stack([apart.pack(network)] * 2)
         )
         parameters = self.parameters(models)
-        known = {each.data_ptr() for each in parameters.values()}
+        known = {each.data_ptr() for each in (*parameters.values(), *network.parameters())}
         saved = []
 
         def save(tensor: Tensor) -> Tensor:

@@ -12,17 +12,10 @@ from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.launch import launch, one_thread, resolve_placement
 from lcfl.engines import EngineName, choose_engine
-from lcfl.federation.checks import (
-    check_batches,
-    check_method,
-    check_network,
-    check_optimizer,
-    check_parts,
-    check_targets,
-    number_of_clients,
-)
+from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients
 from lcfl.federation.session import Session
 from lcfl.federation.settings import Precision, Settings
+from lcfl.federation.trial import check_batches, check_network, check_targets
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
@@ -127,6 +120,7 @@ class Federation(Settings):
                 "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "
                 "after the checkpoint would be uploaded twice with different noise. Start anew without --ckpt_path."
             )
+        self._freeze(model, resumed)
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
         placement = resolve_placement(
             self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
@@ -153,6 +147,16 @@ class Federation(Settings):
         if result is None:  # happens only if every rank is a separate process, as under torchrun
             raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")
         return result
+
+    def _freeze(self, model: FederatedModule, resumed: Path | None) -> None:
+        """Sets what is frozen, before launch and so equally on every rank: as in the checkpoint, or as initially."""
+        if model.frozen_layout is None:
+            return
+        saved = None if resumed is None else checkpoint.read_frozen(resumed)
+        if saved is None or len(saved) != model.frozen_layout.size:  # the session refuses what does not fit
+            saved = model.initial_frozen(self.seed)
+        assert saved is not None, "the network has a frozen part"
+        model.frozen_layout.unpack(saved, model.network)
 
     def _schedule(self, datamodule: FederatedDataModule) -> Schedule:
         """Returns the schedule, with counts of clients in place of fractions."""

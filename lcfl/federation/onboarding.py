@@ -224,6 +224,8 @@ def onboard(
         raise checkpoint.CheckpointError(
             f"{path}: its warm-up rounds are not complete, so there is no federation to join."
         )
+    if state.frozen is not None and module.frozen_layout is not None:
+        module.frozen_layout.unpack(state.frozen, module.network)
     saved.restore(method.clustering, method.aggregation.remembers)
     run = {name: saved.identity.get(name) for name in ("precision", "seed")}
     check_form(f"{path}: identity", run, {"precision": str, "seed": int}, {})

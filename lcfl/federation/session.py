@@ -27,8 +27,8 @@ from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName
-from lcfl.federation.checks import check_batches, check_targets
 from lcfl.federation.settings import Settings
+from lcfl.federation.trial import check_batches, check_targets
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
@@ -168,9 +168,14 @@ class Session:
                 self.data.population.newcomers,
                 self.module.initial_buffers(self.settings.seed),
                 folder,
+                self.module.frozen_part(),
             )
         now = self._identity()
-        compared = now if self.stage == "fit" else ("data", "partition", "model", "method")
+        apart = {"frozen"}  # the values of the checkpoint are used
+        if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:
+            apart.add("init_from")  # all models are in the checkpoint, and the file may be gone
+        names = now if self.stage == "fit" else ("data", "partition", "model", "method")
+        compared = [name for name in names if name not in apart]
         saved = checkpoint.identity_of(resumed)
         changed = differences({name: saved.get(name) for name in compared}, {name: now[name] for name in compared})
         if changed:
@@ -203,6 +208,7 @@ class Session:
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "init_from": self.module.initial_fingerprint,
+            **({} if (frozen := self.module.frozen_fingerprint) is None else {"frozen": frozen}),
             "method": self.method,
             "callbacks": [each for each in self.settings.all_callbacks if each.shapes_result],
         }
@@ -285,6 +291,8 @@ def expected(module: FederatedModule, data: FederatedDataModule, method: Method)
     sizes = {"N": data.num_clients, "S": module.layout.size, "P": module.layout.num_parameters}
     if module.buffer_layout is not None:
         sizes["B"] = module.buffer_layout.size
+    if module.frozen_layout is not None:
+        sizes["F"] = module.frozen_layout.size
     return Expected(sizes, method.exchange.keeps_model, len(method.warmup_rounds(data.num_initial_clients)))
 
 

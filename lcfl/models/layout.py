@@ -4,67 +4,80 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+
+from lcfl.models.frozen import frozen_layers, persistent_buffers
+from lcfl.models.patterns import layers_of, matching
 
 __all__ = ["Layout"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of a network's tensors in its flat vector ``[phi | h | buffers]``.
+    """The positions of a network's trained tensors in its flat vector ``[phi | h | buffers]``.
 
-    Parameters come in the order in which the network registers them, so a cut of the network at a layer is a cut of the
-    vector at an offset. phi is ``vector[:num_embedding]``, and the whole model w is ``vector[:num_parameters]``.
-    Buffers follow. Integer buffers (BatchNorm's counters) travel as floats, which are exact up to 2**24. If buffers are
-    not exchanged, Q = 0, and `split_buffers` gives them a separate vector.
+    phi is ``vector[:num_embedding]``, and the whole model w is ``vector[:num_parameters]``. Within phi and within h,
+    parameters come in the order in which the network registers them. Buffers follow. Integer buffers (BatchNorm's
+    counters) travel as floats, which are exact up to 2**24. If buffers are not exchanged, Q = 0, and `split_buffers`
+    gives them a separate vector. Frozen parameters, and the buffers of frozen layers, are not part of it: they have a
+    layout of their own (`of_frozen`), because they are equal in all models.
+
+    Attributes:
+        parameters: name and shape of each parameter.
+        buffers: name and shape of each buffer, and whether it holds integers.
+        num_embedding: P_phi.
+        layers: the layers that hold these parameters directly, in the order in which the network registers them.
     """
 
     parameters: tuple[tuple[str, torch.Size], ...]
-    buffers: tuple[tuple[str, torch.Size, bool], ...]  # name, shape, whether it is an integer buffer
+    buffers: tuple[tuple[str, torch.Size, bool], ...]
     num_embedding: int
+    layers: tuple[str, ...]
 
     @classmethod
-    def from_network(cls, network: nn.Module, cut: str | None = "decision") -> "Layout":
-        """Returns the layout of a network whose decision head begins at the layer `cut` (None: all is embedding).
+    def from_network(cls, network: nn.Module, cut: str | Sequence[str] | None = "decision") -> "Layout":
+        """Returns the layout of a network's trained part.
+
+        Args:
+            network: the network.
+            cut: the layer at which the decision head begins, or patterns of the parameters in the decision head
+                (`lcfl.models.patterns`). None: all is embedding.
 
         Raises:
-            ValueError: if there is no layer of that name with parameters, or if a parameter is not float32.
+            ValueError: if there is no such layer with parameters, or if a trained parameter is not float32.
         """
-        parameters = []
-        num_embedding, in_decision = 0, False
+        head, trained = _head(network, cut), []
         for name, parameter in network.named_parameters():
-            if parameter.dtype != torch.float32:
+            if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise ValueError(
                     f"model.network: parameter {name!r} is {parameter.dtype}; parameters must be torch.float32 "
                     "(choose the arithmetic with trainer.precision)."
                 )
-            in_decision = in_decision or (cut is not None and (name == cut or name.startswith(f"{cut}.")))
-            num_embedding += 0 if in_decision else parameter.numel()
-            parameters.append((name, parameter.shape))
-        if cut is not None and not in_decision:
-            layers = dict.fromkeys(name.rpartition(".")[0] or name for name, _ in parameters)
-            raise ValueError(
-                f"model.cut: the network {type(network).__name__} has no layer {cut!r} with parameters; "
-                f"its layers are {', '.join(layers)}."
-            )
-        last = parameters[-1][0] if parameters else ""
-        if in_decision and num_embedding == 0 and not last.startswith(f"{cut}."):
-            warnings.warn(
-                f"model.cut: {type(network).__name__} registers {cut!r} before all other layers, so everything "
-                f"becomes decision head and the embedding is empty. If {cut!r} is its last layer, assign it last in "
-                "__init__.",
-                stacklevel=2,
-            )
-        persistent = network.state_dict(keep_vars=True)
-        buffers = tuple(
-            (name, buffer.shape, not buffer.is_floating_point())
-            for name, buffer in network.named_buffers()
-            if name in persistent
+            if parameter.requires_grad:
+                trained.append((name, parameter.shape))
+        return cls(
+            tuple(sorted(trained, key=lambda each: each[0] in head)),
+            _buffers(network, frozen=False),
+            sum(shape.numel() for name, shape in trained if name not in head),
+            tuple(layers_of(name for name, _ in trained)),
         )
-        return cls(tuple(parameters), buffers, num_embedding)
+
+    @classmethod
+    def of_frozen(cls, network: nn.Module) -> "Layout | None":
+        """Returns the layout of the frozen parameters and the buffers of frozen layers; None if nothing is frozen."""
+        frozen = [(name, each.shape) for name, each in network.named_parameters() if not each.requires_grad]
+        if not frozen:
+            return None
+        return cls(tuple(frozen), _buffers(network, frozen=True), 0, tuple(layers_of(name for name, _ in frozen)))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of parameters and buffers, in the order of the vector."""
+        return [name for name, _ in self.parameters] + [name for name, *_ in self.buffers]
 
     @property
     def num_parameters(self) -> int:
@@ -78,7 +91,7 @@ class Layout:
 
     def split_buffers(self) -> "tuple[Layout, Layout]":
         """Returns the layouts of the parameters alone, ``[phi | h]``, and of the buffers alone, ``[buffers]``."""
-        return replace(self, buffers=()), replace(self, parameters=(), num_embedding=0)
+        return replace(self, buffers=()), replace(self, parameters=(), num_embedding=0, layers=())
 
     def integer_slices(self) -> list[slice]:
         """Returns the slices of the vector that hold integer buffers, whose mean would have no meaning."""
@@ -92,8 +105,7 @@ class Layout:
     def pack(self, network: nn.Module) -> Tensor:
         """Returns a copy of the network's parameters and buffers as one flat vector ``[P + Q]`` on the CPU."""
         named: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        names = [name for name, _ in self.parameters] + [name for name, _, _ in self.buffers]
-        return torch.cat([named[name].detach().reshape(-1).to("cpu", torch.float32) for name in names])
+        return torch.cat([named[name].detach().reshape(-1).to("cpu", torch.float32) for name in self.names])
 
     @torch.no_grad()
     def unpack(self, vector: Tensor, network: nn.Module) -> nn.Module:
@@ -119,3 +131,35 @@ class Layout:
     def embedding_of(self, vector: Tensor) -> Tensor:
         """Returns the view phi = ``vector[:P_phi]``."""
         return vector[: self.num_embedding]
+
+
+def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
+    """Returns the names of the parameters in the decision head, trained or not."""
+    names, kind = [name for name, _ in network.named_parameters()], type(network).__name__
+    if cut is None:
+        return set()
+    if not isinstance(cut, str):
+        return matching(cut, names, "model.cut", f"the network {kind}")
+    begin = next((place for place, name in enumerate(names) if name == cut or name.startswith(f"{cut}.")), None)
+    if begin is None:
+        raise ValueError(
+            f"model.cut: the network {kind} has no layer {cut!r} with parameters; "
+            f"its layers are {', '.join(layers_of(names))}."
+        )
+    if begin == 0 and not names[-1].startswith(f"{cut}."):
+        warnings.warn(
+            f"model.cut: {kind} registers {cut!r} before all other layers, so everything becomes decision head and the "
+            f"embedding is empty. If {cut!r} is its last layer, assign it last in __init__, or give patterns: [{cut}].",
+            stacklevel=3,
+        )
+    return set(names[begin:])
+
+
+def _buffers(network: nn.Module, frozen: bool) -> tuple[tuple[str, torch.Size, bool], ...]:
+    """Returns the persistent buffers of the layers that are frozen, or of those that are not."""
+    places = set(frozen_layers(network))
+    return tuple(
+        (name, buffer.shape, not buffer.is_floating_point())
+        for name, buffer in persistent_buffers(network).items()
+        if (name.rpartition(".")[0] in places) is frozen
+    )

@@ -3,6 +3,7 @@
 Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries; B batch.
 """
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,21 +17,19 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
-from lcfl.core.metric_names import SUMMARIES, Reported
 from lcfl.core.validation import check_choice
 from lcfl.models.construction import constructed
+from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
+from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reported_metric
 from lcfl.models.pretrained import load_weights
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "CLASS_LOSSES", "FederatedModule", "NO_PULLS", "Pulls", "ignore_index", "loss_of_step"]
+__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
 
 PLAIN = pl.LightningModule
-UNUSED = -100  # the number that torch ignores by default, which labels never are
-CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
 STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
@@ -71,7 +70,8 @@ class FederatedModule(pl.LightningModule):
         optimizer: makes the optimizer of one local update from its parameters; SGD with a learning rate of 0.01 if not
             given.
         cut: the layer at which the decision head begins. The head includes all that the network registers after it
-            (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). None: no decision head.
+            (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). A list of patterns instead: the head
+            consists of the parameters that they cover, wherever they are (``["*norm*"]``). None: no decision head.
         cluster_weight: mu, the weight of the pull of all parameters towards the cluster centre.
         global_weight: lambda, the weight of the pull of the embedding towards the global embedding.
         loss: L_sup of the network's outputs ``[B, ...]`` and the targets ``[B, ...]``, a mean over the batch;
@@ -81,8 +81,17 @@ class FederatedModule(pl.LightningModule):
             accuracy, which is always measured then; the name of one of the `metrics`; or ``loss``.
         larger_is_better: whether larger values of the reported metric are better; None for what torchmetrics says of
             it. Smaller losses are better.
-        init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``). Every initial model
-            is read from it instead of being drawn.
+        init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``, or a file of
+            safetensors). Every initial model is read from it instead of being drawn.
+        init_except: patterns of what is drawn all the same, e.g. ``["fc"]`` for a network with other classes than that
+            of the file. What they cover in the file is not read.
+        trainable: patterns of the parameters that are trained, e.g. ``["fc", "layer4.*.bn*"]``. The others are frozen:
+            their ``requires_grad`` is False. None: the network itself says which are. A pattern is the name of a
+            parameter or of a layer, in which ``*`` stands for any characters. Frozen parameters have the values of
+            initial model 0 and are equal in all models. They are part of no flat vector, so they are neither sent nor
+            counted, and no method sees them. Buffers of a layer whose parameters are all frozen (or, if it has none,
+            all parameters of the smallest module around it) are frozen as well: the layer stays in evaluation mode, so
+            that the running statistics of a BatchNorm do not change.
         buffer_policy: what happens to everything that the network registers as a persistent buffer, such as
             BatchNorm's running statistics. ``average``: buffers are part of every model and are merged with it,
             integers by their maximum. ``keep_server``: every model has the buffers of the initial model; changes by a
@@ -94,20 +103,25 @@ class FederatedModule(pl.LightningModule):
         ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step
             or optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit
             into memory, a factory whose networks share parameters, a file `init_from` that does not fit the network,
-            an unknown `buffer_policy`, a metric with a name that lcfl uses itself, or a reported metric that is not
-            measured or of which nobody says whether larger is better.
+            a pattern that covers nothing, a network without a trained parameter, an unknown `buffer_policy`, a metric
+            with a name that lcfl uses itself, or a reported metric that is not measured or of which nobody says whether
+            larger is better.
 
     Attributes:
-        layout: the layout of a model's flat vector: ``[P + Q]`` with ``average``, else ``[P]``.
+        layout: the layout of a model's flat vector, which holds what is trained: ``[P + Q]`` with ``average``, else
+            ``[P]``.
         buffer_layout: the layout of the flat vector ``[Q]`` of buffers that are not exchanged; None if there are none.
+        frozen_layout: the layout of the flat vector ``[F]`` of all that is frozen; None if nothing is.
         pulls: the targets of the two pulls.
+        reported: the metric that `report` names.
+        directions: whether larger values are better, by metric; None if nobody says so.
     """
 
     def __init__(
         self,
         network: NetworkFactory,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        cut: str | None = "decision",
+        cut: str | list[str] | None = "decision",
         cluster_weight: float = 0.0,
         global_weight: float = 0.0,
         loss: nn.Module | None = None,
@@ -116,6 +130,8 @@ class FederatedModule(pl.LightningModule):
         larger_is_better: bool | None = None,
         init_from: str | Path | None = None,
         buffer_policy: BufferPolicy = "average",
+        trainable: list[str] | None = None,
+        init_except: list[str] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(network, nn.Module):
@@ -142,65 +158,33 @@ class FederatedModule(pl.LightningModule):
                 "model.network: two calls gave networks that share parameters; every call must make new parameters. In "
                 "YAML, name lcfl.models.split instead of SplitNetwork. It takes factories of embedding and decision."
             )
-        self._whole = Layout.from_network(self.network, cut)
+        set_trainable(self.network, trainable)
+        self._in_evaluation = frozen_layers(self.network)
+        self.frozen_layout = Layout.of_frozen(self.network)
         self.buffer_policy = buffer_policy
-        self.layout: Layout = self._whole
+        self.layout: Layout = Layout.from_network(self.network, cut)
         self.buffer_layout: Layout | None = None
-        if self._whole.buffers and buffer_policy != "average":
-            self.layout, self.buffer_layout = self._whole.split_buffers()
+        if self.layout.buffers and buffer_policy != "average":
+            self.layout, self.buffer_layout = self.layout.split_buffers()
         self._unkept = [
             (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
             for path, layer in self.network.named_modules()
             for name in sorted(layer._non_persistent_buffers_set)
         ]
-        if init_from is not None:
-            load_weights(self.network, init_from)
-        self._initial = None if init_from is None else self._whole.pack(self.network)
+        self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
         self.optimizer = optimizer
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
-        for name in metrics or ():
-            if "/" in name or name == "loss" or name.endswith(SUMMARIES):
-                raise ValueError(
-                    f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
-                    f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
-                )
-        ignored = ignore_index(self.loss)
-        accuracy: Metric = MulticlassAccuracy(
-            average="micro", ignore_index=None if ignored == UNUSED else ignored, validate_args=False
-        )
-        self.metrics = MetricCollection({**({"acc": accuracy} if report == "acc" else {}), **(metrics or {})})
-        self.reported = self._reported(report, larger_is_better)
+        self.metrics = metric_collection(metrics or {}, report, self.loss)
+        self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}
+        self.reported = reported_metric(report, larger_is_better, self.directions)
         self.trainer_metrics = nn.ModuleDict(
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )
-        for metric in self.metrics.values():
-            del metric.distributed_available_fn  # a metric that was given a module for it would refuse a function
-            metric.distributed_available_fn = _never  # ranks evaluate different clients, so there is nothing to sum
+        keep_apart(self.metrics)
         self.pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
-
-    def _reported(self, name: str, larger_is_better: bool | None) -> Reported:
-        if name != "loss" and name not in self.metrics:
-            raise ValueError(
-                f"model.report: got {name}, which is not measured; allowed are acc, loss and the names in model.metrics"
-                f"{', '.join(['', *map(str, self.metrics)])}."
-            )
-        if larger_is_better is None:
-            larger_is_better = self.directions[name]
-        if larger_is_better is None:
-            raise ValueError(
-                f"model.larger_is_better: {type(self.metrics[name]).__name__} does not say whether larger values are "
-                "better; set model.larger_is_better to true or false."
-            )
-        return Reported(name, larger_is_better)
-
-    @property
-    def directions(self) -> dict[str, bool | None]:
-        """Whether larger values are better, by metric; None if nobody says so."""
-        known = {str(name): metric.higher_is_better for name, metric in self.metrics.items()}
-        return {"loss": False, **known}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the network's outputs ``[B, ...]``, such as class scores ``[B, classes]``."""
@@ -243,7 +227,7 @@ class FederatedModule(pl.LightningModule):
         target = self.pulls.embedding if self.global_weight > 0 else None
         if centre is None and target is None:
             return 0.0
-        parameters = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])
+        parameters = torch.cat([parameter.reshape(-1) for parameter in self.trained_parameters()])
         penalty = parameters.new_zeros(())
         if centre is not None:
             penalty = penalty + self.cluster_weight / 2 * (parameters - centre).square().sum()
@@ -260,23 +244,50 @@ class FederatedModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Returns a new optimizer for one local update, so its momentum starts at zero at every participation."""
-        return self.optimizer(self.network.parameters())
+        return self.optimizer(self.trained_parameters())
+
+    def train(self, mode: bool = True) -> "FederatedModule":
+        """Sets training or evaluation mode. Layers with frozen buffers stay in evaluation mode."""
+        super().train(mode)
+        for name in self._in_evaluation:
+            self.network.get_submodule(name).training = False
+        return self
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Returns the network's trained parameters, in the order of `layout`."""
+        named = dict(self.network.named_parameters())
+        return [named[name] for name, _ in self.layout.parameters]
 
     def initial_model(self, seed: int, number: int = 0) -> Tensor:
         """Returns the flat vector of initial model `number`, from `init_from` or drawn from an addressed stream."""
-        return self._first(seed, number)[: self.layout.size]
+        return self.layout.pack(self._first(seed, number))
 
     def initial_buffers(self, seed: int) -> Tensor | None:
         """Returns the buffers ``[Q]`` of initial model 0, or None if there are none or if buffers are exchanged."""
-        return None if self.buffer_layout is None else self._first(seed, 0)[self.layout.size :].clone()
+        return None if self.buffer_layout is None else self.buffer_layout.pack(self._first(seed, 0))
 
-    def fill(self, network: nn.Module, model: Tensor, buffers: Tensor | None = None) -> nn.Module:
-        """Copies a flat model, and buffers ``[Q]`` that are not exchanged, into a network like this one and returns it.
+    def initial_frozen(self, seed: int) -> Tensor | None:
+        """Returns what is frozen in initial model 0 ``[F]``, and so in all models; None if nothing is frozen."""
+        return None if self.frozen_layout is None else self.frozen_layout.pack(self._first(seed, 0))
+
+    def fill(
+        self, network: nn.Module, model: Tensor, buffers: Tensor | None = None, frozen: Tensor | None = None
+    ) -> nn.Module:
+        """Copies a model into a network like this one and returns it.
 
         Buffers that are not persistent are reset to those of a new network, because their present values may come from
         another client.
+
+        Args:
+            network: the network.
+            model: the flat model.
+            buffers: ``[Q]``, if they are not exchanged.
+            frozen: what is frozen ``[F]``; without it, this part of the network stays as it is.
         """
         self.layout.unpack(model, network)
+        if frozen is not None:
+            assert self.frozen_layout is not None, "the network has no frozen part"
+            self.frozen_layout.unpack(frozen, network)
         for path, name, first in self._unkept:
             _renew(network.get_submodule(path), name, first)
         if buffers is not None:
@@ -287,7 +298,27 @@ class FederatedModule(pl.LightningModule):
     @property
     def initial_fingerprint(self) -> str | None:
         """SHA-256 (hex) of the weights from `init_from`, whatever the name of the file; None without such a file."""
-        return None if self._initial is None else hashlib.sha256(self._initial.numpy().data).hexdigest()
+        if self._given is None:
+            return None
+        names = [name for name, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
+        return _sha256(torch.cat([self._given[name].reshape(-1).float() for name in names if name in self._given]))
+
+    @property
+    def frozen_fingerprint(self) -> str | None:
+        """SHA-256 (hex) of what is frozen in this module's network; None if nothing is."""
+        return None if (frozen := self.frozen_part()) is None else _sha256(frozen)
+
+    def frozen_part(self) -> Tensor | None:
+        """Returns a copy of what is frozen in this module's network ``[F]``; None if nothing is."""
+        return None if self.frozen_layout is None else self.frozen_layout.pack(self.network)
+
+    def replica(self) -> "FederatedModule":
+        """Returns a copy to train, which shares with this module what no training changes."""
+        shared = [] if self._given is None else list(self._given.values())
+        if self.frozen_layout is not None:
+            named = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+            shared += [named[name] for name in self.frozen_layout.names]
+        return copy.deepcopy(self, {id(each): each for each in shared})
 
     def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
         """Logs ``val/loss`` and the metrics. Only ``lightning.Trainer`` calls it."""
@@ -302,11 +333,11 @@ class FederatedModule(pl.LightningModule):
         outputs: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
         return outputs.argmax(dim=1) if isinstance(self.loss, CLASS_LOSSES) else outputs
 
-    def _first(self, seed: int, number: int) -> Tensor:
-        if self._initial is not None:
-            return self._initial.clone()
+    def _first(self, seed: int, number: int) -> nn.Module:
         with rng.seeded(seed, "init", number):
-            return self._whole.pack(self.make_network())
+            network = self.make_network()
+        network.load_state_dict(self._given or {}, strict=False)
+        return network
 
     def _trainer_step(self, stage: str, batch: Batch) -> None:
         inputs, targets = batch
@@ -318,14 +349,8 @@ class FederatedModule(pl.LightningModule):
         self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
 
 
-def ignore_index(loss: nn.Module) -> int | None:
-    """Returns the number that a loss of classes ignores as a target; None if it has none."""
-    number = getattr(loss, "ignore_index", None)
-    return number if isinstance(number, int) else None
-
-
-def _never() -> bool:
-    return False
+def _sha256(vector: Tensor) -> str:
+    return hashlib.sha256(vector.numpy().data).hexdigest()
 
 
 def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:

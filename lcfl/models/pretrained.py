@@ -1,60 +1,123 @@
 """Loading of weights that were trained elsewhere."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lcfl.models.patterns import covers, layer_of
+
 __all__ = ["load_weights"]
 
 SHOWN = 3  # most names in a message
+WRAPPERS = ("state_dict", "model")  # entries under which training scripts save a state dict beside other things
+ADAPTED = ".base_layer"  # what peft inserts into the names of a layer that it adds an adapter to
 
 
-def load_weights(network: nn.Module, path: str | Path) -> None:
-    """Fills a network, including its buffers, from a file that ``torch.save(network.state_dict(), path)`` wrote.
+def load_weights(network: nn.Module, path: str | Path, but: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Fills a network, including its buffers, from a file with a state dict.
 
-    The file is read with ``weights_only=True``, so it can hold numbers but never code.
+    The file is one that ``torch.save(network.state_dict(), path)`` or the package safetensors wrote. It can hold
+    numbers but never code. The state dict may be the entry ``state_dict`` or ``model`` of a dict. If all names of
+    either side begin with the same component (``module.conv1.weight``) and those of the other side do not, it is left
+    out. Layers to which peft has added an adapter are found under their names without it.
+
+    Args:
+        network: the network.
+        path: the file; one whose name ends in ``.safetensors`` is read by that package.
+        but: patterns (`lcfl.models.patterns`) of entries that are not read, so that the network keeps what it has.
+
+    Returns:
+        What the network was given, by its names.
 
     Raises:
-        ValueError: if there is no such file, it holds something else, or its names or shapes do not fit the network.
+        ValueError: if there is no such file, it holds something else, its names or shapes do not fit the network, or a
+            pattern covers nothing; or for safetensors without that package.
     """
-    state = _read(path)
-    expected = network.state_dict()
-    faults = []
-    if missing := [name for name in expected if name not in state]:
-        faults.append(f"it lacks {_few(missing)}")
-    if unknown := [name for name in state if name not in expected]:
-        faults.append(f"the network has no {_few(unknown)}")
-    faults += [
-        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in state and state[name].shape != tensor.shape
-    ][:SHOWN]
-    if faults:
+    but, expected = [] if but is None else but, network.state_dict()
+    if isinstance(but, str):
+        raise ValueError(f"model.init_except: got the text {but!r}; it must be a list of patterns, e.g. ['{but}'].")
+    given = _renamed(_read(path), expected)
+    if idle := [each for each in but if not any(covers(each, name) for name in (*expected, *given))]:
         raise ValueError(
-            f"model.init_from: {path} does not fit the network {type(network).__name__}: {'; '.join(faults)}. Set "
-            "model.network to the network that it was saved from."
+            f"model.init_except: neither the network {type(network).__name__} nor {path} has "
+            f"{', '.join(map(repr, idle))}. Name entries that do not fit, such as the layer of the class scores."
         )
-    network.load_state_dict(state)
+    given, expected = (
+        {name: each for name, each in entries.items() if not any(covers(pattern, name) for pattern in but)}
+        for entries in (given, expected)
+    )
+    _check_fit(given, expected, f"model.init_from: {path} does not fit the network {type(network).__name__}")
+    network.load_state_dict(given, strict=False)
+    return given
+
+
+def _check_fit(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], fault: str) -> None:
+    """Refuses entries that are missing, unknown or of another shape."""
+    missing = [name for name in expected if name not in given]
+    unknown = [name for name in given if name not in expected]
+    apart = [name for name in expected if name in given and given[name].shape != expected[name].shape]
+    faults = [f"it lacks {_few(missing)}"] * bool(missing) + [f"the network has no {_few(unknown)}"] * bool(unknown)
+    faults += [
+        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in apart[:SHOWN]
+    ]
+    if faults:
+        first = layer_of((*missing, *unknown, *apart)[0])
+        raise ValueError(
+            f"{fault}: {'; '.join(faults)}. Set model.network to the network that it was saved from, or name what "
+            f"shall keep its drawn values, e.g. model.init_except=[{first}]."
+        )
+
+
+def _renamed(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Returns the entries of a file under the names that the network has for them."""
+    names = list(names)
+    name_of = dict(zip(_bare(names, state), names, strict=True))
+    return {name_of.get(bare, bare): each for bare, each in zip(_bare(state, name_of), state.values(), strict=True)}
+
+
+def _bare(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Returns names without what peft inserts, and without a first component that all have and no other name has."""
+    bare = [name.replace(ADAPTED, "") for name in names]
+    first = {name.partition(".")[0] for name in bare if "." in name}
+    shared = first.pop() + "." if len(first) == 1 and all("." in name for name in bare) else ""
+    return bare if any(other.startswith(shared) for other in others) else [name.removeprefix(shared) for name in bare]
 
 
 def _read(path: str | Path) -> Mapping[str, Tensor]:
     if not Path(path).is_file():
         raise ValueError(
             f"model.init_from: there is no file {str(path)!r}; give a file with a network's state dict, or null (which "
-            "also lets you evaluate a run whose file is gone)."
+            "also lets you resume, or evaluate, a run whose file is gone)."
         )
     save = "write it with torch.save(network.state_dict(), path)"
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content = _safetensors(path) if Path(path).suffix == ".safetensors" else _pickled(path)
+    except ImportError:
+        raise ValueError(
+            f"model.init_from: {path} needs the package safetensors: pip install 'lcfl[pretrained]'."
+        ) from None
     except Exception as error:  # the class of the error depends on what the file holds
         raise ValueError(f"model.init_from: {path} cannot be read as weights ({error}); {save}.") from error
+    wrapped = [content[name] for name in WRAPPERS if isinstance(content, Mapping) and name in content]
+    content = wrapped[0] if wrapped and isinstance(wrapped[0], Mapping) else content
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         got = f"entries {_few(map(str, content))}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise ValueError(f"model.init_from: {path} holds {got}, not a state dict of tensors; {save}.")
     return content
+
+
+def _pickled(path: str | Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _safetensors(path: str | Path) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(path)
 
 
 def _few(names: Iterable[str]) -> str:

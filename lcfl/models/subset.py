@@ -1,4 +1,4 @@
-"""The positions of some layers in a network's flat vector.
+"""The positions of some layers in the flat vector of a network's trained part.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, S numbers in a subset.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lcfl.models.layout import Layout
+from lcfl.models.patterns import covers, layer_of
 
 __all__ = ["ParameterSubset", "embedding_subset", "layer_names", "layer_subset"]
 
@@ -45,8 +46,8 @@ class ParameterSubset:
 
 
 def layer_names(layout: Layout) -> list[str]:
-    """Returns the names of the layers that hold parameters directly, in the network's order."""
-    return list(dict.fromkeys(_layer(name) for name, _ in layout.parameters))
+    """Returns the names of the layers that hold trained parameters directly, in the network's order."""
+    return list(layout.layers)
 
 
 def embedding_subset(layout: Layout) -> ParameterSubset:
@@ -54,24 +55,27 @@ def embedding_subset(layout: Layout) -> ParameterSubset:
     names, offset = set(), 0
     for name, shape in layout.parameters:
         if offset < layout.num_embedding:
-            names.add(_layer(name))
+            names.add(name)
         offset += shape.numel()
+    layers = {layer_of(name) for name in names}
     everything = layout.num_embedding == layout.num_parameters
-    return _subset(layout, lambda layer: everything or layer in names)
+    buffers = {name for name, *_ in layout.buffers if everything or layer_of(name) in layers}
+    return _subset(layout, (names | buffers).__contains__)
 
 
 def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool = True) -> ParameterSubset:
-    """Returns the last layers with parameters, or the named layers, each with everything inside it.
+    """Returns the last layers with trained parameters, or what patterns cover (`lcfl.models.patterns`).
 
-    A layer without parameters is included if a name covers it or if all layers are requested.
+    Names of layers are patterns: each stands for everything inside the layer. A layer without parameters is included
+    if a pattern covers it or if all layers are requested.
 
     Args:
-        layout: the layout of the network.
-        layers: the number of last layers, or the names of layers.
+        layout: the layout of the network's trained part.
+        layers: the number of last layers, or patterns.
         with_buffers: whether to include the layers' buffers.
 
     Raises:
-        ValueError: for a name that no layer has, or for more layers than the network has.
+        ValueError: for a pattern that covers nothing that is trained, or for more layers than the network has.
     """
     if not with_buffers:
         layout = layout.split_buffers()[0]
@@ -80,14 +84,14 @@ def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool
         if layers > len(known):
             raise ValueError(f"got {layers} layers; the network has {len(known)} with parameters: {', '.join(known)}.")
         chosen = set(known[-layers:])
-        return _subset(layout, lambda layer: len(chosen) == len(known) or layer in chosen)
-    all_layers = known + [_layer(name) for name, *_ in layout.buffers]
-    missing = [name for name in layers if not any(_covers(name, layer) for layer in all_layers)]
+        return _subset(layout, lambda name: len(chosen) == len(known) or layer_of(name) in chosen)
+    missing = [each for each in layers if not any(covers(each, name) for name in layout.names)]
     if missing:
         raise ValueError(
-            f"the network has no layer {', '.join(map(repr, missing))}; its layers are {', '.join(known)}."
+            f"the network has no layer {', '.join(map(repr, missing))} among those that are trained: "
+            f"{', '.join(known)}."
         )
-    return _subset(layout, lambda layer: any(_covers(name, layer) for name in layers))
+    return _subset(layout, lambda name: any(covers(each, name) for each in layers))
 
 
 def _subset(layout: Layout, holds: Callable[[str], bool]) -> ParameterSubset:
@@ -96,18 +100,10 @@ def _subset(layout: Layout, holds: Callable[[str], bool]) -> ParameterSubset:
     shapes = [*layout.parameters, *((name, shape) for name, shape, _ in layout.buffers)]
     for name, shape in shapes:
         end = offset + shape.numel()
-        if holds(_layer(name)):
+        if holds(name):
             if slices and slices[-1].stop == offset:
                 slices[-1] = slice(slices[-1].start, end)
             else:
                 slices.append(slice(offset, end))
         offset = end
     return ParameterSubset(tuple(slices))
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def _covers(name: str, layer: str) -> bool:
-    return layer == name or layer.startswith(f"{name}.")

@@ -1,8 +1,9 @@
 """Writes and reads checkpoints. A checkpoint is a directory that is complete or absent and is checked when it is read.
 
 The directory ``round-000010.ckpt/`` holds the state after 10 rounds. It contains ``state.pt``, the clients' states in
-shards whose names include their hash, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share the
-shards of clients that have not changed. A checkpoint is written under a temporary name, synced and then renamed, so it
+shards whose names include their hash, in a file ``frozen-<hash>.pt`` what is frozen in all models, and
+``manifest.json`` with the SHA-256 of every part. Checkpoints share that file and the shards of clients that have not
+changed. A checkpoint is written under a temporary name, synced and then renamed, so it
 is complete or absent (`lcfl.core.files.atomic_directory`).
 """
 
@@ -15,6 +16,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import lcfl
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.checkpoint_shards import CheckpointShard
@@ -24,8 +27,8 @@ from lcfl.core.model_sums import ModelSums
 from lcfl.core.renamed import with_current_names
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
-from lcfl.runs.checkpoint_schema import Expected, check_manifest, check_shard, check_state
-from lcfl.runs.client_shards import current_clients, shard_states, stamp_of, write_shards
+from lcfl.runs.checkpoint_schema import Expected, check_frozen, check_manifest, check_shard, check_state
+from lcfl.runs.client_shards import current_clients, shard_states, stamp_of, write_frozen, write_shards
 from lcfl.runs.serialization import deserialized, plain_copy, serialized
 
 __all__ = [
@@ -36,12 +39,14 @@ __all__ = [
     "identity_of",
     "path_of",
     "read",
+    "read_frozen",
     "read_manifest",
     "write",
 ]
 
 SCHEMA = 3
 READABLE = (2, 3)  # lcfl 0.1.0 wrote schema 2
+FROZEN = "frozen"  # how the name of the part with what is frozen begins
 NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
 
 
@@ -114,6 +119,8 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         shards = write_shards(temporary, state.clients, earlier)
         content = serialized(server | {"current": current_clients(shards)})
         write_bytes(temporary / "state.pt", content)
+        if state.frozen is not None:
+            shards.insert(0, write_frozen(temporary, state.frozen, state.clients, earlier))
         digests = {"state.pt": hashlib.sha256(content).hexdigest()} | {shard.name: shard.sha256 for shard in shards}
         sizes = {name: (temporary / name).stat().st_size for name in digests}
         manifest = {
@@ -201,8 +208,15 @@ def read(path: Path, store_folder: Path | None = None, expected: Expected | None
     keeps_model, buffers = server.pop("keeps_model"), server.pop("buffers")
     clients = ClientStore(ClientState(model=server["initial"] if keeps_model else None, buffers=buffers), store_folder)
     sums, current = server.pop("sums"), server.pop("current")
+    frozen: Tensor | None = None
     for name, shard in parts:
         try:
+            if name.startswith(FROZEN):
+                check_frozen(shard, sizes)
+                frozen = shard["frozen"]
+                stamp = stamp_of(path / name)
+                clients.checkpoint_shards.frozen = CheckpointShard(name, manifest["sha256"][name], stamp, 0)
+                continue
             check_shard(shard, sizes, keeps_model)
             held = set(shard["clients"].tolist())
             newest = set(current[name].tolist()) if name in current else held
@@ -216,8 +230,31 @@ def read(path: Path, store_folder: Path | None = None, expected: Expected | None
                 clients[client] = own
         clients.checkpoint_shards.saved(saved)
     clients.sums = None if sums is None else ModelSums(**sums)
-    state = FederationState(clients=clients, **server)
+    if expected is not None and (frozen is not None) is not ("F" in expected.sizes):
+        raise CheckpointError(
+            f"{path}: damaged: it has {'no' if frozen is None else 'a'} part {FROZEN}-<hash>.pt, but this network has "
+            f"{'a' if frozen is None else 'no'} frozen part."
+        )
+    state = FederationState(clients=clients, frozen=frozen, **server)
     return LoadedCheckpoint(path, state, with_current_names(manifest["identity"]), sizes)
+
+
+def read_frozen(path: Path) -> Tensor | None:
+    """Returns what is frozen in all models of a checkpoint ``[F]``; None if nothing is.
+
+    Raises:
+        CheckpointError: if the checkpoint is missing, or that part of it is damaged.
+    """
+    manifest = read_manifest(path)
+    digests = {name: digest for name, digest in manifest["sha256"].items() if name.startswith(FROZEN)}
+    for name, part in checked_parts(path, manifest | {"sha256": digests}):
+        try:
+            check_frozen(part, {})
+        except ValueError as error:
+            raise CheckpointError(f"{path}: damaged: {name}: {error}.") from None
+        frozen: Tensor = part["frozen"]
+        return frozen
+    return None
 
 
 def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -248,7 +285,7 @@ def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, A
 
 def _server(state: FederationState) -> dict[str, Any]:
     """Returns the content of ``state.pt`` that does not depend on the shards, which is all but the clients' states."""
-    names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks")]
+    names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks", "frozen")]
     store = state.clients
     return {name: plain_copy(getattr(state, name), f"state.{name}") for name in names} | {
         "callbacks": {key: plain_copy(value, f"{key}.state_dict()") for key, value in state.callbacks.items()},

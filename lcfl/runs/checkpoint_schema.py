@@ -1,7 +1,7 @@
 """What the parts of a checkpoint must contain: keys, types, shapes and ranges, checked before anything is used.
 
 Legend: N clients, K clusters, S = P + Q length of a model's flat vector, B length of the buffers that clients keep,
-D length of a code, G sums.
+D length of a code, G sums, F length of what is frozen.
 """
 
 import re
@@ -13,9 +13,9 @@ import torch
 from lcfl.core.clients import VECTORS
 from lcfl.core.schema import Array, Number, check_form
 
-__all__ = ["Expected", "check_manifest", "check_shard", "check_state"]
+__all__ = ["Expected", "check_frozen", "check_manifest", "check_shard", "check_state"]
 
-PART = re.compile(r"state\.pt|clients-\d{6,}-[0-9a-f]{16}\.pt")
+PART = re.compile(r"state\.pt|(frozen|clients-\d{6,})-[0-9a-f]{16}\.pt")
 MANIFEST = {
     "schema": int,
     "lcfl": str,
@@ -56,7 +56,7 @@ class Expected(NamedTuple):
     """What a run expects of its checkpoint.
 
     Attributes:
-        sizes: N, S, P and, if clients keep buffers, B.
+        sizes: N, S, P, if clients keep buffers B, and if something is frozen F.
         keeps_model: whether clients keep a model.
         num_warmup_rounds: the number of rounds before round 0.
     """
@@ -75,7 +75,9 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     check_form("", {"bytes": {}} | manifest, MANIFEST, {})
     names = list(manifest["sha256"])
     if names[:1] != ["state.pt"] or not all(map(PART.fullmatch, names)):
-        raise ValueError("sha256: the parts must be state.pt, then clients-<number>-<hash>.pt")
+        raise ValueError("sha256: the parts must be state.pt, then frozen-<hash>.pt and clients-<number>-<hash>.pt")
+    if any(name.startswith("frozen") for name in names[2:]):
+        raise ValueError("sha256: only the second part may be frozen-<hash>.pt")
 
 
 def check_state(state: Any, expected: Expected | None) -> dict[str, int]:
@@ -100,6 +102,15 @@ def check_state(state: Any, expected: Expected | None) -> dict[str, int]:
         if state["round"] < -expected.num_warmup_rounds:
             raise ValueError(f"round: got {state['round']}; it must be at least {-expected.num_warmup_rounds}")
     return sizes
+
+
+def check_frozen(part: Any, sizes: dict[str, int]) -> None:
+    """Checks the content of the file with what is frozen. Any numbers are allowed in it.
+
+    Raises:
+        ValueError: for the first entry that is not as it must be.
+    """
+    check_form("", part, {"frozen": Array(("F",))}, sizes)
 
 
 def check_shard(shard: Any, sizes: dict[str, int], keeps_model: bool) -> None:

@@ -3,7 +3,7 @@
 A checkpoint writes the states that have changed since the previous checkpoint into new shards and links the old shards.
 Outdated states in a shard are ignored. If less than half of a shard is still current, its current states are written
 again. The bytes written for a checkpoint are therefore on average at most twice the changed bytes, and its size on disk
-is at most twice the size of all states.
+is at most twice the size of all states. What is frozen in all models is a file of its own, which is written once.
 """
 
 import functools
@@ -21,7 +21,7 @@ from lcfl.core.clients import VECTORS, ClientState, ClientStore
 from lcfl.core.files import write_bytes
 from lcfl.runs.serialization import serialized
 
-__all__ = ["current_clients", "shard_states", "stamp_of", "write_shards"]
+__all__ = ["current_clients", "shard_states", "stamp_of", "write_frozen", "write_shards"]
 
 SHARD_BYTES = 8 * 2**20
 
@@ -34,14 +34,30 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
         if not (shard.is_half_current and _linked(folder / shard.name, earlier, untouched)):
             store.checkpoint_shards.release(shard)
     for clients in _portions(store):
-        content = serialized(_shard(clients, store))
-        digest = hashlib.sha256(content).hexdigest()
-        file = folder / f"clients-{clients[0]:06d}-{digest[:16]}.pt"
-        equal = functools.partial(_has_content, content=content)  # another process may have saved the same states
-        if not _linked(file, earlier, equal):
-            write_bytes(file, content)
-        store.checkpoint_shards.saved(CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients)))
+        shard = _written(folder, f"clients-{clients[0]:06d}", _shard(clients, store), earlier, clients)
+        store.checkpoint_shards.saved(shard)
     return list(store.checkpoint_shards)
+
+
+def write_frozen(folder: Path, frozen: Tensor, store: ClientStore, earlier: Sequence[Path]) -> CheckpointShard:
+    """Links the file with what is frozen to that of an `earlier` checkpoint, or writes it."""
+    shard = store.checkpoint_shards.frozen
+    if shard is None or not _linked(folder / shard.name, earlier, functools.partial(_is_untouched, stamp=shard.stamp)):
+        shard = store.checkpoint_shards.frozen = _written(folder, "frozen", {"frozen": frozen}, earlier)
+    return shard
+
+
+def _written(
+    folder: Path, prefix: str, content: dict[str, Any], earlier: Sequence[Path], clients: Sequence[int] = ()
+) -> CheckpointShard:
+    """Writes a part whose name ends in its hash, or links it to the same part of an `earlier` checkpoint."""
+    data = serialized(content)
+    digest = hashlib.sha256(data).hexdigest()
+    file = folder / f"{prefix}-{digest[:16]}.pt"
+    equal = functools.partial(_has_content, content=data)  # another process may have saved the same states
+    if not _linked(file, earlier, equal):
+        write_bytes(file, data)
+    return CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients))
 
 
 def _portions(store: ClientStore) -> Iterator[list[int]]:

@@ -76,12 +76,15 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
     first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
     network_settings = _settings(module.network)
+    names = [name for name, _ in module.layout.parameters]
+    is_plain = names == [name for name, _ in module.network.named_parameters()]
     has_buffers = bool(module.layout.buffers or module.buffer_layout)
     return {key: _describe_plain(value) for key, value in _added(module).items()} | {
         "class": _path_of(type(module)),
         "network": repr(module.network),
         **({"network_settings": network_settings} if network_settings else {}),
         "num_embedding": module.layout.num_embedding,
+        **({} if is_plain else {"trained": names}),
         "loss": _describe_loss(module.loss),
         **({} if module.reported == Reported() else {"report": vars(module.reported)}),
         "cluster_weight": module.cluster_weight,

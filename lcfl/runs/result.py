@@ -133,7 +133,7 @@ class Run:
             vector = self._method.exchange.personal(self.state, client, self._module.layout)
         clients = self.state.clients
         buffers = clients.blank.buffers if client is None else clients[client].buffers
-        return self._module.fill(self._module.make_network(), vector, buffers).eval()
+        return self._module.fill(self._module.make_network(), vector, buffers, self.state.frozen).eval()
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""

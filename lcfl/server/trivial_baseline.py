@@ -17,7 +17,8 @@ from lcfl.core.metric_names import TRIVIAL
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.worker import measure, most_outputs
-from lcfl.models.module import FederatedModule, ignore_index
+from lcfl.models.metrics import ignore_index
+from lcfl.models.module import FederatedModule
 
 __all__ = ["constant_output", "trivial_baseline"]
 

@@ -73,7 +73,7 @@ def fake(rounds=100, evaluate_every=0, **changes):
         data=SimpleNamespace(num_clients=20, num_initial_clients=20),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
-        module=SimpleNamespace(reported=Reported()),
+        module=SimpleNamespace(reported=Reported(), frozen_layout=None),
         method=SimpleNamespace(warmup_rounds=lambda num_clients: [None]),
         table=SimpleNamespace(rows=[]),
         state=SimpleNamespace(round=-1, total_bytes=0),
@@ -174,6 +174,8 @@ def test_plain_lines(capsys):
         "(544 in the embedding)"
     )
     assert lines[:2] == [expected, "warm-up round: 20 clients, 3.0 MB"]
+    frozen = SimpleNamespace(frozen_layout=SimpleNamespace(num_parameters=11176512))
+    assert progress.describe(fake(module=frozen)) == f"{expected}, 11,176,512 frozen"
     assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")
     assert lines[5].startswith("round  40/100  test own_split personal 0.912  clusters 5  43.0 MB  0.0")
     assert lines[5].endswith(" s/round")

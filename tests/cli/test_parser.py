@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from jsonargparse import Namespace
+from torch import nn
 
 from lcfl.cli.commands import partition
 from lcfl.cli.parser import Parser, check_given
@@ -236,3 +237,13 @@ def test_a_number_that_is_not_finite_is_refused(option, value):
 def test_an_abbreviated_option_is_refused(capsys, words):
     said = failure(capsys, *FIT, *words)
     assert "trainer.round" in said and "Did you mean trainer.rounds?" in said
+
+
+def any_network(width=4, **more):
+    return nn.Linear(width, 2)
+
+
+def test_arguments_that_a_function_takes_without_naming_them_belong_elsewhere(capsys):
+    network = "{class_path: tests.cli.test_parser.any_network, init_args: {num_classes: 3}}"
+    said = failure(capsys, *FIT, f"--model.network={network}")
+    assert "It takes others, too: give 'num_classes' in dict_kwargs beside init_args." in said

@@ -113,6 +113,8 @@ def test_a_run_starts_from_weights_in_a_file_and_continues_without_it():
     assert lcfl(*FIT, *resume, "--model.init_from=moved.pt").state.round == 3
     with pytest.raises(ValueError, match=r"model.init_from: there is no file 'start.pt'"):
         lcfl(*FIT, *resume, "--model.init_from=start.pt")
-    with pytest.raises(checkpoint.CheckpointError, match=r"init_from: the checkpoint has '\w{64}', this run None"):
-        lcfl(*FIT, *resume)
+    torch.save({name: 2 * each for name, each in torch.load("moved.pt").items()}, "other.pt")
+    with pytest.raises(checkpoint.CheckpointError, match=r"init_from: the checkpoint has '\w{64}', this run '\w{64}'"):
+        lcfl(*FIT, *resume, "--model.init_from=other.pt")
+    assert lcfl(*FIT, *resume[:-1], "--trainer.rounds=4").state.round == 4  # all models are in the checkpoint
     assert lcfl("test", *FIT[1:], f"--ckpt_path={run.path}")

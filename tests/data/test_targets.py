@@ -19,8 +19,8 @@ from lcfl.data.datasets.bundled import RandomLike
 from lcfl.data.partition import IID, ByOwner, Quantity, Shards
 from lcfl.data.samples import TensorSamples
 from lcfl.data.transforms import LabelPermutation, Rotation
-from lcfl.federation.checks import check_network
 from lcfl.federation.federation import Federation
+from lcfl.federation.trial import check_network
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import fedavg, loaded
 
@@ -223,7 +223,7 @@ def test_fitting_parts_pass_the_check():
         ({"report": "mae"}, "model.report: got mae, which is not measured; allowed are acc, loss and the names in"),
         (
             {"report": "own", "metrics": {"own": MeanMetric()}},
-            "MeanMetric does not say whether larger values are better; set model.larger_is_better",
+            "the metric own does not say whether larger values are better; set model.larger_is_better",
         ),
     ],
 )

@@ -34,6 +34,9 @@ def stacked_pair(
     data = data or data_of(shape)
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     made = [kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
+    for module in made:
+        if module.frozen_layout is not None:
+            module.frozen_layout.unpack(module.initial_frozen(3), module.network)
     stacked = StackedEngine(fabric, made[1], data.samples, data.dataset.spec, 32, budget=budget)
     return SequentialEngine(fabric, made[0], data.samples), stacked
 

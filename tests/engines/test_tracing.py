@@ -173,7 +173,7 @@ class Frozen(Hooked):
         (OtherInTraining, "differs between training and evaluation"),
         (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
         (PreActivated, "changes in place what its forward pass reads again"),
-        (Frozen, "parameter one.weight is not trained"),
+        (Frozen, "parameter one.weight is frozen"),
         (lambda: VGG16(), "Dropout"),
     ],
 )

@@ -15,8 +15,9 @@ from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
 from lcfl.distributed.client_output import ClientError
-from lcfl.federation.checks import check_batches, check_callbacks, check_method, check_network, number_of_clients
+from lcfl.federation.checks import check_callbacks, check_method, number_of_clients
 from lcfl.federation.federation import Federation
+from lcfl.federation.trial import check_batches, check_network
 from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation
 from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import (

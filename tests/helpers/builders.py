@@ -84,6 +84,21 @@ class NormedMLP(SplitNetwork):
         super().__init__(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 8))
 
 
+class Pretrained(nn.Module):
+    """A frozen body with batch normalisation and a frozen layer in the middle: P = 72 + 72, P_phi = 72, F = 258."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.adapter = nn.Linear(8, 8)
+        self.middle = nn.Sequential(nn.BatchNorm1d(8, affine=False), nn.Linear(8, 8), nn.ReLU())
+        self.decision = nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        hidden = self.body(inputs)
+        return self.decision(self.middle(hidden + self.adapter(hidden)))
+
+
 # data
 
 

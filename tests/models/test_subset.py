@@ -83,7 +83,7 @@ def test_unknown_layers_and_too_many_layers_are_refused():
         ValueError, match=r"got 4 layers; the network has 3 with parameters: embedding.0, embedding.1, d"
     ):
         layer_subset(layout, 4)
-    with pytest.raises(ValueError, match=r"the network has no layer 'embeddin', 'x'; its layers are embedding.0,"):
+    with pytest.raises(ValueError, match=r"no layer 'embeddin', 'x' among those that are trained: embedding.0,"):
         layer_subset(layout, ["embeddin", "decision", "x"])
 
 

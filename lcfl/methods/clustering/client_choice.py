@@ -77,7 +77,7 @@ class ClientChoice(Clustering):
         if self.num_clusters > 1 and bool((state.centres[0] == state.centres[1:]).all(dim=1).any()):
             raise ValueError(
                 "ClientChoice: the initial models are equal, so every client would always choose the first one. IFCA "
-                "needs models that are drawn at random; remove model.init_from."
+                "needs models that are drawn at random: remove model.init_from, or name the head in model.init_except."
             )
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:

@@ -63,7 +63,7 @@ class GreedyIncentive(Clustering):
             themselves ("w/o low-rank").
         factorised: ``updates``, or ``similarities`` for the matrix of their cosines. Without `explained_variance` the
             two are the same.
-        layers: ``output`` (the decision head), ``all`` for the whole update, or the names of layers, each with
+        layers: ``output`` (the decision head), ``all`` for the whole update, or patterns of layers, each with
             everything inside it.
         once: whether clusters are formed in the first round and then stay.
     """
@@ -108,8 +108,8 @@ class GreedyIncentive(Clustering):
         """Checks that the network has the layers that are compared."""
         if self.layers == "output" and layout.num_embedding == layout.num_parameters:
             raise ValueError(
-                "method.clustering: GreedyIncentive got layers=output, but model.cut leaves no decision head. Set "
-                "layers=all."
+                "method.clustering: GreedyIncentive got layers=output, but model.cut and model.trainable leave no "
+                "decision head that is trained. Set layers=all."
             )
         try:
             self._compared(layout)

@@ -1,6 +1,6 @@
 """Online clustering by the cosine of low-rank models (LCFed sections III-A and III-B).
 
-Legend: N clients, K clusters, P parameters, D components.
+Legend: N clients, K clusters, P trained parameters, D components.
 """
 
 import warnings

@@ -1,6 +1,8 @@
 """Formulas for the similarity of low-rank models, which the clusterings share.
 
-Legend: n models, N clients, K clusters, P parameters, D components. Suffixes name the axes.
+Models are compared by their trained parameters alone, because frozen ones are equal in all of them.
+
+Legend: n models, N clients, K clusters, P trained parameters, D components. Suffixes name the axes.
 """
 
 from collections.abc import Iterable

@@ -97,8 +97,8 @@ class SharedLayers(PartialModel):
     """Shares some layers; the others stay with the client: 2 P_g floats (LG-FedAvg).
 
     Args:
-        global_layers: the number of last layers with parameters that are shared, or the names of the shared layers
-            (``[embedding.9, decision]``).
+        global_layers: the number of last layers with trained parameters that are shared, or patterns of what is shared
+            (``[embedding.9, decision]``, ``["*norm*"]``).
     """
 
     global_layers: int | list[str] = 2
@@ -107,7 +107,7 @@ class SharedLayers(PartialModel):
         if self.global_layers in (0, []) or (isinstance(self.global_layers, int) and self.global_layers < 0):
             raise ValueError(
                 f"method.exchange: got global_layers={self.global_layers}; allowed are a number >= 1 of last layers, "
-                "or a list of layer names."
+                "or a list of layer names or patterns."
             )
 
     def subset(self, layout: Layout) -> ParameterSubset:

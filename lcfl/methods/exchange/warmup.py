@@ -28,7 +28,7 @@ class NamedLayers(Exchange):
     model that could be trained further.
 
     Args:
-        layers: the names of the layers; a layer includes everything inside it. None selects the last layer.
+        layers: patterns of the layers; a layer includes everything inside it. None selects the last layer.
     """
 
     layers: Sequence[str] | None = None
@@ -47,7 +47,7 @@ class NamedLayers(Exchange):
         """Returns where the layers' parameters lie.
 
         Raises:
-            ValueError: if the network has no layer of a given name.
+            ValueError: for a pattern that covers nothing that is trained.
         """
         return layer_subset(layout, self.layers or 1, with_buffers=False)
 

@@ -59,7 +59,7 @@ def test_the_models_differ_and_the_first_is_the_common_initial_model(tmp_path):
 def test_equal_initial_models_are_refused(tmp_path):
     torch.save(blobs_module().network.state_dict(), tmp_path / "weights.pt")
     module = blobs_module(init_from=tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"remove model\.init_from"):
+    with pytest.raises(ValueError, match=r"remove model\.init_from, or name the head in model\.init_except"):
         fit(module, blobs(12), ifca(2), tmp_path)
     fit(module, blobs(12), ifca(1), tmp_path)
 

@@ -249,14 +249,14 @@ def test_without_a_proxy_set_it_warns():
 
 def test_layers_output_needs_an_output_layer():
     layout = Layout.from_network(linear(), cut=None)
-    with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut leaves no decision"):
+    with pytest.raises(ValueError, match=r"GreedyIncentive got layers=output, but model.cut and model.trainable leave"):
         GreedyIncentive().check_layout(layout)
     GreedyIncentive(layers="all").check_layout(layout)
 
 
 def test_named_layers_must_exist():
     layout = Layout.from_network(linear())
-    with pytest.raises(ValueError, match=r"GreedyIncentive.layers: the network has no layer 'fc9'; its layers are"):
+    with pytest.raises(ValueError, match=r"GreedyIncentive.layers: the network has no layer 'fc9' among those"):
         GreedyIncentive(layers=["fc9"]).check_layout(layout)
     with pytest.raises(ValueError, match="the name of at least one layer"):
         GreedyIncentive(layers=[])

@@ -81,7 +81,6 @@ def test_parameters_without_a_gradient_have_zero_entries():
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
             self.unused = nn.Parameter(torch.ones(4))
-            self.embedding.weight.requires_grad_(False)
 
     whole, half = linear_module(), FederatedModule(Half)
     w = start(whole)
@@ -90,28 +89,37 @@ def test_parameters_without_a_gradient_have_zero_entries():
     model = torch.cat([torch.ones(4), w])
     found = steps.gradient(model, batch(0, 1)).vector
     expected = engine(whole, DATA).gradient(w, batch(0, 1)).vector
-    assert found[:10].tolist() == [0.0] * 10
-    assert torch.equal(found[10:], expected[6:])
+    assert found[:4].tolist() == [0.0] * 4
+    assert torch.equal(found[4:], expected)
     v = torch.linspace(-1, 2, 21)
     product = steps.hessian_vector_product(model, batch(0, 1), v).vector
-    only = torch.cat([torch.zeros(6), v[10:]])
-    torch.testing.assert_close(
-        product[10:], engine(whole, DATA).hessian_vector_product(w, batch(0, 1), only).vector[6:]
-    )
-    assert product[:10].tolist() == [0.0] * 10
+    torch.testing.assert_close(product[4:], engine(whole, DATA).hessian_vector_product(w, batch(0, 1), v[4:]).vector)
+    assert product[:4].tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_parameter_that_is_not_trained_stays_as_it_is(optimizer):
+def test_a_frozen_parameter_stays_as_it_is(optimizer):
     class Frozen(SplitNetwork):
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 2))
             self.embedding.weight.requires_grad_(False)
 
     module = FederatedModule(Frozen, partial(optimizer, lr=0.1, weight_decay=0.1))
-    w = start(module)
-    model = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)]).model
-    assert torch.equal(model[:6], w[:6]) and (model[6:] != w[6:]).all()
+    before, w = module.network.embedding.weight.clone(), start(module)
+    trained = engine(module, DATA)
+    model = trained.run_optimizer(w, [batch(0, 1), batch(2, 3)]).model
+    assert torch.equal(trained.module.network.embedding.weight, before) and (model != w).all()
+
+
+@pytest.mark.parametrize("derivative", ["gradient", "hessian_vector_product"])
+def test_derivatives_leave_out_what_is_frozen(derivative):
+    whole, part = linear_module(), linear_module(trainable=["embedding.bias", "decision"])
+    w, v = start(whole), torch.linspace(-1, 2, 17)
+    whole.layout.unpack(w, part.network)
+    along = {"gradient": (), "hessian_vector_product": (torch.cat([torch.zeros(6), v[6:]]),)}[derivative]
+    expected = getattr(engine(whole, DATA), derivative)(w, batch(0, 1), *along).vector
+    found = getattr(engine(part, DATA), derivative)(w[6:], batch(0, 1), *(each[6:] for each in along)).vector
+    torch.testing.assert_close(found, expected[6:])
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -1,0 +1,78 @@
+"""The metrics of a module, and which of them is reported."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from lcfl.core.metric_names import SUMMARIES, Reported
+
+__all__ = ["CLASS_LOSSES", "ignore_index", "keep_apart", "metric_collection", "reported_metric"]
+
+CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
+UNUSED = -100  # the number that torch ignores by default, which labels never are
+
+
+def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Module) -> MetricCollection:
+    """Returns metrics by name, with the accuracy ``acc`` if it is reported.
+
+    Targets that the loss ignores do not count in the accuracy.
+
+    Raises:
+        ValueError: for a name that lcfl uses itself.
+    """
+    for name in metrics:
+        if "/" in name or name == "loss" or name.endswith(SUMMARIES):
+            raise ValueError(
+                f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
+                f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
+            )
+    ignored = ignore_index(loss)
+    accuracy: Metric = MulticlassAccuracy(
+        average="micro", ignore_index=None if ignored == UNUSED else ignored, validate_args=False
+    )
+    return MetricCollection({**({"acc": accuracy} if report == "acc" else {}), **metrics})
+
+
+def keep_apart(metrics: MetricCollection) -> None:
+    """Keeps metrics from being summed over ranks, which evaluate different clients."""
+    for metric in metrics.values():
+        del metric.distributed_available_fn  # a metric that was given a module for it would refuse a function
+        metric.distributed_available_fn = _never
+
+
+def reported_metric(name: str, larger_is_better: bool | None, directions: Mapping[str, bool | None]) -> Reported:
+    """Returns the reported metric.
+
+    Args:
+        name: its name.
+        larger_is_better: whether larger values are better; None for what is known.
+        directions: what is known of every metric that is measured.
+
+    Raises:
+        ValueError: if it is not measured, or if nobody says whether larger values are better.
+    """
+    if name not in directions:
+        raise ValueError(
+            f"model.report: got {name}, which is not measured; allowed are acc, loss and the names in model.metrics"
+            f"{', '.join(['', *(each for each in directions if each != 'loss')])}."
+        )
+    if larger_is_better is None:
+        larger_is_better = directions[name]
+    if larger_is_better is None:
+        raise ValueError(
+            f"model.larger_is_better: the metric {name} does not say whether larger values are better; set "
+            "model.larger_is_better to true or false."
+        )
+    return Reported(name, larger_is_better)
+
+
+def ignore_index(loss: nn.Module) -> int | None:
+    """Returns the number that a loss of classes ignores as a target; None if it has none."""
+    number = getattr(loss, "ignore_index", None)
+    return number if isinstance(number, int) else None
+
+
+def _never() -> bool:
+    return False
