@@ -133,13 +133,13 @@ def test_random_stand_ins_have_targets_of_the_same_form():
 
 
 def test_the_command_partition_prints_and_draws_sizes(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(
+    (tmp_path / "forty_numbers.py").write_text(
         "import torch\n"
         "class Numbers(torch.utils.data.TensorDataset):\n"
         "    def __init__(self):\n"
         "        super().__init__(torch.arange(40.0)[:, None], torch.arange(40.0)[:, None])\n"
     )
-    layer = "{data: {dataset: {class_path: Datasets, init_args: {train: own.Numbers}}, num_clients: 4, "
+    layer = "{data: {dataset: {class_path: Datasets, init_args: {train: forty_numbers.Numbers}}, num_clients: 4, "
     layer += "partition: {class_path: Quantity, init_args: {alpha: 1.0, min_samples: 2}}}}"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
