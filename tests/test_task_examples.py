@@ -12,7 +12,7 @@ import torch
 
 from lcfl.cli import federated_cli
 from lcfl.core.metric_names import Reported
-from lcfl.runs.comparison import find_runs
+from lcfl.runs.finished import find_runs
 from tests.helpers.commandline import METHODS
 
 ROOT = Path(__file__).parent.parent

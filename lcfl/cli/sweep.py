@@ -23,7 +23,7 @@ import yaml
 
 from lcfl.cli.shipped_configs import find
 from lcfl.core.files import write_json
-from lcfl.runs.comparison import FinishedRun
+from lcfl.runs.finished import FinishedRun
 
 __all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
 

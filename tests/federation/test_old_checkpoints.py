@@ -12,7 +12,8 @@ import pytest
 
 import lcfl
 from lcfl.cli import federated_cli
-from lcfl.runs.comparison import entries_of, find_runs
+from lcfl.runs.comparison import entries_of
+from lcfl.runs.finished import find_runs
 from tests.helpers.commandline import CONFIGS
 
 RUNS = Path(__file__).parent / "version_0_1_0"

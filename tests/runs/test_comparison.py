@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lcfl.runs.comparison import check_same_setting, entries_of, find_runs, rounds_to_peak, rows_of
+from lcfl.runs.comparison import check_same_setting, entries_of, rounds_to_peak, rows_of
+from lcfl.runs.finished import find_runs
 from tests.helpers.runs import made
 
 

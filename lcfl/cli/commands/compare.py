@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from lcfl.core.metric_names import Reported
 from lcfl.runs import comparison
-from lcfl.runs.comparison import Entry, Row, trivial_value
+from lcfl.runs.comparison import Entry, Row
+from lcfl.runs.finished import find_runs, trivial_value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def main(args: Sequence[str]) -> None:
         ValueError: if no run is finished, or if the runs cannot be compared and ``--mix`` is not given.
     """
     options = parser().parse_args(args)
-    entries = comparison.entries_of(comparison.find_runs(options.runs))
+    entries = comparison.entries_of(find_runs(options.runs))
     if not entries:
         raise ValueError("compare: none of these runs is finished and has a test of its reported metric.")
     reported = comparison.reported_by(entries)

@@ -11,7 +11,8 @@ import pytest
 from lcfl import __main__
 from lcfl.cli.commands import compare
 from lcfl.core.metric_names import Reported
-from lcfl.runs.comparison import Row, find_runs
+from lcfl.runs.comparison import Row
+from lcfl.runs.finished import find_runs
 from tests.helpers.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
 from tests.helpers.runs import made
 

@@ -1,0 +1,146 @@
+"""Reads finished runs from their directories."""
+
+import csv
+import json
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from lcfl.core.metric_names import TRIVIAL, Reported
+from lcfl.core.renamed import with_current_names
+
+__all__ = ["FinishedRun", "find_runs", "trivial_value"]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, read from its directory.
+
+    Attributes:
+        path: the run directory.
+        summary: the content of ``summary.json``.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The option ``trainer.name``."""
+        return self.path.resolve().parent.name
+
+    @property
+    def seed(self) -> int:
+        """The option ``seed_everything``."""
+        return int(self.summary["identity"]["seed"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics by name."""
+        metrics = self.summary["metrics"]
+        named = {name.replace("/majority/", f"/{TRIVIAL}/"): value for name, value in metrics.items()}  # its older name
+        return {name: nan if value is None else value for name, value in named.items()}
+
+    @property
+    def reported(self) -> Reported:
+        """The metric that the run reports."""
+        return Reported(**self.summary.get("reported", {}))  # missing in older summaries
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings except the seed, the number of evaluated clients, and the test protocols."""
+        identity = with_current_names(self.summary["identity"])
+        identity.pop("seed")
+        return {
+            "rounds": self.summary["rounds"],
+            "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # missing in older summaries
+            "protocols": " ".join(self.protocols),
+            **identity,
+        }
+
+    @property
+    def ended(self) -> int:
+        """The time at which ``summary.json`` was written, in ns."""
+        return (self.path / "summary.json").stat().st_mtime_ns
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """The protocol and the kind of model of every test of the reported metric, without the trivial baseline."""
+        names = [name.split("/") for name in self.metrics]
+        found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == [self.reported.name]]
+        return [pair for pair in found if pair[1] != TRIVIAL]
+
+    @property
+    def protocols(self) -> list[str]:
+        """The test protocols, sorted."""
+        return sorted({protocol for protocol, _ in self.test_sets})
+
+    @cached_property
+    def history(self) -> list[dict[str, float]]:
+        """The rows of ``metrics.csv`` that belong to training rounds."""
+        with (self.path / "metrics.csv").open(newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return [row for row in rows if row["round"] >= 0]
+
+    def curve(self, metric: str) -> list[tuple[int, float, float]]:
+        """Returns the course of a metric: completed rounds, bytes sent and received until then, and value.
+
+        Rounds in which the metric was not measured are left out.
+        """
+        return [(int(row["round"]) + 1, row["comm/total_bytes"], row[metric]) for row in self.history if metric in row]
+
+
+def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
+    """Returns the finished runs at or below the paths, in the order of the paths.
+
+    If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
+    others are left out with a warning, and so are runs without ``summary.json`` or without a test of the reported
+    metric.
+
+    Raises:
+        FileNotFoundError: if there is no run at or below one of the paths.
+    """
+    runs: dict[str, FinishedRun] = {}
+    for path in paths:
+        folders = [path, *sorted(path.rglob("version_*"), key=_version)] if path.is_dir() else []
+        run_folders = [folder for folder in folders if (folder / "metrics.csv").is_file()]
+        if not run_folders:
+            raise FileNotFoundError(f"{path}: there is no run in it, which is a directory with metrics.csv.")
+        for folder in run_folders:
+            summary = folder / "summary.json"
+            if not summary.is_file():
+                warnings.warn(
+                    f"{folder} is left out: it is not finished. Resume it with lcfl fit --ckpt_path last.", stacklevel=2
+                )
+                continue
+            run = FinishedRun(folder, json.loads(summary.read_text()))
+            if not run.test_sets:
+                warnings.warn(
+                    f"{folder} is left out: it has no test {run.reported.name}. Run it again with this version, which "
+                    "always has the reported metric.",
+                    stacklevel=2,
+                )
+                continue
+            key = json.dumps([run.settings, run.seed], sort_keys=True)
+            known = runs.get(key, run)
+            if known.path.resolve() != folder.resolve():
+                older, run = sorted([known, run], key=lambda each: each.ended)
+                warnings.warn(
+                    f"{older.path} is left out: {run.path} has the same settings and seed and is newer.", stacklevel=2
+                )
+            runs[key] = run
+    return list(runs.values())
+
+
+def trivial_value(run: FinishedRun, protocol: str) -> float:
+    """Returns the reported metric of the trivial baseline; nan if the run has none."""
+    return run.metrics.get(f"test/{protocol}/{TRIVIAL}/{run.reported.name}", nan)
+
+
+def _version(path: Path) -> tuple[str, int]:
+    number = path.name.removeprefix("version_")
+    return str(path.parent), int(number) if number.isdigit() else -1
