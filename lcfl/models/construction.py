@@ -3,6 +3,7 @@
 from math import prod
 from typing import Any
 
+import lightning.pytorch as pl
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,7 +11,39 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lcfl.core.memory import check_memory
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["constructed"]
+__all__ = ["checked_network", "constructed"]
+
+PLAIN = pl.LightningModule
+STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
+
+
+def checked_network(network: NetworkFactory) -> nn.Module:
+    """Returns a new network, see `constructed`.
+
+    Raises:
+        ValueError: for a network that is an object instead of a factory, one with a training step or optimizer of its
+            own, or a factory whose networks share parameters.
+    """
+    if isinstance(network, nn.Module):
+        raise ValueError(
+            f"model.network: got a finished {type(network).__name__}; it must be a factory of networks, because "
+            "every initial model is drawn anew. Pass the class, or a function such as lambda: MyNet(...)."
+        )
+    made = constructed(network)
+    own = [name for name in STEPS if getattr(type(made), name, None) not in (None, getattr(PLAIN, name))]
+    if isinstance(made, PLAIN) and own:
+        raise ValueError(
+            f"model.network: {type(made).__name__} is a LightningModule, whose {' and '.join(own)} would "
+            "never be called. Give its plain network (an nn.Module), and put the rest into a subclass of "
+            "lcfl.FederatedModule, which is given as --model (docs/howto/network.md)."
+        )
+    ours = {parameter.data_ptr() for parameter in made.parameters()}
+    if any(parameter.data_ptr() in ours for parameter in network().parameters()):
+        raise ValueError(
+            "model.network: two calls gave networks that share parameters; every call must make new parameters. In "
+            "YAML, name lcfl.models.split instead of SplitNetwork. It takes factories of embedding and decision."
+        )
+    return made
 
 
 def constructed(network: NetworkFactory) -> nn.Module:

@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lcfl.core import rng
 from lcfl.core.validation import check_choice
-from lcfl.models.construction import constructed
+from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
 from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reported_metric
@@ -29,8 +29,6 @@ from lcfl.models.split_network import NetworkFactory
 
 __all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
 
-PLAIN = pl.LightningModule
-STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
 
@@ -134,30 +132,12 @@ class FederatedModule(pl.LightningModule):
         init_except: list[str] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(network, nn.Module):
-            raise ValueError(
-                f"model.network: got a finished {type(network).__name__}; it must be a factory of networks, because "
-                "every initial model is drawn anew. Pass the class, or a function such as lambda: MyNet(...)."
-            )
         for name, weight in (("cluster_weight", cluster_weight), ("global_weight", global_weight)):
             if weight is None or not 0 <= weight < inf:
                 raise ValueError(f"model.{name}: got {weight}; the weight of a regulariser must be a number >= 0.")
         check_choice("model.buffer_policy: got ", buffer_policy, get_args(BufferPolicy))
         self.make_network = network
-        self.network = constructed(network)
-        own = [name for name in STEPS if getattr(type(self.network), name, None) not in (None, getattr(PLAIN, name))]
-        if isinstance(self.network, PLAIN) and own:
-            raise ValueError(
-                f"model.network: {type(self.network).__name__} is a LightningModule, whose {' and '.join(own)} would "
-                "never be called. Give its plain network (an nn.Module), and put the rest into a subclass of "
-                "lcfl.FederatedModule, which is given as --model (docs/howto/network.md)."
-            )
-        ours = {parameter.data_ptr() for parameter in self.network.parameters()}
-        if any(parameter.data_ptr() in ours for parameter in network().parameters()):
-            raise ValueError(
-                "model.network: two calls gave networks that share parameters; every call must make new parameters. In "
-                "YAML, name lcfl.models.split instead of SplitNetwork. It takes factories of embedding and decision."
-            )
+        self.network = checked_network(network)
         set_trainable(self.network, trainable)
         self._in_evaluation = frozen_layers(self.network)
         self.frozen_layout = Layout.of_frozen(self.network)
