@@ -1,6 +1,7 @@
 """Clients that have names."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from lcfl.core.validation import abbreviated
 
@@ -18,4 +19,6 @@ def client_number(client: str, names: Sequence[str] | None, num_clients: int) ->
     if client.isdecimal() and int(client) < num_clients:
         return int(client)
     known = "" if names is None else f" and the names {abbreviated(names)}"
-    raise ValueError(f"there is no client {client!r}; there are the numbers 0 to {num_clients - 1}{known}.")
+    close = get_close_matches(client, names or (), n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ValueError(f"there is no client {client!r}; there are the numbers 0 to {num_clients - 1}{known}.{hint}")

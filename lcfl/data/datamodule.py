@@ -251,7 +251,8 @@ class FederatedDataModule(LightningDataModule):
 
         An existing file is replaced as a whole. `lcfl.data.partition.FromFile` can read the file.
         """
-        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **self.population.to_dict()})
+        classes = {} if self.dataset.classes is None else {"classes": list(self.dataset.classes)}
+        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **classes, **self.population.to_dict()})
 
     def _known_clients(self) -> int:
         """Returns the number of clients that the partition knows, before samples are read."""

@@ -102,7 +102,7 @@ class Population:
         return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
 
     def warn_of_lonely_labels(self, classes: Sequence[str] | None) -> None:
-        """Warns about labels that only one of several clients trains on; a slip of the pen may have made them.
+        """Warns about labels that no client, or one of several, trains on; a slip of the pen may have made them.
 
         Args:
             classes: the names of the classes, if they have names.
@@ -110,15 +110,23 @@ class Population:
         if self.label_counts is None or self.num_clients == 1:
             return
         holds_NC = self.label_counts > 0
+        unknown = np.flatnonzero(holds_NC.sum(axis=0) == 0).tolist()
+        if unknown:
+            which = abbreviated(label if classes is None else repr(classes[label]) for label in unknown)
+            warnings.warn(
+                f"data.dataset: no client trains on {len(unknown)} of {len(holds_NC.T)} classes: {which}. If a class "
+                "is misspelt, correct it. Otherwise, no model can predict it.",
+                stacklevel=3,
+            )
         lonely = np.flatnonzero(holds_NC.sum(axis=0) == 1)
         if len(lonely):
             owners = holds_NC[:, lonely].argmax(axis=0)
             named = [str(label) if classes is None else repr(classes[label]) for label in lonely.tolist()]
             pairs = zip(named, owners.tolist(), strict=True)
-            which = (f"{name} (client {self.called(owner)})" for name, owner in pairs)
+            which = abbreviated(f"{name} (client {self.called(owner)})" for name, owner in pairs)
             warnings.warn(
                 f"data.dataset: only one client trains on {len(lonely)} of {len(holds_NC.T)} classes: "
-                f"{abbreviated(which)}. If a class is misspelt, correct it. Otherwise, other clients cannot help to "
+                f"{which}. If a class is misspelt, correct it. Otherwise, other clients cannot help to "
                 "learn it.",
                 stacklevel=3,
             )

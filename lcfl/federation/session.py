@@ -103,7 +103,8 @@ class Session:
             server = self._server(fabric, ranks, state, run.path, loggers)
             server.table.cut(state.round)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
-            (run.path / "summary.json").unlink(missing_ok=True)  # left by an earlier, shorter run
+            for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
+                (run.path / name).unlink(missing_ok=True)
             self._describe(server)
             metrics = fit_logged(server, is_new=self.resumed is None)
             if metrics:

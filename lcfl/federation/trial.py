@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
+from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.models.metrics import CLASS_LOSSES, ignore_index
@@ -38,7 +39,7 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         raise ValueError(
             f"model.network: {network} cannot take inputs of shape {spec.shape} and type {spec.dtype}, "
             f"which {dataset} provides ({type(error).__name__}: {error}). Set the network's "
-            "arguments to fit, e.g. in_channels and image_size."
+            f"arguments to fit, e.g. {'in_features' if len(spec.shape) == 1 else 'in_channels and image_size'}."
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
@@ -47,7 +48,7 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             "class scores [B, classes]."
         )
     if spec.num_classes is not None:
-        _check_scores(network, scores, spec.num_classes, dataset)
+        _check_scores(network, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
     _check_loss(module.loss, scores, targets.to(scores.device))
     for name, metric in module.metrics.items():
         _check_metric(str(name), copy.deepcopy(metric), scores, targets.to(scores.device))
@@ -56,17 +57,24 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         warnings.warn(f"model.buffer_policy: {network} has {what}, so it has no effect.", stacklevel=2)
 
 
-def _check_scores(network: str, scores: Tensor, num_classes: int, dataset: str) -> None:
+def _classes(data: FederatedDataModule) -> str:
+    """Returns the number of classes in words, with their names, which may show one that is misspelt."""
+    classes = data.dataset.classes
+    names = "" if classes is None else f" ({abbreviated(classes, 10)})"
+    return f"{data.dataset.num_classes} classes{names}"
+
+
+def _check_scores(network: str, scores: Tensor, num_classes: int, has: str) -> None:
     """Refuses scores that are not one for each class, and warns of more."""
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
             f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
-            f"{dataset} has {num_classes} classes: set its num_classes to {num_classes}."
+            f"{has}: set its num_classes to {num_classes}."
         )
     if scores.shape[1] > num_classes:
         warnings.warn(
-            f"model.network: {network} returns {scores.shape[1]} scores, but {dataset} has "
-            f"{num_classes} classes: set its num_classes to {num_classes}, unless the others are wanted.",
+            f"model.network: {network} returns {scores.shape[1]} scores, but {has}: set its num_classes to "
+            f"{num_classes}, unless the others are wanted.",
             stacklevel=3,
         )
 
@@ -80,6 +88,11 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
         raise ValueError(  # most of torch's losses would broadcast them
             f"model.loss: {kind} got {shapes}; the network must return outputs in the shape of the targets: set its "
             "number of outputs."
+        )
+    if is_classes and scores.dim() > 1 and scores.shape[1] == 1:
+        raise ValueError(
+            f"model.loss: {kind} of a single score is always 0. For numbers, set model.loss to one such as MSELoss; "
+            "for two classes, the network needs two scores."
         )
     try:
         with warnings.catch_warnings():

@@ -32,6 +32,7 @@ from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
+from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator, raise_failures
 from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics
 from lcfl.server.schedule import Schedule
@@ -314,6 +315,8 @@ class Server:
             evaluated = self.schedule.evaluated_kinds(self.method.exchange)
             missing = [kind for kind in missing if kind not in evaluated]
         evaluation = known | self.evaluator(self.state, missing)
+        population, clustered = self.data.population, self.method.is_clustered
+        write_client_table(self.run_dir / "clients.csv", evaluation, population, self.state, clustered)
         self.call("on_evaluated", evaluation=evaluation)
         stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}

@@ -139,7 +139,7 @@ def test_no_training_samples_are_refused(tmp_path):
     write_arrays(tmp_path / "ward_b/test/1.npz", **FIRST)
     assert (
         refused(tmp_path)
-        == "Folders: client 'ward_b': ROOT/ward_b/train: it has no samples to train on; its files, 1.npz, are empty"
+        == "Folders: client 'ward_b': ROOT/ward_b/train: it has no samples; its files, 1.npz, are empty"
     )
 
 

@@ -184,3 +184,18 @@ def test_a_loss_that_refuses_the_targets_is_said_before_anything_is_written(here
     with pytest.raises(ValueError, match=r"^model.loss: CrossEntropyLoss cannot take outputs"):
         lcfl(*FEDAVG, "--trainer.rounds=1", "--model.loss=torch.nn.CrossEntropyLoss", "--model.network.num_classes=3")
     assert not (here / "logs").exists()
+
+
+def test_a_test_file_without_rows_is_refused(tmp_path):
+    write_table(tmp_path / "ward/train.csv", COLUMNS, [1, 2, "ill"], [1, 2, "well"])
+    write_table(tmp_path / "ward/test.csv", COLUMNS)
+    with pytest.raises(ValueError, match=r"client 'ward': .*: it has no samples; its files, test\.csv, are empty"):
+        Folders(str(tmp_path), Table("outcome"))
+
+
+def test_a_class_that_nobody_trains_on_is_a_warning(tmp_path):
+    for ward in ("a", "b"):
+        write_table(tmp_path / ward / "train.csv", COLUMNS, [1, 2, "ill"], [1, 2, "well"])
+        write_table(tmp_path / ward / "test.csv", COLUMNS, [1, 2, "wel"])
+    with pytest.warns(UserWarning, match=r"no client trains on 1 of 3 classes: 'wel'\. If a class is misspelt"):
+        loaded(FederatedDataModule(Folders(str(tmp_path), Table("outcome")), ByOwner(), val_fraction=0.0))

@@ -100,7 +100,7 @@ REGRESSION = "is 0.5, which is no class; set data.dataset.init_args.reader.init_
 REFUSED = {
     "missing column": (
         [("age", "outcome"), [1, "x"]],
-        "it has no column 'dose'; the first file, ROOT/a.csv, has age, dose, outcome",
+        "it has no column 'dose', but age, outcome; the first file, ROOT/a.csv, has age, dose, outcome",
     ),
     "more columns": (
         [("age", "dose", "outcome", "sex"), [1, 2, "x", "f"]],
@@ -133,7 +133,7 @@ def test_unusable_tables_are_refused(tmp_path, case):
     if case == "no rows":
         where, message = (
             "Folders: client 'ward_b': ROOT/ward_b: ",
-            "it has no samples to train on; its files, train.csv",
+            "it has no samples; its files, train.csv",
         )
     assert refused(tmp_path).startswith(where + message)
 
@@ -152,7 +152,7 @@ def test_targets_that_are_not_finite_are_refused(tmp_path):
 def test_a_first_file_without_the_columns_is_refused(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "x"])
     assert (
-        refused(tmp_path, "label") == "Folders: client 'a': ROOT/a.csv: it has no column 'label'; it has age, dose, "
+        refused(tmp_path, "label") == "Folders: client 'a': ROOT/a.csv: it has no column 'label', but age, dose, "
         "outcome"
     )
     assert "it has no column 'size'" in refused(tmp_path, features=["size"])

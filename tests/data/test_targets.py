@@ -205,7 +205,12 @@ def small(targets):
             torch.zeros(6, 4),
             r"model.metrics.f1: MultilabelF1Score cannot take outputs \[2, 4\] and targets \[2, 4\]",
         ),
-        (module(loss=nn.CrossEntropyLoss()), torch.zeros(6), "model.loss: CrossEntropyLoss cannot take outputs"),
+        (module(loss=nn.CrossEntropyLoss()), torch.zeros(6, 1), "CrossEntropyLoss of a single score is always 0"),
+        (
+            module(partial(nn.Linear, 2, 3), loss=nn.CrossEntropyLoss()),
+            torch.zeros(6),
+            r"Classes must be whole numbers: convert them with \.long",
+        ),
     ],
 )
 def test_loss_and_metrics_that_the_targets_do_not_fit_are_refused_before_training(made, targets, words):

@@ -210,7 +210,7 @@ def two_scores_a_class():
     [
         (
             partial(LeNet5, 1, 28),
-            r"LeNet5 cannot take inputs of shape \(16,\) .* Synthetic .* in_channels and image_size",
+            r"LeNet5 cannot take inputs of shape \(16,\) .* Synthetic .* e\.g\. in_features",
         ),
         (partial(Fussy, 16, 8), r"Fussy cannot take inputs .*\(TypeError: images wanted\)"),
         (partial(MLP, 16, [4], 7), r"scores of shape \(7,\), but Synthetic has 8 classes: set its num_classes to 8"),

@@ -1,6 +1,6 @@
 """``lcfl partition -c data.yaml``: shows which client gets which data, without training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, check_given
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.population import Population
 
 __all__ = ["main", "parser"]
+
+MOST_NAMED = 40  # clients in the table
 
 
 class DataOnly(LayeredConfig):
@@ -40,6 +43,21 @@ def parser(words: Sequence[str] = ()) -> LightningArgumentParser:
     return options
 
 
+def named_clients(population: Population) -> Iterator[str]:
+    """Yields a table of the clients that have names: how many samples each has for what. It ends after `MOST_NAMED`."""
+    if population.names is None:
+        return
+    sets = {"train": population.train, "val": population.val}
+    sets |= {f"test/{name}": lists for name, lists in population.test.items()}
+    width = max(len("client"), *map(len, population.names))
+    yield "  ".join([f"{'client':<{width}}", *(f"{name:>8}" for name in sets)])
+    for client, name in enumerate(population.names[:MOST_NAMED]):
+        counts = (f"{len(lists[client]):>{max(8, len(kind))}}" for kind, lists in sets.items())
+        yield "  ".join([f"{name:<{width}}", *counts])
+    if len(population.names) > MOST_NAMED:
+        yield f"... and {len(population.names) - MOST_NAMED} more"
+
+
 def main(args: Sequence[str]) -> None:
     """Prints the table of a partition. With ``--out``, writes the index lists and a picture.
 
@@ -55,6 +73,8 @@ def main(args: Sequence[str]) -> None:
     data.setup()
     population = data.population
     print(population.summary())
+    for line in named_clients(population):
+        print(line)
     names = data.dataset.classes or ()
     numbered = [f"{number} {name}" for number, name in enumerate(names) if name != str(number)]
     if numbered:

@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Writes one line per client and test sample, with its index in the data set.
 
-    For classes it has label, prediction and softmax score, for other targets the numbers of target and output. If
-    clients have names, a column has them.
+    For classes it has label and prediction, by name if classes have names, and the softmax score, for other targets the
+    numbers of target and output. If clients have names, a column has them.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
@@ -105,15 +105,23 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
         for start in range(0, len(indices), BATCH):
             part = indices[start : start + BATCH]
             inputs, targets = seen.batch(part, torch.device("cpu"))
-            cells = _classified(network(inputs), targets) if has_labels else _numbers(network(inputs), targets)
+            outputs, classes = network(inputs), data.dataset.classes
+            cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):
                 yield [*who, index, *row]
 
 
-def _classified(scores: Tensor, labels: Tensor) -> Iterator[list[object]]:
+def _classified(scores: Tensor, labels: Tensor, classes: Sequence[str] | None) -> Iterator[list[object]]:
+    """Yields label, prediction and score; labels by the names of their classes, if they have names."""
     values, predictions = scores.softmax(dim=1).max(dim=1)
     for label, prediction, value in zip(labels.tolist(), predictions.tolist(), values.tolist(), strict=True):
-        yield [label, prediction, f"{value:.6f}"]
+        names = [label, prediction] if classes is None else [classes[label], _name(prediction, classes)]
+        yield [*names, f"{value:.6f}"]
+
+
+def _name(prediction: int, classes: Sequence[str]) -> str:
+    """Returns the name of a predicted class; its number if the network has more scores than there are classes."""
+    return classes[prediction] if prediction < len(classes) else str(prediction)
 
 
 def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:

@@ -8,7 +8,7 @@ from lcfl.data.conversion import as_targets, target_dtype
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.datasets.client_files import PartFiles, clients_below, refuse
 from lcfl.data.datasets.readers import Contents, Reader
-from lcfl.data.owners import TEST, TRAIN, Owners
+from lcfl.data.owners import TEST, Owners
 from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["Folders"]
@@ -47,12 +47,8 @@ class Folders(FederatedDataset):
         )
         contents = reader.open(self._parts)
         for part, count in zip(self._parts, contents.counts, strict=True):
-            if part.part == TRAIN and count == 0:
-                refuse(
-                    part.client,
-                    part.folder,
-                    f"it has no samples to train on; its files, {abbreviated(part.files)}, are empty",
-                )
+            if count == 0:
+                refuse(part.client, part.folder, f"it has no samples; its files, {abbreviated(part.files)}, are empty")
         place = {name: number for number, name in enumerate(names)}
         number = np.repeat([place[part.client] for part in self._parts], contents.counts)
         role = np.repeat(np.array([part.part for part in self._parts], dtype=np.int8), contents.counts)

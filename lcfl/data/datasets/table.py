@@ -109,9 +109,9 @@ class Table(Reader):
         names = known if path == first else self._names(part, path)
         missing = [name for name in (*features, *self._targets) if name not in names]
         more = [name for name in names if name not in known] if self.features is None else []
-        other = f"; the first file, {first}, has {abbreviated(known, 20)}" if path != first else ""
-        if missing and path == first:
-            other = f"; it has {abbreviated(names, 20)}"
+        other = f"; the first file, {first}, has {abbreviated(known, 20)}"
+        if missing:
+            other = f", but {abbreviated(names, 20)}{other if path != first else ''}"
             if len(names) == 1:
                 other += ". If another sign than a comma stands between cells, set delimiter"
         if missing:

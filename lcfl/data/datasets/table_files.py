@@ -110,11 +110,12 @@ def _check_cell(cell: str, where: str) -> None:
     try:
         float(cell)
     except ValueError:
-        if not cell.strip():
-            raise Unusable(f"{where} is empty; fill it, or drop the row") from None
+        if cell.strip().lower() in MISSING:
+            raise Unusable(f"{where} is {repr(cell) if cell.strip() else 'empty'}; fill it, or drop the row") from None
         raise Unusable(f"{where} is {cell[:40]!r}, which is no number; {ADVICE}") from None
 
 
+MISSING = ("", "na", "n/a", "null", "none", "?", "-")  # how people write that a value is not known
 ADVICE = (
     "write a category as columns of 0 and 1, one for each of its values, or name other columns in "
     "data.dataset.init_args.reader.init_args.features; a target that is a class needs regression=false"

@@ -1,0 +1,43 @@
+"""The table of the clients at the end of a run: one row each, with their names and their metrics."""
+
+import csv
+import io
+from pathlib import Path
+
+from lcfl.core.files import write_bytes
+from lcfl.core.state import FederationState
+from lcfl.data.population import Population
+from lcfl.server.metrics import Evaluation
+
+__all__ = ["write_client_table"]
+
+
+def write_client_table(
+    path: Path, evaluation: Evaluation, population: Population, state: FederationState, is_clustered: bool
+) -> None:
+    """Writes ``clients.csv``: number, name, training samples and cluster of every client, and its metrics.
+
+    A cell is empty if a client has no samples for a metric. Newcomers and clients that have left have no row.
+
+    Args:
+        path: the file.
+        evaluation: the last evaluation.
+        population: the clients' names and samples.
+        state: the state at the end.
+        is_clustered: whether the method has clusters.
+    """
+    metrics = {
+        name: dict(zip(metric.clients.tolist(), metric.values.tolist(), strict=True))
+        for name, metric in evaluation.by_name.items()
+    }
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    named, clustered = population.names is not None, is_clustered
+    writer.writerow(["client", *["name"] * named, "train_samples", *["cluster"] * clustered, *metrics])
+    for client in state.active.nonzero().flatten().tolist():
+        row: list[object] = [client]
+        row += population.names_of([client]) or []
+        row.append(len(population.train[client]))
+        row += [int(state.assignment[client])] * clustered
+        writer.writerow([*row, *(values.get(client, "") for values in metrics.values())])
+    write_bytes(path, text.getvalue().encode())
