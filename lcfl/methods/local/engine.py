@@ -118,7 +118,7 @@ class Engine(Protocol):
         ...
 
     def pixels(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Returns the raw values ``[n, D]`` of samples and their labels ``[n]``.
+        """Returns the raw values ``[n, D]`` of samples and their labels ``[n]`` (or targets ``[n, ...]``).
 
         The values are those that the client sees, before normalisation and augmentation.
         """

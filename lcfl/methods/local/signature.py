@@ -39,7 +39,8 @@ class PixelSignature(LocalUpdate):
 
     U_i holds, side by side, p left singular vectors of the raw, uncentred samples of each label that the client has.
     For image data, the vectors are images that show what the data look like. Information about raw data therefore
-    leaves the client. A label with fewer than p samples gives fewer vectors.
+    leaves the client. A label with fewer than p samples gives fewer vectors. If the targets are not classes, all
+    samples of the client count as one label.
 
     Args:
         num_vectors: p.
@@ -52,6 +53,8 @@ class PixelSignature(LocalUpdate):
         image_nD, label_n = engine.pixels(data.indices)
         if not all_finite(image_nD):  # makes the server leave the client out, as one whose model is not finite
             return LocalOutput(torch.empty(0), state.consumed, nan, extras={"signature": torch.full((1, 1), nan)})
+        if label_n.ndim > 1 or label_n.is_floating_point():  # no classes
+            label_n = image_nD.new_zeros(len(image_nD))
         parts = [left_singular_vectors(image_nD[label_n == label].T, self.num_vectors) for label in label_n.unique()]
         signature = torch.cat(parts, dim=1).float()
         return LocalOutput(torch.empty(0), state.consumed, None, extras={"signature": signature})

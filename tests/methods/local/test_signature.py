@@ -46,3 +46,11 @@ def test_the_signature_of_two_cifar_labels_has_18432_floats():
     found = PixelSignature(3)(ClientState(), Downlink({}), LocalData(np.arange(40), 5, 0, 0), engine)
     assert found.extras["signature"].numel() == 18_432
     assert found.extras["signature"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("targets", [torch.rand(12), torch.rand(12, 1), torch.ones(12, 5, dtype=torch.int64)])
+def test_without_classes_all_samples_count_as_one_label(targets):
+    inputs = torch.rand(12, 30, generator=torch.Generator().manual_seed(0))
+    engine = SimpleNamespace(pixels=lambda indices: (inputs, targets))
+    found = PixelSignature(3)(ClientState(), Downlink({}), LocalData(np.arange(12), 5, 0, 0), engine)
+    torch.testing.assert_close(found.extras["signature"], left_singular_vectors(inputs.T, 3).float())
