@@ -63,9 +63,11 @@ def test_it_resumes_with_the_same_models(example, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
-def test_every_method_runs_or_says_why_not(example, tmp_path, method):
-    """Methods that need labels, or more clients than there are, say so before the run."""
-    try:
-        fit(example, method.stem, tmp_path, "--trainer.fast_dev_run=true", "--model.cut=null")
-    except (SystemExit, ValueError) as error:
-        assert str(error)
+def test_every_method_runs(example, tmp_path, method):
+    """FedNova needs SGD. LCFed's and FedAC's files have 10 clusters, more than the clients of ``nuclei``."""
+    options = ["--trainer.fast_dev_run=true"]
+    if method.stem == "fednova":
+        options += ["--model.optimizer=SGD", "--model.optimizer.lr=0.1"]
+    elif method.stem.startswith(("lcfed", "fedac")):
+        options += ["--method.clustering.0.init_args.num_clusters=2"]
+    fit(example, method.stem, tmp_path, *options)

@@ -78,8 +78,7 @@ class RandomLike(FederatedDataset):
     """Random inputs with the shape and targets of another data set, whose files are not read.
 
     ``fast_dev_run`` uses it to run every code path without a download. Labels are balanced and carry no meaning.
-    Integer inputs, and targets other than labels, are all 0, because 0 is the only number that every vocabulary
-    contains.
+    Integer inputs are 0 or 1, which every vocabulary of two tokens contains. Targets other than labels are all 0.
 
     Args:
         dataset: the data set to stand in for.
@@ -107,9 +106,7 @@ class RandomLike(FederatedDataset):
             counts = self._num_samples, num_test
             targets = torch.from_numpy(np.concatenate([np.arange(count) % self.num_classes for count in counts]))
         size = (len(targets), *self.shape)
-        if self.dtype.is_floating_point:
-            pixels = rng.generator(self._seed, "random inputs").integers(0, 256, size, dtype=np.uint8)
-            inputs = torch.from_numpy(pixels)
-        else:
-            inputs = torch.zeros(size, dtype=self.dtype)
+        is_image = self.dtype.is_floating_point
+        numbers = rng.generator(self._seed, "random inputs").integers(0, 256 if is_image else 2, size, dtype=np.uint8)
+        inputs = torch.from_numpy(numbers) if is_image else torch.from_numpy(numbers).to(self.dtype)
         return TensorSamples(inputs, targets, self._num_samples, self.num_classes, augmentation=self.augmentation)
