@@ -43,7 +43,16 @@ from lcfl.models.module import FederatedModule
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
-__all__ = ["EvaluationTask", "Failure", "TrainingResult", "TrainingTask", "Worker", "measure", "most_outputs"]
+__all__ = [
+    "EvaluationTask",
+    "Failure",
+    "TrainingResult",
+    "TrainingTask",
+    "Worker",
+    "blank_output",
+    "measure",
+    "most_outputs",
+]
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,8 @@ class Worker:
         self.seed = seed
         self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
-        self._most_outputs = most_outputs(_numbers_of_an_output(module, data.dataset.spec))
+        spec = data.dataset.spec
+        self._most_outputs = most_outputs(spec.num_classes or blank_output(module, spec).numel())
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
@@ -296,13 +306,11 @@ def most_outputs(numbers: int) -> int:
 
 
 @torch.no_grad()
-def _numbers_of_an_output(module: FederatedModule, spec: SampleSpec) -> int:
-    """Returns how many numbers the network's output for one sample has."""
-    if spec.num_classes is not None:
-        return spec.num_classes
+def blank_output(module: FederatedModule, spec: SampleSpec) -> Tensor:
+    """Returns the output ``[1, ...]`` of the network in evaluation mode for one blank sample, on the CPU."""
     with rng.isolated():
         output: Tensor = copy.deepcopy(module).cpu().eval()(spec.blank(1)[0])
-    return output.numel()
+    return output
 
 
 def measure(module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lcfl.core import rng
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.worker import blank_output
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.models.metrics import CLASS_LOSSES, ignore_index
 from lcfl.models.module import FederatedModule
@@ -189,8 +190,7 @@ def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
     if data.samples.labels is not None:
         return
     loss, ignored = module.loss, ignore_index(module.loss)
-    with rng.isolated():
-        outputs = copy.deepcopy(module).cpu().eval()(data.dataset.spec.blank(1)[0])
+    outputs = blank_output(module, data.dataset.spec)
     for client, indices in enumerate(data.population.train):
         own, where = data.seen_by(client), f"client {data.population.called(client)}"
         with rng.seeded(0, "check targets", client):

@@ -16,7 +16,7 @@ from lcfl.core import rng
 from lcfl.core.metric_names import TRIVIAL
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
-from lcfl.distributed.worker import measure, most_outputs
+from lcfl.distributed.worker import blank_output, measure, most_outputs
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
 
@@ -42,9 +42,8 @@ def trivial_baseline(
             protocol: population.majority_accuracy(protocol, samples.labels, clients) for protocol in data.protocols
         }
     else:
+        shape = blank_output(module, data.dataset.spec).shape[1:]
         module = copy.deepcopy(module).cpu().eval()
-        with torch.no_grad(), rng.isolated():
-            shape = module(data.dataset.spec.blank(1)[0]).shape[1:]
         values = {protocol: _measured(module, data, clients, protocol, shape, seed) for protocol in data.protocols}
     means = {protocol: float(np.nanmean(each)) for protocol, each in values.items() if not np.isnan(each).all()}
     return {f"test/{protocol}/{TRIVIAL}/{reported.name}": mean for protocol, mean in means.items()}
