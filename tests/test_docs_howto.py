@@ -8,14 +8,12 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lcfl.__main__ import COMMANDS
 from lcfl.cli import federated_cli
-from lcfl.federation.session import Session
 from tests.test_readme import lcfl_commands, marked
 from tests.test_task_examples import TASKS
 
@@ -136,23 +134,6 @@ def test_clusters_of_heads_are_the_true_groups(here):
     path = federated_cli.main([*FIT, "head_kmeans.yaml", *words]).path
     with (path / "metrics.csv").open() as file:
         assert float(list(csv.DictReader(file))[-1]["cluster/ari"]) == 1
-
-
-def test_another_transport_gives_the_same_bits(here, monkeypatch):
-    write_files("method", here)
-    sys.path.insert(0, str(here))
-    loopback = import_module("loopback")
-    words = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.rounds=3", "--trainer.devices=1"]
-    words.append("--trainer.logger=false")
-    plain = federated_cli.main([*words, "--trainer.name=plain"]).state
-    fit = Session._fit
-
-    def over_loopback(session, fabric, ranks):
-        return fit(session, fabric, loopback.Loopback(SimpleNamespace(run_all=ranks._run)))
-
-    monkeypatch.setattr(Session, "_fit", over_loopback)
-    other = federated_cli.main([*words, "--trainer.name=other"]).state
-    assert torch.equal(plain.global_model, other.global_model) and torch.equal(plain.centres, other.centres)
 
 
 def test_the_user_defined_partition_gives_pairs(here):

@@ -14,10 +14,9 @@ from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.files import write_json
 from lcfl.core.state import FederationState
-from lcfl.distributed.worker import TrainingResult, TrainingTask
+from lcfl.distributed.tasks import Lost, TrainingTask
 from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
 from lcfl.methods.local import LocalTraining
-from lcfl.server.evaluation import raise_failures
 from lcfl.server.loggers import log_figure
 from lcfl.server.server import Server
 
@@ -123,8 +122,7 @@ class LabelSimilarity(Callback):
             TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
             for i in clients
         ]
-        results: list[TrainingResult] = server.transport.map(tasks, [server.cost_of(task) for task in tasks])
-        raise_failures(results)
+        results = [each for each in server.transport.train(tasks) if not isinstance(each, Lost)]
         return torch.stack([result.output.model[: server.layout.num_parameters] for result in results])
 
 

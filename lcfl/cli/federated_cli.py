@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs.result import Run
 
-__all__ = ["FederatedCLI", "instantiate", "instantiate_data", "main"]
+__all__ = ["FederatedCLI", "class_paths", "instantiate", "instantiate_data", "instantiate_trainer", "main"]
 
 
 class FederatedCLI(LightningCLI):
@@ -104,7 +104,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Returns the commands, each with those of its arguments that are groups and not options."""
         groups = {"model", "datamodule", "method"}
-        return {"fit": groups, "validate": groups, "test": groups}
+        return {"fit": {*groups, "transport"}, "validate": groups, "test": groups}
 
     def before_instantiate_classes(self) -> None:
         """Checks the configuration and prepares how classes are instantiated.
@@ -176,39 +176,65 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     return FederatedCLI(args=args).result
 
 
-def instantiate(config: Path) -> tuple[FederatedModule, Method]:
+def instantiate(config: Path, with_weights: bool = False) -> tuple[FederatedModule, Method]:
     """Builds the module and the method of a run's ``config.yaml``, without its data and its trainer.
+
+    Args:
+        config: the file.
+        with_weights: whether to read the weights of ``model.init_from``. All models of a run are in its checkpoints.
 
     Raises:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
     parser, parsed = _parsed(config, {"method": Method, "model": FederatedModule})
-    if "init_from" in (arguments := _arguments(parsed["model"])):
-        arguments["init_from"] = arguments["init_except"] = None  # the models are in the checkpoint
+    if not with_weights and "init_from" in (arguments := _arguments(parsed["model"])):
+        arguments["init_from"] = arguments["init_except"] = None
     _keep_functions(parser, parsed["model"])
     instances = parser.instantiate(parsed)
     return instances["model"], instances["method"]
 
 
-def instantiate_data(config: Path) -> FederatedDataModule:
+def instantiate_trainer(config: Path) -> Federation:
+    """Builds the federation of a run's ``config.yaml``.
+
+    Raises:
+        ValueError: if the file does not fit this version.
+    """
+    parser, parsed = _parsed(config, {"trainer": Federation})
+    federation: Federation = parser.instantiate(parsed)["trainer"]
+    federation.seed = yaml.safe_load(config.read_text()).get("seed_everything", 0)
+    return federation
+
+
+def instantiate_data(config: Path, changes: Mapping[str, Any] | None = None) -> FederatedDataModule:
     """Builds the data module of a run's ``config.yaml``, without setting it up.
+
+    Args:
+        config: the file.
+        changes: arguments that replace those in the file.
 
     Raises:
         ValueError: if the run was not started from the command line, or the file does not fit this version.
     """
-    parser, parsed = _parsed(config, {"data": FederatedDataModule})
+    parser, parsed = _parsed(config, {"data": FederatedDataModule}, changes)
     data: FederatedDataModule = parser.instantiate(parsed)["data"]
     return data
 
 
-def _parsed(config: Path, groups: dict[str, type]) -> tuple[Parser, Namespace]:
-    """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups."""
+def _parsed(
+    config: Path, groups: dict[str, type], changes: Mapping[str, Any] | None = None
+) -> tuple[Parser, Namespace]:
+    """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups with these changes."""
     parser = Parser(exit_on_error=False)
     try:
         content = with_current_names(yaml.safe_load(config.read_text()), current_path)
         if "described" not in content:
             for group, kind in groups.items():
                 parser.add_group(group, kind, by_name="class_path" in content[group])
+                if changes and "class_path" in content[group]:
+                    content[group].setdefault("init_args", {}).update(changes)
+                elif changes:
+                    content[group].update(changes)
             return parser, parser.parse_object({group: content[group] for group in groups})
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
@@ -244,7 +270,7 @@ def _keep_functions(parser: LightningArgumentParser, model: Namespace) -> None:
     jsonargparse turns a class into a factory, but calls a function at once. All models would then share one network
     instead of each having a new one.
     """
-    for path in _class_paths(_arguments(model).get("network")):
+    for path in class_paths(_arguments(model).get("network")):
         module, _, name = path.rpartition(".")  # not pkgutil.resolve_name, because lcfl.models.split is also a module
         network = getattr(import_module(module), name)
         if not isinstance(network, type):
@@ -260,7 +286,7 @@ def _deferred(function: Any, *args: Any, **kwargs: Any) -> Any:
     return functools.partial(function, *args, **kwargs)
 
 
-def _class_paths(config: Any) -> Iterator[str]:
+def class_paths(config: Any) -> Iterator[str]:
     """Yields every ``class_path`` in a parsed configuration, at any depth."""
     if isinstance(config, Namespace):
         if "class_path" in config:
@@ -268,4 +294,4 @@ def _class_paths(config: Any) -> Iterator[str]:
         config = list(vars(config).values())
     if isinstance(config, list):
         for item in config:
-            yield from _class_paths(item)
+            yield from class_paths(item)

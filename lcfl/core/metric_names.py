@@ -7,7 +7,7 @@ from math import isfinite, isnan, nan
 __all__ = ["SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits"]
 
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
-TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.server.trivial_baseline`
+TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.distributed.trivial_baseline`
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The data of a federation as a LightningDataModule."""
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -203,6 +204,14 @@ class FederatedDataModule(LightningDataModule):
         if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
             population.warn_of_lonely_labels(self.dataset.classes)
         self._loaded = samples.subset(population.samples_in_use), population
+
+    def alone(self, client: int, number: int, num_clients: int) -> "FederatedDataModule":
+        """Returns the data as the machine of one client sees them, after ``setup``; see `Population.alone`."""
+        samples, population = self._after_setup()
+        own = population.alone(client, number, num_clients)
+        data = copy.copy(self)
+        data.num_clients, data._loaded, data._seen = num_clients, (samples.subset(own.samples_in_use), own), {}
+        return data
 
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
         """Returns a data module with the same clients and a few random inputs for each, for a trial run.

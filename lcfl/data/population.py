@@ -77,6 +77,39 @@ class Population:
         """Returns the names of some clients; None if clients have only numbers."""
         return None if self.names is None else [self.names[client] for client in clients]
 
+    def sets(self, protocols: Iterable[str], stages: Iterable[str] = ("val", "test")) -> dict[str, list[Indices]]:
+        """Returns the samples of each client by ``<stage>/<protocol>``, in the order of the stages.
+
+        Validation data are always part of the client's own data.
+        """
+        sets: dict[str, list[Indices]] = {}
+        for stage in stages:
+            if stage == "val":
+                sets["val/own_split"] = self.val
+            else:
+                sets |= {f"{stage}/{protocol}": self.test[protocol] for protocol in protocols}
+        return sets
+
+    def alone(self, client: int, number: int, num_clients: int) -> "Population":
+        """Returns the population as the machine of one client sees it: all other clients have no samples.
+
+        Args:
+            client: the client, as a number in this population.
+            number: its number in the new population.
+            num_clients: the size of the new population.
+        """
+
+        def only(lists: list[Indices]) -> list[Indices]:
+            return [lists[client] if i == number else lists[client][:0] for i in range(num_clients)]
+
+        counts = None
+        if self.label_counts is not None:
+            counts = np.zeros((num_clients, self.label_counts.shape[1]), dtype=np.int64)
+            counts[number] = self.label_counts[client]
+        views = self.views and [self.views[client] if i == number else () for i in range(num_clients)]
+        test = {name: only(lists) for name, lists in self.test.items()}
+        return Population(only(self.train), only(self.val), test, None, counts, self.overlapping, views)
+
     @property
     def samples_in_use(self) -> Indices:
         """The samples that a client trains on, validates on or is tested on, and the proxy set, in ascending order."""
@@ -161,7 +194,7 @@ class Population:
     ) -> NDArray[np.float64]:
         """Returns the accuracy of always predicting the client's most frequent training label.
 
-        This is the trivial baseline of classification, see `lcfl.server.trivial_baseline` for other tasks.
+        This is the trivial baseline of classification, see `lcfl.distributed.trivial_baseline` for other tasks.
 
         Args:
             protocol: the test protocol whose test sets are used. Their labels are as the client sees them, too, unless

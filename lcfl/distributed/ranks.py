@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric import Fabric
@@ -24,30 +24,11 @@ from lcfl.distributed.connections import (
 )
 from lcfl.distributed.launch import LostRankError, StopFlag
 
-__all__ = ["Ranks", "Transport"]
+__all__ = ["Ranks"]
 
 Carry = Callable[[Sequence[Any]], Sequence[Any]]
 
 PATIENCE = timedelta(days=7)  # a rank waits for the server as long as necessary; a dead server is noticed at once
-
-
-class Transport(Protocol):
-    """The way from the server to those who carry out its tasks, and back.
-
-    `Ranks` is the one that exists. A session makes it; the round loop and the evaluation only use these two members.
-    """
-
-    @property
-    def stop_signal(self) -> int:
-        """The number of the signal that requests a stop after this round; 0 if there was none."""
-
-    def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:
-        """Carries out tasks and returns their results in the same order.
-
-        Args:
-            tasks: `lcfl.distributed.worker.TrainingTask` or `EvaluationTask`.
-            costs: the cost of each task in any unit.
-        """
 
 
 class Ranks:

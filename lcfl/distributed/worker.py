@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite, nan
+from math import nan
 
 import numpy as np
 import torch
@@ -19,23 +19,17 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from lcfl.core import rng
-from lcfl.core.clients import ClientState
-from lcfl.core.messages import Downlink, Uplink, all_finite
+from lcfl.core.messages import Uplink
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
-from lcfl.distributed.client_output import (
-    ClientError,
-    ClientOutputError,
-    ClientTimeoutError,
-    check_output,
-    check_payload,
-)
+from lcfl.distributed.client_output import ClientOutputError, ClientTimeoutError, check_output, check_payload
+from lcfl.distributed.tasks import Failure, TrainingResult, TrainingTask
 from lcfl.engines import EngineName, SequentialEngine, make_engine
-from lcfl.methods.exchange import Exchange
-from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate
+from lcfl.methods.local.batch_order import samples_per_epoch
+from lcfl.methods.local.training import LocalData, LocalOutput
 from lcfl.methods.method import Method
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
@@ -43,92 +37,12 @@ from lcfl.models.module import FederatedModule
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
-__all__ = [
-    "EvaluationTask",
-    "Failure",
-    "TrainingResult",
-    "TrainingTask",
-    "Worker",
-    "blank_output",
-    "measure",
-    "most_outputs",
-]
+__all__ = ["ScoringTask", "Worker", "blank_output", "measure", "most_outputs"]
 
 
 @dataclass(frozen=True)
-class TrainingTask:
-    """One client's part of a round.
-
-    Attributes:
-        client: the number of the client.
-        round: the number of the round; negative in a warm-up round.
-        state: the client's private part.
-        downlink: what the server sends.
-        local_update: the local update; None for that of the method.
-        exchange: the exchange, which defines the upload; None for that of the method.
-        extra: 1, 2, ... in the extra rounds before a training round, which have noise of their own; otherwise 0.
-    """
-
-    client: int
-    round: int
-    state: ClientState
-    downlink: Downlink
-    local_update: LocalUpdate | None = None
-    exchange: Exchange | None = None
-    extra: int = 0
-
-    def named(self, called: Callable[[int], str]) -> str:
-        """Returns what the task is, in words; `called` gives what a client is called."""
-        return f"client {called(self.client)}, round {self.round}"
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """The result of a `TrainingTask`.
-
-    Attributes:
-        state: the client's new private part.
-        uplink: what the client sends.
-        output: the trained model, the mean loss of the steps and the values that they logged.
-        is_noisy: whether the upload has noise. It then does not show whether the run diverged.
-    """
-
-    state: ClientState
-    uplink: Uplink
-    output: LocalOutput
-    is_noisy: bool = False
-
-    @property
-    def diverged(self) -> bool:
-        """Whether loss, model or what the client keeps have NaN or infinity."""
-        kept = self.output.model, self.state.buffers, self.state.memory
-        tensors = [each for each in kept if each is not None]
-        return (self.output.loss is not None and not isfinite(self.output.loss)) or not all(map(all_finite, tensors))
-
-    def is_finite(self) -> bool:
-        """Returns whether the server can use the result: the upload is finite and, without noise, the rest as well."""
-        others = [each for each in self.uplink.payload.values() if each is not self.output.model]
-        return all(map(all_finite, others)) and (self.is_noisy or not self.diverged)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception on a rank, as text. It is raised once, on the server.
-
-    Attributes:
-        message: names the task and the exception.
-        details: the traceback; empty if the message says everything.
-        kind: what the server raises.
-    """
-
-    message: str
-    details: str = ""
-    kind: type[ClientError] = ClientError
-
-
-@dataclass(frozen=True)
-class EvaluationTask:
-    """One model and the sets of samples that it is evaluated on. Samples that clients see alike are scored once.
+class ScoringTask:
+    """One model and the sets of samples that it is scored on. Samples that clients see alike are scored once.
 
     Attributes:
         model: ``[P + Q]``.
@@ -153,7 +67,7 @@ class EvaluationTask:
         return f"evaluation of the model of client{plural} {abbreviated(map(called, self.clients), 3)}"
 
 
-Task = TrainingTask | EvaluationTask
+Task = TrainingTask | ScoringTask
 Outcome = TrainingResult | list[dict[str, float]] | Failure
 
 
@@ -185,6 +99,7 @@ class Worker:
         # Spawned ranks would otherwise share, and train, the same memory. On another device all of it is copied.
         module = module.replica() if fabric.device.type == "cpu" else copy.deepcopy(module)
         self.fabric = fabric
+        self.module = module
         self.data = data
         self.method = method
         self.seed = seed
@@ -211,11 +126,11 @@ class Worker:
         return outcome
 
     def _run(self, task: Task, engine: SequentialEngine) -> Outcome:
-        num_clients = len(task.sets) if isinstance(task, EvaluationTask) else 1
+        num_clients = len(task.sets) if isinstance(task, ScoringTask) else 1
         name = task.named(self.data.population.called)
         try:
             with self.deadline.limit(name, num_clients):
-                return self.train(task, engine) if isinstance(task, TrainingTask) else self.evaluate(task, engine)
+                return self.train(task, engine) if isinstance(task, TrainingTask) else self.score(task, engine)
         except ClientOutputError as error:
             return Failure(f"{name}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:
@@ -249,11 +164,17 @@ class Worker:
         own = engine.buffers if engine.module.buffer_policy == "local" else None
         memory = task.state.memory if output.memory is None else output.memory
         state = replace(task.state, model=model, consumed=output.consumed, buffers=own, memory=memory)
-        result = TrainingResult(state, uplink, output, bool(exchange.noises))
+        result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
 
+    def cost_of(self, task: TrainingTask) -> int:
+        """Returns how many samples a task processes."""
+        local_update = task.local_update or self.method.local_update
+        num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
+        return local_update.cost(samples_per_epoch(num_samples, batch_size, self.data.drop_last), batch_size)
+
     @torch.no_grad()
-    def evaluate(self, task: EvaluationTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
+    def score(self, task: ScoringTask, engine: SequentialEngine | None = None) -> list[dict[str, float]]:
         """Returns the loss and the module's metrics of a model on each set.
 
         Args:

@@ -10,7 +10,8 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import launch, one_thread, resolve_placement
+from lcfl.distributed.launch import Placement, launch, one_thread, resolve_placement
+from lcfl.distributed.transport import Transport
 from lcfl.engines import EngineName, choose_engine
 from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients
 from lcfl.federation.session import Session
@@ -37,6 +38,7 @@ class Federation(Settings):
         datamodule: FederatedDataModule,
         method: Method,
         ckpt_path: str | Path | None = None,
+        transport: Transport | None = None,
     ) -> Run:
         """Trains the federation.
 
@@ -46,6 +48,7 @@ class Federation(Settings):
             method: the method to train.
             ckpt_path: the checkpoint to resume from: a path, ``last`` (the newest of this name), ``best``, or ``auto``,
                 which is ``last`` if there is a checkpoint and a new run otherwise.
+            transport: the way to clients that are machines of their own; None plays all clients here.
 
         Returns:
             The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` holds that signal.
@@ -60,7 +63,7 @@ class Federation(Settings):
             if ckpt_path is not None:
                 warnings.warn("trainer.fast_dev_run starts from the beginning and ignores ckpt_path.", stacklevel=2)
             return self._fast_dev_run(model, datamodule, method)
-        done = self._launch("fit", model, datamodule, method, ckpt_path)
+        done = self._launch("fit", model, datamodule, method, ckpt_path, transport)
         return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
 
     def validate(
@@ -102,6 +105,7 @@ class Federation(Settings):
         datamodule: FederatedDataModule,
         method: Method,
         ckpt_path: str | Path | None,
+        transport: Transport | None = None,
     ) -> dict[str, Any]:
         """Checks what can be checked before launch, then starts the ranks; returns the result of rank 0."""
         check_parts(model, datamodule, method)
@@ -122,9 +126,12 @@ class Federation(Settings):
             )
         self._freeze(model, resumed)
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
-        placement = resolve_placement(
-            self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
-        )
+        if transport is None:
+            placement = resolve_placement(
+                self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
+            )
+        else:
+            placement = Placement(1, 1, "auto")
         fabric = Fabric(
             accelerator=self.device_type,
             devices=placement.devices,
@@ -133,7 +140,7 @@ class Federation(Settings):
             precision=cast(Precision, self.precision),
             callbacks=[*method.clustering, *self.all_callbacks],
         )
-        if placement.strategy in ("auto", "ddp_fork"):  # forked ranks share the data loaded here
+        if transport is None and placement.strategy in ("auto", "ddp_fork"):  # forked ranks share the data loaded here
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule)  # ranks that are not forked check after their setup
@@ -142,7 +149,7 @@ class Federation(Settings):
             full = method.exchange.full_participation
             num_uploads = schedule.most_uploads(self.seed, datamodule.remaining_clients, self.rounds, full)
             method = method.calibrated(num_uploads, datamodule.num_initial_clients)
-        session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed)
+        session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed, transport)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun
             raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")

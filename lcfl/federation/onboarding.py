@@ -22,7 +22,8 @@ from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.launch import device_type, one_thread
-from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask, Worker
+from lcfl.distributed.tasks import TrainingResult, TrainingTask, raise_failures
+from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.engines import choose_engine
 from lcfl.federation.session import expected
 from lcfl.methods.exchange import Exchange, FullModel
@@ -32,7 +33,6 @@ from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint
 from lcfl.runs.identity import differences
-from lcfl.server.evaluation import local_sets, raise_failures
 from lcfl.server.metrics import Evaluation
 
 __all__ = ["OnboardedClient", "Newcomer", "OnboardingResult", "onboard"]
@@ -154,7 +154,7 @@ class Newcomer:
         After this, the client is measured with its own buffers if these are not part of a model.
         """
         result = self._train(self._round, Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
-        if result.state.buffers is not None:
+        if result.state is not None and result.state.buffers is not None:
             self._own = result.state
         return result.output.model
 
@@ -165,7 +165,7 @@ class Newcomer:
 
         Each set is seen as its owner in `owners` sees it, or without client transforms if the owner is None.
         """
-        task = EvaluationTask(model, tuple(sets), (self.client,), tuple(owners), self._own.buffers)
+        task = ScoringTask(model, tuple(sets), (self.client,), tuple(owners), self._own.buffers)
         values = self._worker.run(task)
         raise_failures([values])
         return cast(list[dict[str, float]], values)
@@ -258,7 +258,7 @@ class _Measured:
     def add(self, stage: str, newcomer: Newcomer, model: Tensor, data: FederatedDataModule) -> None:
         """Measures a model on all validation and test sets of the newcomer."""
         client = newcomer.client
-        sets = local_sets(data.population, data.protocols, ("val", "test"))
+        sets = data.population.sets(data.protocols)
         own = {name: indices[client] for name, indices in sets.items() if len(indices[client])}
         owners = [None if name.rpartition("/")[2] in PLAIN else client for name in own]
         for name, values in zip(own, newcomer.measure(model, list(own.values()), owners) if own else [], strict=True):

@@ -24,7 +24,9 @@ from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
 from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName
 from lcfl.federation.settings import Settings
@@ -57,6 +59,7 @@ class Session:
         method: the four parts.
         ckpt_path: the option of that name.
         resumed: the checkpoint that it stood for before launch; None for a new run.
+        transport: the way to clients that are machines of their own; None plays all clients on the ranks.
     """
 
     settings: Settings
@@ -68,12 +71,15 @@ class Session:
     method: Method
     ckpt_path: str | None
     resumed: Path | None
+    transport: Transport | None = None
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
         """Runs the session; every rank returns the result of rank 0, or None if rank 0 failed.
 
         The other ranks carry out the tasks of rank 0 until it has a result.
         """
+        if self.transport is not None:
+            return self._lead(fabric, self.transport)
         if fabric.local_rank == 0:
             self.data.prepare_data()
         fabric.barrier()
@@ -90,17 +96,20 @@ class Session:
             result: dict[str, Any] | None = ranks.serve()
             return result
         with ranks:
-            ranks.result = done = self._fit(fabric, ranks) if self.stage == "fit" else self._evaluate(fabric, ranks)
+            ranks.result = done = self._lead(fabric, RankTransport(ranks, worker))
         return done
 
-    def _fit(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+    def _lead(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
+        return self._fit(fabric, transport) if self.stage == "fit" else self._evaluate(fabric, transport)
+
+    def _fit(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
         run = self._locked()
         try:
             state = self._state(None if run is None else self._resumed_in(run.path))
             self._check_monitors()
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
-            server = self._server(fabric, ranks, state, run.path, loggers)
+            server = self._server(fabric, transport, state, run.path, loggers)
             server.table.cut(state.round)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
             for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
@@ -141,10 +150,10 @@ class Session:
         for callback in self.settings.all_callbacks:
             callback.check_monitor(metrics, f"val/own_split/{kinds[0]}/{self.module.reported.name}")
 
-    def _evaluate(self, fabric: Fabric, ranks: Ranks) -> dict[str, Any]:
+    def _evaluate(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             state = self._state(self.resumed)
-            server = self._server(fabric, ranks, state, Path(folder), [])
+            server = self._server(fabric, transport, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
@@ -217,11 +226,11 @@ class Session:
         return description
 
     def _server(
-        self, fabric: Fabric, ranks: Ranks, state: FederationState, path: Path, loggers: list[Logger]
+        self, fabric: Fabric, transport: Transport, state: FederationState, path: Path, loggers: list[Logger]
     ) -> Server:
         return Server(
             fabric,
-            ranks,
+            transport,
             self.module,
             self.data,
             self.method,

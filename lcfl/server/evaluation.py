@@ -1,46 +1,35 @@
-"""Server side of an evaluation: which model is measured on which client's data.
-
-Legend: P + Q length of a model's flat vector.
-"""
+"""Server side of an evaluation: which model is measured on which client's data."""
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
-from lcfl.data.protocols import PLAIN
-from lcfl.distributed.ranks import Transport
-from lcfl.distributed.worker import EvaluationTask, Failure, TrainingResult, TrainingTask, measure
+from lcfl.distributed.tasks import EvaluationTask, Lost
+from lcfl.distributed.transport import Transport
+from lcfl.distributed.worker import measure
 from lcfl.methods.exchange import ModelKind
-from lcfl.methods.local.training import LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.server.metrics import Evaluation
 
-__all__ = ["Evaluator", "evaluated_metrics", "local_sets", "raise_failures"]
-
-TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
-
-OwnModel = tuple[int, Tensor, Tensor | None]  # a client, a model, and its buffers if they are not part of the model
+__all__ = ["Evaluator", "evaluated_metrics"]
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures kinds of models on the clients' local data sets, on all ranks.
-
-    Clients that share a model share its forward pass. Each sample is scored once per model and view of the sample.
+    """Measures kinds of models on the clients' local data sets.
 
     Args:
-        transport: hands the forward passes to the ranks.
+        transport: has the clients measure.
         method: the method, which determines the model of each kind for a client.
         population: the population whose data are used.
         protocols: the test protocols, i.e. the local test sets to use.
@@ -61,118 +50,39 @@ class Evaluator:
     ) -> Evaluation:
         """Returns every metric of every kind of model on every stage and protocol, per client.
 
-        Newcomers and clients that have left are not measured. A client without samples in a set has no value for it. A
-        set in which no client has samples is left out.
+        Newcomers and clients that have left are not measured. A client without samples in a set, or without an answer,
+        has no value for it. A set in which no client has samples is left out.
         """
-        sets = local_sets(self.population, self.protocols, stages)
+        sets = self.population.sets(self.protocols, stages)
         evaluation = Evaluation.of(self.module)
         chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
-        clients = [i for i in chosen if any(len(client_sets[i]) for client_sets in sets.values())]
+        own = {i: tuple(name for name in sets if len(sets[name][i])) for i in chosen}
+        clients = [i for i in chosen if own[i]]
+        kinds = list(kinds)
+        tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
+        answers = iter(self.transport.evaluate(tasks))
         for kind in kinds:
-            metrics = self._measured(self._models(state, kind, clients), sets)
+            pairs = [(i, next(answers)) for i in clients]
+            measured = {i: answer for i, answer in pairs if not isinstance(answer, Lost)}
             for name in sets:
-                measured = [i for i in clients if (i, name) in metrics]
-                num_samples = [len(sets[name][i]) for i in measured]
-                evaluation.add(f"{name}/{kind}", measured, [metrics[i, name] for i in measured], num_samples)
+                those = [i for i, answer in measured.items() if name in answer]
+                metrics = [measured[i][name] for i in those]
+                evaluation.add(f"{name}/{kind}", those, metrics, [len(sets[name][i]) for i in those])
         _warn_of_broken_models(evaluation, self.population)
         return evaluation
 
-    def _models(self, state: FederationState, kind: ModelKind, clients: list[int]) -> Iterator[OwnModel]:
-        """Yields each client, its model of this kind, and the buffers if they are not part of the model."""
-        exchange = self.method.exchange
+    def _tasks(
+        self, state: FederationState, kind: ModelKind, sets: Mapping[int, tuple[str, ...]]
+    ) -> Iterator[EvaluationTask]:
+        """Yields the task of each client, given the names of its sets."""
+        exchange, layout = self.method.exchange, self.module.layout
         local_update = exchange.evaluation_update(kind, self.method.local_update)
-        if local_update is None:
-            for client in clients:
-                yield client, self._known_model(state, kind, client), state.clients[client].buffers
-            return
-        centres = list(state.centres)
-        for client, result in self._local_runs(state, clients, local_update):
-            model, own = result.output.model, result.state.buffers
-            if kind == "cluster":  # clients of one cluster then share its memory, so it is measured only once
-                model = centres[int(result.output.extras["cluster"])]
-            yield client, model, state.clients[client].buffers if own is None else own
-
-    def _known_model(self, state: FederationState, kind: ModelKind, client: int) -> Tensor:
-        """Returns the model of this kind as the server knows it."""
-        if kind == "global":
-            return state.global_model
-        if kind == "cluster":
-            return state.centre_of(client)
-        return self.method.exchange.personal(state, client, self.module.layout)
-
-    def _local_runs(
-        self, state: FederationState, clients: list[int], local_update: LocalUpdate
-    ) -> Iterator[tuple[int, TrainingResult]]:
-        """Yields the results of local runs on copies of the clients, from what the server would send them now."""
-        exchange = self.method.exchange
-        for start in range(0, len(clients), TASKS_AT_A_TIME):
-            part = clients[start : start + TASKS_AT_A_TIME]
-            tasks = [
-                TrainingTask(
-                    i, state.round, state.clients[i], exchange.down(state, i, self.module.layout), local_update
-                )
-                for i in part
-            ]
-            results: list[TrainingResult] = self.transport.map(tasks, [len(self.population.train[i]) for i in part])
-            raise_failures(results)
-            yield from zip(part, results, strict=True)
-
-    def _measured(
-        self, models: Iterator[OwnModel], sets: dict[str, list[NDArray[np.int64]]]
-    ) -> dict[tuple[int, str], dict[str, float]]:
-        """Returns metrics by client and set. Models, and buffers, that share memory count as the same.
-
-        At most `TASKS_AT_A_TIME` different models are held at once. A shared model is measured again if more than that
-        many other models come between its clients.
-        """
-        metrics: dict[tuple[int, str], dict[str, float]] = {}
-        sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
-        for client, model, buffers in models:
-            memory = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
-            if memory not in sharing and len(sharing) == TASKS_AT_A_TIME:
-                metrics |= self._measure(list(sharing.values()), sets)
-                sharing = {}
-            sharing.setdefault(memory, (model, buffers, []))[2].append(client)
-        return metrics | self._measure(list(sharing.values()), sets)
-
-    def _measure(
-        self, groups: Sequence[tuple[Tensor, Tensor | None, list[int]]], sets: dict[str, list[NDArray[np.int64]]]
-    ) -> dict[tuple[int, str], dict[str, float]]:
-        """Returns the same metrics for these models, each with its buffers and its clients."""
-        owners = [[(i, name) for i in members for name in sets if len(sets[name][i])] for *_, members in groups]
-        tasks = [
-            EvaluationTask(
-                model,
-                tuple(sets[name][i] for i, name in owned),
-                tuple(members),
-                tuple(None if name.rpartition("/")[2] in PLAIN else i for i, name in owned),
-                buffers,
-            )
-            for (model, buffers, members), owned in zip(groups, owners, strict=True)
-        ]
-        results = self.transport.map(tasks, [sum(map(len, task.sets)) for task in tasks])
-        raise_failures(results)
-        return {
-            key: value
-            for owned, values in zip(owners, results, strict=True)
-            for key, value in zip(owned, values, strict=True)
-        }
-
-
-def local_sets(
-    population: Population, protocols: Sequence[str], stages: Iterable[str]
-) -> dict[str, list[NDArray[np.int64]]]:
-    """Returns the indices per client by ``<stage>/<protocol>``.
-
-    Validation data are always part of the client's own data.
-    """
-    sets: dict[str, list[NDArray[np.int64]]] = {}
-    for stage in stages:
-        if stage == "val":
-            sets["val/own_split"] = population.val
-        else:
-            sets |= {f"{stage}/{protocol}": population.test[protocol] for protocol in protocols}
-    return sets
+        for client, names in sets.items():
+            if local_update is None:
+                downlink = exchange.evaluation_down(state, client, kind, layout)
+            else:  # a run on a copy of the client, from what the server would send it now
+                downlink = exchange.down(state, client, layout)
+            yield EvaluationTask(client, state.round, state.clients[client], kind, downlink, local_update, names)
 
 
 def evaluated_metrics(
@@ -188,7 +98,7 @@ def evaluated_metrics(
         warnings.simplefilter("ignore")  # about blank samples
         metrics = measure(module, [(module(inputs), targets)])
     evaluation = Evaluation.of(module)
-    for name, client_sets in local_sets(data.population, data.protocols, ("val", "test")).items():
+    for name, client_sets in data.population.sets(data.protocols).items():
         for kind in kinds if any(map(len, client_sets)) else ():
             evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
     better = {
@@ -213,13 +123,3 @@ def _warn_of_broken_models(evaluation: Evaluation, population: Population) -> No
                 "these models have diverged. A smaller learning rate may help.",
                 stacklevel=4,
             )
-
-
-def raise_failures(results: Sequence[object]) -> None:
-    """Raises the first failure among the results, with the details from its rank as a note."""
-    for result in results:
-        if isinstance(result, Failure):
-            error = result.kind(result.message)
-            if result.details:
-                error.add_note(result.details)
-            raise error

@@ -5,13 +5,13 @@ A name has the form ``<stage>/<protocol>/<model>/<metric>``, for example ``test/
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite
+from math import ceil, isfinite, isnan
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.core.metric_names import Reported
+from lcfl.core.metric_names import TRIVIAL, Reported
 from lcfl.core.state import FederationState
 from lcfl.methods.local.training import LocalOutput
 from lcfl.models.module import FederatedModule
@@ -23,6 +23,7 @@ __all__ = [
     "co_membership_jaccard",
     "summarize",
     "training_metrics",
+    "trivial_metrics",
 ]
 
 WORST_SHARE = 0.1
@@ -176,3 +177,16 @@ def _pairs(labels: NDArray[np.int64]) -> int:
     """Returns how many pairs have the same label."""
     counts = np.unique(labels, return_counts=True)[1]
     return int((counts * (counts - 1)).sum()) // 2
+
+
+def trivial_metrics(values: Sequence[Mapping[str, float]], reported: Reported) -> dict[str, float]:
+    """Returns ``test/<protocol>/trivial/<reported metric>``, the mean over clients with test samples.
+
+    It is empty if the network's outputs and the targets have no form in which a constant is known.
+
+    Args:
+        values: the metric of each client by protocol (`lcfl.distributed.trivial_baseline`); nan if it has none.
+        reported: the reported metric.
+    """
+    known = {name: [each[name] for each in values if not isnan(each[name])] for name in (values[0] if values else ())}
+    return {f"test/{name}/{TRIVIAL}/{reported.name}": float(np.mean(each)) for name, each in known.items() if each}

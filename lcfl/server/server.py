@@ -19,24 +19,23 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
+from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.ranks import Transport
-from lcfl.distributed.worker import EvaluationTask, TrainingResult, TrainingTask
+from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
+from lcfl.distributed.transport import Transport
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange.transforms import PrivacyGuarantee
-from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
-from lcfl.server.evaluation import Evaluator, raise_failures
-from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics
+from lcfl.server.evaluation import Evaluator
+from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics, trivial_metrics
 from lcfl.server.schedule import Schedule
-from lcfl.server.trivial_baseline import trivial_baseline
 
 __all__ = ["Server"]
 
@@ -209,9 +208,8 @@ class Server:
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
         tasks = [TrainingTask(i, state.round, state.clients[i], down[i]) for i in sampled]
-        lost = self.schedule.sample_dropouts(self.seed, state.round, sampled)
-        results = self.train(tasks, lost)
-        state.clients.update({i: result.state for i, result in results.items()})
+        results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
+        state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
         state.participated[list(results)] = True
         uploads = [result.uplink for result in results.values()]
         self.call("on_uploads", uploads=uploads)
@@ -227,7 +225,7 @@ class Server:
         if self.method.is_clustered:
             self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
         if self.schedule.client_dropout:
-            self.log("train/dropped_clients", len(lost))
+            self.add("train/dropped_clients", 0)
 
         state.round += 1
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
@@ -241,24 +239,27 @@ class Server:
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]
-        costs = [self.cost_of(task) for task in tasks]
         with self.timed("local"):
-            results: list[TrainingResult] = self.transport.map(tasks, costs)
-        raise_failures(results)
-        finite = {task.client: result for task, result in zip(tasks, results, strict=True) if result.is_finite()}
-        if len(finite) < len(tasks):
-            failed = [task.client for task in tasks if task.client not in finite]
+            answers = self.transport.train(tasks)
+        results = {
+            task.client: answer for task, answer in zip(tasks, answers, strict=True) if not isinstance(answer, Lost)
+        }
+        finite = {client: result for client, result in results.items() if result.is_finite()}
+        if len(finite) < len(results):
+            failed = [client for client in results if client not in finite]
             who = self.data.population.listed(failed)
             warnings.warn(
-                f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(tasks)} clients is not "
+                f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(results)} clients is not "
                 f"finite ({who}); they are left out of this round and keep their previous models. A "
                 "smaller learning rate may help, unless their samples are not finite.",
                 stacklevel=2,
             )
-        up_bytes = sum(result.uplink.num_bytes for result in results)
+        up_bytes = sum(result.uplink.num_bytes for result in results.values())
         self.state.total_bytes += down_bytes + up_bytes
         self._row |= training_metrics([result.output for result in finite.values()])
-        self.add("train/failed_clients", len(tasks) - len(finite))
+        self.add("train/failed_clients", len(results) - len(finite))
+        if num_lost := len(dropped) + len(tasks) - len(results):
+            self.add("train/dropped_clients", num_lost)
         self.add("comm/down_bytes", down_bytes)
         self.add("comm/up_bytes", up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
@@ -277,8 +278,11 @@ class Server:
                 "client keeps its previous model. A smaller learning rate may help.",
                 stacklevel=2,
             )
-        if exchange.transforms and exchange.keeps_model:
-            state = replace(state, received=payload.get("model"))
+        if exchange.keeps_model and exchange.uploads_whole and "model" in payload:
+            if state is None:  # it stays at the client, and the server knows the model alone
+                state = ClientState(payload["model"])
+            elif exchange.transforms:
+                state = replace(state, received=payload["model"])
         uplink = replace(result.uplink, payload=payload, answers=task.downlink)
         return replace(result, state=state, uplink=exchange.at_server(uplink, self.state, self.layout))
 
@@ -291,12 +295,6 @@ class Server:
         """Stores the states of the clusterings and callbacks in the state of the federation."""
         self._unsaved.warn()
         self.state.callbacks = {key: callback.state_dict() for key, callback in with_state_keys(self.callbacks)}
-
-    def cost_of(self, task: TrainingTask) -> int:
-        """Returns how many samples a task processes."""
-        local_update = task.local_update or self.method.local_update
-        num_samples, batch_size = len(self.data.population.train[task.client]), self.data.batch_size
-        return local_update.cost(samples_per_epoch(num_samples, batch_size, self.data.drop_last), batch_size)
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
@@ -336,10 +334,7 @@ class Server:
         if not len(proxy):
             raise ValueError("data.proxy: got 0, so there is no proxy set; set it to a number of samples.")
         buffers = self.state.clients.blank.buffers  # of no client, in case each client has its own
-        tasks = [EvaluationTask(model, (proxy,), (), buffers=buffers) for model in models]
-        results = self.transport.map(tasks, [len(proxy)] * len(tasks))
-        raise_failures(results)
-        values = [float(measured[reported.name]) for (measured,) in results]
+        values = [measured[reported.name] for measured in self.transport.score_on_proxy(models, buffers)]
         return values if reported.larger_is_better else [1 / (1 + max(value, 0.0)) for value in values]
 
     @property
@@ -348,9 +343,10 @@ class Server:
         return len(self.data.population.proxy) > 0
 
     def trivial_baseline(self) -> dict[str, float]:
-        """Returns the reported metric of clients that always predict the same, see `lcfl.server.trivial_baseline`."""
+        """Returns the reported metric of clients that always predict the same: the mean over clients, by protocol."""
         clients = self.schedule.sample_evaluated(self.seed, self.state.active)
-        return trivial_baseline(self.module, self.data, clients, self.seed)
+        answers = self.transport.trivial_baseline(clients)
+        return trivial_metrics([each for each in answers if not isinstance(each, Lost)], self.module.reported)
 
     def privacy_guarantee(self) -> PrivacyGuarantee | None:
         """Returns how much the rounds so far reveal about one client's data at most.

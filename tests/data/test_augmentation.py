@@ -16,7 +16,8 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import RandomLike, Tensors
 from lcfl.data.partition import IID
 from lcfl.data.samples import TensorSamples
-from lcfl.distributed.worker import EvaluationTask, TrainingTask, Worker
+from lcfl.distributed.tasks import TrainingTask
+from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.federation.federation import Federation
 from lcfl.models import CNN
 from lcfl.models.module import FederatedModule
@@ -143,8 +144,8 @@ def test_draws_depend_only_on_seed_round_and_client():
 
 def test_evaluation_does_not_augment():
     augmented, plain = worker(Forbidden()), worker(None)
-    sets = EvaluationTask(START, tuple(plain.data.population.val), tuple(range(4)))
-    assert augmented.evaluate(sets) == plain.evaluate(sets)
+    sets = ScoringTask(START, tuple(plain.data.population.val), tuple(range(4)))
+    assert augmented.score(sets) == plain.score(sets)
     with pytest.raises(ZeroDivisionError):
         augmented.train(task())
 

@@ -9,7 +9,7 @@ import torch
 from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
-from lcfl.distributed.worker import Failure
+from lcfl.distributed.tasks import Failure
 
 WORLDS = [1, 2, 3]
 

@@ -12,7 +12,8 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.data.views import Relabelling, View
-from lcfl.distributed.worker import EvaluationTask, Failure, TrainingTask, Worker, measure
+from lcfl.distributed.tasks import Failure, TrainingTask
+from lcfl.distributed.worker import ScoringTask, Worker, measure
 from lcfl.methods.local import LocalTraining
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
@@ -55,7 +56,7 @@ def test_dropout_draws_from_the_clients_own_stream():
 def test_evaluation_between_two_runs_changes_nothing():
     one = worker()
     first = one.train(task()).output.model
-    one.evaluate(EvaluationTask(START + 1, (TEST[0],), (4, 7)))
+    one.score(ScoringTask(START + 1, (TEST[0],), (4, 7)))
     assert torch.equal(one.train(task()).output.model, first)
 
 
@@ -85,7 +86,7 @@ def test_an_exception_becomes_a_failure():
     assert isinstance(failure, Failure)
     assert failure.message == "client 1, round -1, rank 0: ZeroDivisionError: by hand"
     assert "training_step" in failure.details
-    failure = worker(linear_module()).run(EvaluationTask(torch.zeros(3), (TEST[0],), (4, 7)))
+    failure = worker(linear_module()).run(ScoringTask(torch.zeros(3), (TEST[0],), (4, 7)))
     assert failure.message.startswith("evaluation of the model of clients 4, 7, rank 0: ")
 
 
@@ -94,7 +95,7 @@ def test_a_client_that_fails_is_named_and_the_others_continue(engine):
     module = linear_module()
     start, short = module.initial_model(0), torch.zeros(3)
     tasks = [TrainingTask(i % 2, 4, ClientState(short if i == 1 else start, 7), Downlink({})) for i in range(3)]
-    tasks += [EvaluationTask(model, (TEST[0],), (number,)) for number, model in enumerate([start, short, start])]
+    tasks += [ScoringTask(model, (TEST[0],), (number,)) for number, model in enumerate([start, short, start])]
     outcomes = worker(module, engine=engine).run_all(tasks)
     failed = [outcome.message for outcome in outcomes if isinstance(outcome, Failure)]
     assert [message.partition(", rank 0: ")[0] for message in failed] == [
@@ -131,22 +132,22 @@ def test_a_set_is_evaluated_with_the_transforms_of_its_owner():
     data = seen_through(dealt(INPUTS, TARGETS, TRAIN, test=TEST), View(), Relabelling((1, 0)))
     one = Worker(fabric, module, data, alone(steps=2), seed=0)
     shared = TEST[0]
-    plain, swapped, again, other = one.evaluate(
-        EvaluationTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), (0, 1, 0, 0))
+    plain, swapped, again, other = one.score(
+        ScoringTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), (0, 1, 0, 0))
     )
-    raw, raw_other = one.evaluate(EvaluationTask(START, (shared, TRAIN[1]), (0, 1)))
+    raw, raw_other = one.score(ScoringTask(START, (shared, TRAIN[1]), (0, 1)))
     assert plain == again == raw and other == raw_other
     assert swapped["acc"] == pytest.approx(1 - raw["acc"]) and swapped["loss"] != raw["loss"]
 
 
 def test_large_outputs_are_measured_in_pieces(monkeypatch):
     """Accuracy and loss are those of all samples at once, up to rounding."""
-    evaluation = EvaluationTask(START, (TRAIN[0], TEST[1]), (0, 1))
-    whole = worker().evaluate(evaluation)
+    evaluation = ScoringTask(START, (TRAIN[0], TEST[1]), (0, 1))
+    whole = worker().score(evaluation)
     monkeypatch.setattr("lcfl.distributed.worker.OUTPUT_BYTES", 4 * 2 * 2)  # of two samples with two scores each
     pieces = worker()
     assert pieces._most_outputs == 2
-    for expected, found in zip(whole, pieces.evaluate(evaluation), strict=True):
+    for expected, found in zip(whole, pieces.score(evaluation), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
 
 

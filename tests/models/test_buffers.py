@@ -14,7 +14,7 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Uplink
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
-from lcfl.distributed.worker import TrainingResult
+from lcfl.distributed.tasks import TrainingResult
 from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.exchange import CentreAndEmbedding
 from lcfl.methods.local.training import LocalOutput, LocalTraining
@@ -267,21 +267,21 @@ def test_checkpoints_keep_the_buffers_of_clients(tmp_path, own):
 
 def test_a_client_whose_buffers_are_not_finite_is_left_out():
     trained, uplink = LocalOutput(torch.ones(2), 0, 1.0), Uplink(0, {}, 1)
-    assert TrainingResult(ClientState(buffers=torch.ones(2)), uplink, trained).is_finite()
-    assert not TrainingResult(ClientState(buffers=torch.tensor([1, torch.inf])), uplink, trained).is_finite()
+    assert TrainingResult.of(uplink, trained, ClientState(buffers=torch.ones(2))).is_finite()
+    assert not TrainingResult.of(uplink, trained, ClientState(buffers=torch.tensor([1, torch.inf]))).is_finite()
 
 
 def test_a_client_whose_upload_is_not_finite_is_left_out():
     trained = LocalOutput(torch.ones(2), 0, 1.0)
     for number, finite in ((1.0, True), (torch.nan, False)):
         uplink = Uplink(0, {"model": trained.model, "code": torch.tensor([1, number])}, 1)
-        assert TrainingResult(ClientState(), uplink, trained).is_finite() is finite
+        assert TrainingResult.of(uplink, trained, ClientState()).is_finite() is finite
 
 
 @pytest.mark.parametrize(("policy", "number"), [("average", 1), ("keep_server", 1), ("local", 12)])
 def test_clients_that_share_model_and_buffers_are_evaluated_once(tmp_path, monkeypatch, policy, number):
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), fedavg(), tmp_path)
-    measured, ranks = [], watch.server.transport
+    measured, ranks = [], watch.server.transport._ranks
     original = ranks.map
     monkeypatch.setattr(ranks, "map", lambda tasks, work: measured.extend(tasks) or original(tasks, work))
     watch.server.evaluator(watch.state, ["global"], ["test"])

@@ -12,6 +12,7 @@ import lcfl.distributed.worker
 import lcfl.federation.session
 import lcfl.server.server
 from lcfl.core.messages import Uplink
+from lcfl.distributed.tasks import TrainingResult
 from lcfl.methods.clustering import ClusterNumberTuning
 from tests.helpers.bits import assert_same_clients, assert_same_state, same
 from tests.helpers.builders import (
@@ -32,16 +33,21 @@ from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_
 from tests.helpers.commandline import KINDS
 
 
+def remade(result, **changes):
+    """Returns the result of the same run with other values in its output."""
+    return TrainingResult.of(result.uplink, replace(result.output, **changes), result.state, result.is_noisy)
+
+
 def spoil(kind, value):
     """Returns a function that makes the upload, model or loss of a result not finite."""
 
     def spoiled(result):
         if kind == "loss":
-            return replace(result, output=replace(result.output, loss=value))
+            return remade(result, loss=value)
         model = result.output.model.clone()
         model[3] = value
         if kind == "model":
-            return replace(result, output=replace(result.output, model=model))
+            return remade(result, model=model)
         name, sent = next(iter(result.uplink.payload.items()))
         sent = sent.clone()
         sent[3] = value

@@ -12,8 +12,9 @@ from lcfl.core.clients import ClientState
 from lcfl.data.views import Relabelling, View
 from lcfl.distributed.client_output import ClientError
 from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
-from lcfl.distributed.worker import EvaluationTask, Worker
+from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.federation.federation import Federation
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
@@ -66,8 +67,8 @@ def evaluator(method, population=None, module=None, **options):
     module = module or linear_module(lr=0.1, cluster_weight=0.5, global_weight=0.5)
     fabric = Fabric(accelerator="cpu", devices=1)
     worker = Worker(fabric, module, population, method, seed=11)
-    ranks = Ranks(fabric, worker.run_all, StopFlag())
-    return Evaluator(ranks, method, population.population, population.protocols, module)
+    transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
+    return Evaluator(transport, method, population.population, population.protocols, module)
 
 
 def by_hand(model, indices):
@@ -226,10 +227,11 @@ def test_dropout_layers_are_off_during_evaluation():
 
 def test_many_models_are_measured_in_parts(monkeypatch):
     whole = evaluator(lcfed())(state(), ["personal", "after_local"])
-    monkeypatch.setattr("lcfl.server.evaluation.TASKS_AT_A_TIME", 3)
+    monkeypatch.setattr("lcfl.distributed.rank_transport.TASKS_AT_A_TIME", 3)
     by_parts = evaluator(lcfed())
-    held, original = [], by_parts.transport.map
-    monkeypatch.setattr(by_parts.transport, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
+    held, ranks = [], by_parts.transport._ranks
+    original = ranks.map
+    monkeypatch.setattr(ranks, "map", lambda tasks, work: held.append(len(tasks)) or original(tasks, work))
     parts = by_parts(state(), ["personal", "after_local"])
     assert whole.summary() == parts.summary()
     assert held == [3, 1, 3, 1, 3, 1][: len(held)] and len(held) == 6  # personal; local runs and measurements
@@ -298,7 +300,7 @@ def test_set_in_any_order_is_measured_on_its_own_samples():
     module = linear_module()
     worker = Worker(Fabric(accelerator="cpu", devices=1), module, population, lcfed(), seed=0)
     sets = (np.array([9, 2, 30, 2]), np.array([30, 1]))
-    for values, indices in zip(worker.evaluate(EvaluationTask(s.global_model, sets, (0,))), sets, strict=True):
+    for values, indices in zip(worker.score(ScoringTask(s.global_model, sets, (0,))), sets, strict=True):
         loss, acc = by_hand(s.global_model, indices)
         assert values["loss"] == pytest.approx(loss, rel=1e-4)
         assert values["acc"] == pytest.approx(acc)

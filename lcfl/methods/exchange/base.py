@@ -11,6 +11,7 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.core.validation import CheckedFields
 from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, UploadTransform
@@ -72,8 +73,7 @@ class Exchange(CheckedFields, ABC):
     def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
         """Returns the local update with which a client makes its model of that kind for an evaluation.
 
-        Returns None if the server knows the model. A local update that chooses a cluster returns the number of the
-        cluster in ``extras["cluster"]``.
+        It starts from what the server would send now. Returns None if the client needs no run.
 
         Args:
             kind: the kind of model.
@@ -84,10 +84,32 @@ class Exchange(CheckedFields, ABC):
         """
         return local_update if kind == "after_local" else None
 
+    def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
+        """Returns what the client needs for its model of that kind, if no local update makes the model.
+
+        This is the ``model`` itself, or nothing for a personal model that the client keeps: its own w_i.
+        """
+        if kind == "global":
+            return Downlink({"model": state.global_model})
+        if kind == "personal" and self.keeps_model and bool(state.participated[client]):
+            return Downlink({})
+        return Downlink({"model": state.centre_of(client)})
+
+    def model_at_client(self, kind: ModelKind, downlink: Downlink, state: ClientState, layout: Layout) -> Tensor:
+        """Returns the client's model ``[P + Q]`` of that kind, from `evaluation_down` and what the client keeps."""
+        if "model" in downlink.payload:
+            return downlink.payload["model"]
+        assert state.model is not None, "the exchange keeps models at the clients"
+        return state.model
+
+    def model_of_run(self, kind: ModelKind, downlink: Downlink, output: LocalOutput) -> Tensor:
+        """Returns the client's model ``[P + Q]`` of that kind, from a run of the `evaluation_update`."""
+        return output.model
+
     def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
         """Returns the client's personal model: its own w_i, or what the server would send while the client has none."""
-        own = state.clients[client].model
-        return own if own is not None and bool(state.participated[client]) else state.centre_of(client)
+        downlink = self.evaluation_down(state, client, "personal", layout)
+        return self.model_at_client("personal", downlink, state.clients[client], layout)
 
     def at_client(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
         """Combines a downlink with what the client keeps. The local update sees the result."""
@@ -100,6 +122,13 @@ class Exchange(CheckedFields, ABC):
     @abstractmethod
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns what the client sends, taken from its trained model ``[P + Q]`` or from the extras of its run."""
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the form of each vector that `up` returns, to which clients on machines of their own are held.
+
+        The letter K stands for the number of clusters. By default each vector in `returns` is as long as a model.
+        """
+        return {name: Array((layout.size,)) for name in self.returns}
 
     def encode(
         self, output: LocalOutput, downlink: Downlink, layout: Layout, draw: np.random.Generator

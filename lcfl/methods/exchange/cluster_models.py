@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from lcfl.core.messages import Downlink
+from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.local.least_loss import LeastLoss
@@ -83,9 +85,18 @@ class AllCentres(Exchange):
         """Returns the choice by the least training loss for the cluster model."""
         return LeastLoss() if kind == "cluster" else super().evaluation_update(kind, local_update)
 
+    def model_of_run(self, kind: ModelKind, downlink: Downlink, output: LocalOutput) -> Tensor:
+        """Returns Omega_j for the cluster model. Clients that choose the same one share its memory."""
+        return downlink.payload["centres"][int(output.extras["cluster"])] if kind == "cluster" else output.model
+
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the trained model w_i and the number j of its cluster."""
         return {"model": output.model, "cluster": output.extras["cluster"]}
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the forms of what it uploads: a model, and the number of one of K clusters."""
+        forms = {"model": Array((layout.size,)), "cluster": Array((), torch.int32, 0, "K")}
+        return {name: forms[name] for name in self.returns}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lcfl.core.messages import Downlink
+from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
@@ -61,6 +62,10 @@ class NormalisedModel(GlobalReference):
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns w_i and a_i, from which the server, which has w, computes d_i = (w - w_i) / a_i."""
         return {"model": output.model, "normaliser": output.extras["normaliser"]}
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the forms of w_i and of a_i, perhaps with tau_i."""
+        return {"model": Array((layout.size,)), "normaliser": Array((None,))}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.local.training import LocalOutput
@@ -67,15 +68,21 @@ class PartialModel(Exchange):
         assert state.model is not None, "the exchange keeps models at the clients"
         return Downlink({"model": self.subset(layout).put(downlink.payload["shared"], state.model)})
 
-    def personal(self, state: FederationState, client: int, layout: Layout) -> Tensor:
-        """Returns the client's own model with the server's current part in it."""
-        own, part = state.clients[client].model, self.subset(layout)
-        assert own is not None, "the exchange keeps models at the clients"
-        return part.put(part.take(state.centre_of(client)), own)
+    def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
+        """Returns the server's current part ``[S]`` for the personal model."""
+        return self.down(state, client, layout)
+
+    def model_at_client(self, kind: ModelKind, downlink: Downlink, state: ClientState, layout: Layout) -> Tensor:
+        """Returns the client's own model with the server's part in it."""
+        return self.at_client(downlink, state, layout).payload["model"]
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the client's part ``[S]``."""
         return {"shared": self.subset(layout).take(output.model)}
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the form of the client's part."""
+        return {"shared": Array((self.subset(layout).size,))}
 
     def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
         """Returns a ``model``: the server's model with the client's part in it."""

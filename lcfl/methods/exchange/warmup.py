@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lcfl.core.messages import Downlink
+from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.exchange.global_model import NoExchange
@@ -55,6 +56,10 @@ class NamedLayers(Exchange):
         """Returns the parameters of the named layers ``[P_L]``, concatenated in the order of the network."""
         return {"layers": self.subset(layout).take(output.model)}
 
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the form of the parameters."""
+        return {"layers": Array((self.subset(layout).size,))}
+
 
 @dataclass(frozen=True)
 class Signature(NoExchange):
@@ -69,3 +74,7 @@ class Signature(NoExchange):
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the signature U_i."""
         return {"signature": output.extras["signature"]}
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the form of the signature, which has a row for each number of a sample."""
+        return {"signature": Array(("D", None))}

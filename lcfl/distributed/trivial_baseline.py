@@ -6,6 +6,7 @@ Legend: n samples, C classes.
 """
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,22 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lcfl.core import rng
-from lcfl.core.metric_names import TRIVIAL
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.protocols import PLAIN
 from lcfl.distributed.worker import blank_output, measure, most_outputs
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
 
-__all__ = ["constant_output", "trivial_baseline"]
+__all__ = ["constant_output", "trivial_baselines"]
 
 
-def trivial_baseline(
-    module: FederatedModule, data: FederatedDataModule, clients: list[int], seed: int = 0
-) -> dict[str, float]:
-    """Returns ``test/<protocol>/trivial/<reported metric>``, the mean over clients with test samples.
-
-    It is empty if the network's outputs and the targets have no form in which a constant is known.
+def trivial_baselines(
+    module: FederatedModule, data: FederatedDataModule, clients: Sequence[int], seed: int = 0
+) -> list[dict[str, float]]:
+    """Returns for each client the reported metric by protocol; nan without test samples or without a constant.
 
     Args:
         module: the network, loss and metrics.
@@ -36,24 +34,26 @@ def trivial_baseline(
         clients: the clients to measure.
         seed: the run's seed, for data sets whose items are random.
     """
-    reported, population, samples = module.reported, data.population, data.samples
-    if reported.is_accuracy and samples.labels is not None:  # the same without a forward pass for each client
-        values = {
-            protocol: population.majority_accuracy(protocol, samples.labels, clients) for protocol in data.protocols
-        }
+    population, labels = data.population, data.samples.labels
+    if module.reported.is_accuracy and labels is not None:  # the same without a forward pass for each client
+        values = {protocol: population.majority_accuracy(protocol, labels, clients) for protocol in data.protocols}
     else:
         shape = blank_output(module, data.dataset.spec).shape[1:]
         module = copy.deepcopy(module).cpu().eval()
         values = {protocol: _measured(module, data, clients, protocol, shape, seed) for protocol in data.protocols}
-    means = {protocol: float(np.nanmean(each)) for protocol, each in values.items() if not np.isnan(each).all()}
-    return {f"test/{protocol}/{TRIVIAL}/{reported.name}": mean for protocol, mean in means.items()}
+    return [{protocol: float(each[place]) for protocol, each in values.items()} for place in range(len(clients))]
 
 
 @torch.no_grad()
 def _measured(
-    module: FederatedModule, data: FederatedDataModule, clients: list[int], protocol: str, shape: torch.Size, seed: int
+    module: FederatedModule,
+    data: FederatedDataModule,
+    clients: Sequence[int],
+    protocol: str,
+    shape: torch.Size,
+    seed: int,
 ) -> NDArray[np.float64]:
-    """Returns the reported metric of each client ``[n]``; nan without test samples or without a constant."""
+    """Returns the reported metric of each client ``[n]``."""
     values = np.full(len(clients), np.nan)
     for place, client in enumerate(clients):
         own, test = data.seen_by(client), data.population.test[protocol][client]

@@ -13,8 +13,9 @@ from torchmetrics.classification import MulticlassF1Score
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Datasets, Tensors
 from lcfl.data.partition import ByOwner
+from lcfl.distributed.trivial_baseline import constant_output, trivial_baselines
 from lcfl.models.module import FederatedModule
-from lcfl.server.trivial_baseline import constant_output, trivial_baseline
+from lcfl.server.metrics import trivial_metrics
 from tests.helpers.builders import blobs, blobs_module, loaded
 
 
@@ -23,6 +24,10 @@ def own_data(targets, owners=None, **options):
     owners = ["a", "b"] * (len(targets) // 2) if owners is None else owners
     dataset = Tensors((inputs, targets), owners=owners)
     return loaded(blobs(None, dataset=dataset, partition=ByOwner(), val_fraction=0.0, **options))
+
+
+def trivial_baseline(module, data, clients, seed=0):
+    return trivial_metrics(trivial_baselines(module, data, clients, seed), module.reported)
 
 
 def test_scores_of_classes_are_logarithms_of_their_shares():

@@ -1,0 +1,130 @@
+"""The transport of a simulated federation, whose clients are played by the ranks of this run.
+
+Legend: P + Q length of a model's flat vector.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from torch import Tensor
+
+from lcfl.data.protocols import PLAIN
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, TrainingTask, raise_failures
+from lcfl.distributed.trivial_baseline import trivial_baselines
+from lcfl.distributed.worker import ScoringTask, Worker
+
+__all__ = ["RankTransport"]
+
+TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
+
+OwnModel = tuple[EvaluationTask, Tensor, Tensor | None]  # a task, its model, and buffers that are not part of the model
+
+
+class RankTransport:
+    """Hands the work of clients to all ranks. It is used on rank 0; the other ranks `Ranks.serve`.
+
+    A task is sent with everything that a rank needs for it, so any rank can play any client.
+
+    Args:
+        ranks: all ranks.
+        worker: the worker of this rank, which knows the clients' data.
+    """
+
+    def __init__(self, ranks: Ranks, worker: Worker) -> None:
+        self._ranks, self._worker = ranks, worker
+        self._data, self._exchange, self._layout = worker.data, worker.method.exchange, worker.module.layout
+        self._sets = worker.data.population.sets(worker.data.protocols)
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that requests a stop after this round; 0 if there was none."""
+        return self._ranks.stop_signal
+
+    def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult]:
+        """See `lcfl.distributed.transport.Transport.train`. No client is ever lost."""
+        return self._map(tasks, [self._worker.cost_of(task) for task in tasks])
+
+    def evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured]:
+        """See `lcfl.distributed.transport.Transport.evaluate`. One kind of model is measured after the other."""
+        return [answer for _, part in groupby(tasks, lambda task: task.kind) for answer in self._evaluate(part)]
+
+    def _evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured]:
+        """Evaluates models of one kind.
+
+        Clients that share a model share its forward pass. Models, and buffers, that share memory count as the same.
+        At most `TASKS_AT_A_TIME` different models are held at once. A shared model is measured again if more than that
+        many other models come between its clients.
+        """
+        answers: list[dict[str, Mapping[str, float]]] = []
+        sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
+        held: list[EvaluationTask] = []
+        for place, (task, model, buffers) in enumerate(self._models(tasks)):
+            memory = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
+            if memory not in sharing and len(sharing) == TASKS_AT_A_TIME:
+                self._score(sharing.values(), held, answers)
+                sharing = {}
+            held.append(task)
+            answers.append({})
+            sharing.setdefault(memory, (model, buffers, []))[2].append(place)
+        self._score(sharing.values(), held, answers)
+        return list(answers)
+
+    def trivial_baseline(self, clients: Sequence[int]) -> list[dict[str, float]]:
+        """See `lcfl.distributed.transport.Transport.trivial_baseline`."""
+        return trivial_baselines(self._worker.module, self._data, clients, self._worker.seed)
+
+    def score_on_proxy(self, models: Sequence[Tensor], buffers: Tensor | None) -> list[Mapping[str, float]]:
+        """See `lcfl.distributed.transport.Transport.score_on_proxy`."""
+        proxy = self._data.population.proxy
+        results = self._map([ScoringTask(model, (proxy,), (), buffers=buffers) for model in models], [1] * len(models))
+        return [measured for (measured,) in results]
+
+    def _map(self, tasks: Sequence[TrainingTask | ScoringTask], costs: Sequence[float]) -> list[Any]:
+        results = self._ranks.map(tasks, costs)
+        raise_failures(results)
+        return results
+
+    def _models(self, tasks: Iterable[EvaluationTask]) -> Iterator[OwnModel]:
+        """Yields each task, the model that it measures, and the buffers if they are not part of the model."""
+        waiting = iter(tasks)
+        while part := list(islice(waiting, TASKS_AT_A_TIME)):
+            runs = [
+                TrainingTask(task.client, task.round, task.state, task.downlink, task.local_update)
+                for task in part
+                if task.local_update is not None
+            ]
+            results = iter(self.train(runs) if runs else ())
+            for task in part:
+                if task.local_update is None:
+                    model = self._exchange.model_at_client(task.kind, task.downlink, task.state, self._layout)
+                    yield task, model, task.state.buffers
+                    continue
+                result = next(results)
+                model, state = self._exchange.model_of_run(task.kind, task.downlink, result.output), result.state
+                own = None if state is None else state.buffers
+                yield task, model, task.state.buffers if own is None else own
+
+    def _score(
+        self,
+        groups: Iterable[tuple[Tensor, Tensor | None, list[int]]],
+        tasks: Sequence[EvaluationTask],
+        answers: Sequence[dict[str, Mapping[str, float]]],
+    ) -> None:
+        """Adds the metrics of these models, each with its buffers and the places of its tasks, to the answers."""
+        owned = [[(place, name) for place in places for name in tasks[place].sets] for *_, places in groups]
+        scoring = [
+            ScoringTask(
+                model,
+                tuple(self._sets[name][tasks[place].client] for place, name in pairs),
+                tuple(tasks[place].client for place in places),
+                tuple(None if name.rpartition("/")[2] in PLAIN else tasks[place].client for place, name in pairs),
+                buffers,
+            )
+            for (model, buffers, places), pairs in zip(groups, owned, strict=True)
+        ]
+        results = self._map(scoring, [sum(map(len, task.sets)) for task in scoring])
+        for pairs, values in zip(owned, results, strict=True):
+            for (place, name), measured in zip(pairs, values, strict=True):
+                answers[place][name] = measured
