@@ -18,7 +18,7 @@ from lcfl import __version__
 __all__ = ["main"]
 
 # The commands that do not use LightningCLI. Each module has a main(args).
-NAMES = ("compare", "completion", "configs", "export", "onboard", "partition", "predict", "sweep")
+NAMES = ("compare", "completion", "configs", "export", "fleet", "onboard", "partition", "predict", "sweep")
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
@@ -35,6 +35,7 @@ commands:
   predict     predict the labels of the clients' test samples
   export      write one trained model to a file
   onboard     add the clients that a finished run kept out
+  fleet       train on machines that keep their own data
   configs     list or copy the configurations that come with lcfl
   completion  print a script that completes options in bash, zsh or fish
 

@@ -35,7 +35,8 @@ class RankTransport:
     def __init__(self, ranks: Ranks, worker: Worker) -> None:
         self._ranks, self._worker = ranks, worker
         self._data, self._exchange, self._layout = worker.data, worker.method.exchange, worker.module.layout
-        self._sets = worker.data.population.sets(worker.data.protocols)
+        population = worker.data.population
+        self._sets = {"train": population.train} | population.sets(worker.data.protocols)
 
     @property
     def stop_signal(self) -> int:
@@ -91,18 +92,19 @@ class RankTransport:
         waiting = iter(tasks)
         while part := list(islice(waiting, TASKS_AT_A_TIME)):
             runs = [
-                TrainingTask(task.client, task.round, task.state, task.downlink, task.local_update)
+                TrainingTask(task.client, task.round, task.state, task.downlink, task.local_update, task.exchange)
                 for task in part
                 if task.local_update is not None
             ]
             results = iter(self.train(runs) if runs else ())
             for task in part:
+                exchange = task.exchange or self._exchange
                 if task.local_update is None:
-                    model = self._exchange.model_at_client(task.kind, task.downlink, task.state, self._layout)
+                    model = exchange.model_at_client(task.kind, task.downlink, task.state, self._layout)
                     yield task, model, task.state.buffers
                     continue
                 result = next(results)
-                model, state = self._exchange.model_of_run(task.kind, task.downlink, result.output), result.state
+                model, state = exchange.model_of_run(task.kind, task.downlink, result.output), result.state
                 own = None if state is None else state.buffers
                 yield task, model, task.state.buffers if own is None else own
 

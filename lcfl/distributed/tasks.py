@@ -87,7 +87,8 @@ class EvaluationTask:
         kind: the kind of model.
         downlink: what the client needs to make that model.
         local_update: the local update with which it makes the model; None if the model is in the downlink or its own.
-        sets: the names of the sets, ``<stage>/<protocol>``, none of which is empty.
+        sets: the names of the sets, ``<stage>/<protocol>`` or ``train``, none of which is empty.
+        exchange: the exchange of that local update; None for that of the method.
     """
 
     client: int
@@ -97,6 +98,7 @@ class EvaluationTask:
     downlink: Downlink
     local_update: LocalUpdate | None
     sets: tuple[str, ...]
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import numpy as np
 from lightning.fabric import Fabric
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.files import write_bytes, write_json
@@ -20,10 +19,12 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.protocols import PLAIN
-from lcfl.distributed.launch import device_type, one_thread
-from lcfl.distributed.tasks import TrainingResult, TrainingTask, raise_failures
-from lcfl.distributed.worker import ScoringTask, Worker
+from lcfl.distributed.launch import StopFlag, device_type, one_thread
+from lcfl.distributed.rank_transport import RankTransport
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingTask
+from lcfl.distributed.transport import Transport
+from lcfl.distributed.worker import Worker
 from lcfl.engines import choose_engine
 from lcfl.federation.session import expected
 from lcfl.methods.exchange import Exchange, FullModel
@@ -35,7 +36,7 @@ from lcfl.runs import checkpoint
 from lcfl.runs.identity import differences
 from lcfl.server.metrics import Evaluation
 
-__all__ = ["OnboardedClient", "Newcomer", "OnboardingResult", "onboard"]
+__all__ = ["OnboardedClient", "Newcomer", "Onboarding", "OnboardingResult", "onboard"]
 
 NO_CLUSTERS = "none: the method has no clusters"
 STAGES = ("before", "after")
@@ -120,66 +121,125 @@ class Newcomer:
 
     Args:
         client: the number of the client.
-        worker: the worker that carries out the work.
+        transport: the way to the client.
         state: the state of the federation.
         layout: the layout of the models.
     """
 
-    def __init__(self, client: int, worker: Worker, state: FederationState, layout: Layout) -> None:
+    def __init__(self, client: int, transport: Transport, state: FederationState, layout: Layout) -> None:
         self.client, self.layout = client, layout
         self.down_bytes = self.up_bytes = 0
-        self._worker, self._round = worker, state.round
+        self._transport, self._round = transport, state.round
         self._own = state.clients[client]  # a blank state, because the client never took part
 
     def run(self, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None = None) -> Uplink:
         """See `lcfl.methods.clustering.base.NewcomerInterface.run`.
 
         Raises:
-            ValueError: if the local run diverges.
+            ValueError: if the local run diverges, or the client does not answer.
         """
-        uplink = self._train(WARMUP, downlink, exchange, local_update).uplink
+        task = TrainingTask(self.client, WARMUP, self._own, downlink, local_update, exchange)
+        (result,) = self._transport.train([task])
+        if isinstance(result, Lost):
+            raise ValueError(f"newcomer {self.client}: {result.reason}.")
+        if not result.is_finite():
+            raise self._diverged()
         self.down_bytes += downlink.num_bytes
-        self.up_bytes += uplink.num_bytes
-        return uplink
+        self.up_bytes += result.uplink.num_bytes
+        return result.uplink
 
     def losses(self, model_KP: Tensor) -> list[float]:
         """See `lcfl.methods.clustering.base.NewcomerInterface.losses`."""
         self.down_bytes += Downlink({"models": model_KP}).num_bytes
-        samples = self._worker.data.population.train[self.client]
-        return [self.measure(model, [samples], [self.client])[0]["loss"] for model in model_KP]
+        return [each["train"]["loss"] for each in self._measured([self._task(model, ("train",)) for model in model_KP])]
 
-    def personalise(self, model: Tensor, epochs: int) -> Tensor:
-        """Returns a model ``[P + Q]`` after `epochs` epochs of plain training, without pulls.
+    def measure(self, model: Tensor, sets: tuple[str, ...], epochs: int) -> list[Measured]:
+        """Returns the metrics of a model ``[P + Q]``, and of the same after `epochs` epochs of plain training.
 
-        After this, the client is measured with its own buffers if these are not part of a model.
+        The training has no pulls. After it, the client has its own buffers if these are not part of a model.
+
+        Raises:
+            ValueError: if the training diverges, or the client does not answer.
         """
-        result = self._train(self._round, Downlink({"model": model}), FullModel(), LocalTraining(epochs=epochs))
-        if result.state is not None and result.state.buffers is not None:
-            self._own = result.state
-        return result.output.model
+        if not sets:
+            return [{}, {}]
+        before, after = self._measured([self._task(model, sets), self._task(model, sets, LocalTraining(epochs=epochs))])
+        if not all(isfinite(metrics["loss"]) for metrics in after.values()):
+            raise self._diverged()
+        return [before, after]
 
-    def measure(
-        self, model: Tensor, sets: list[NDArray[np.int64]], owners: list[int | None] | list[int]
-    ) -> list[dict[str, float]]:
-        """Returns the metrics of a model on sets of samples.
+    def _task(self, model: Tensor, sets: tuple[str, ...], local_update: LocalUpdate | None = None) -> EvaluationTask:
+        downlink, exchange = Downlink({"model": model}), FullModel()
+        return EvaluationTask(self.client, self._round, self._own, "global", downlink, local_update, sets, exchange)
 
-        Each set is seen as its owner in `owners` sees it, or without client transforms if the owner is None.
+    def _measured(self, tasks: list[EvaluationTask]) -> list[Measured]:
+        answers: list[Measured] = []
+        for answer in self._transport.evaluate(tasks):
+            if isinstance(answer, Lost):
+                raise ValueError(f"newcomer {self.client}: {answer.reason}.")
+            answers.append(answer)
+        return answers
+
+    def _diverged(self) -> ValueError:
+        return ValueError(f"newcomer {self.client}: its local run diverged. A smaller learning rate may help.")
+
+
+class Onboarding:
+    """Adds newcomers to a federation, one by one.
+
+    Args:
+        transport: the way to the newcomers.
+        module: network, loss and metrics.
+        data: what is known of the clients.
+        method: the method, whose first clustering places newcomers.
+        state: the state of the federation; only the newcomers' clusters are entered there.
+        epochs: epochs of personalisation.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        module: FederatedModule,
+        data: FederatedDataModule,
+        method: Method,
+        state: FederationState,
+        epochs: int,
+    ) -> None:
+        self.transport, self.module, self.data, self.method = transport, module, data, method
+        self.state, self.epochs = state, epochs
+        self._joined: list[OnboardedClient] = []
+        self._measured = _Measured(module)
+
+    def add(self, client: int) -> OnboardedClient:
+        """Places a newcomer, sends it its model, and has it measure and personalise it.
+
+        Raises:
+            ValueError: if its training diverges, or it does not answer.
         """
-        task = ScoringTask(model, tuple(sets), (self.client,), tuple(owners), self._own.buffers)
-        values = self._worker.run(task)
-        raise_failures([values])
-        return cast(list[dict[str, float]], values)
+        state, method, layout, population = self.state, self.method, self.module.layout, self.data.population
+        newcomer = Newcomer(client, self.transport, state, layout)
+        cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
+        state.assignment[client] = cluster or 0
+        newcomer.down_bytes += method.exchange.down(state, client, layout).num_bytes
+        received = method.exchange.personal(state, client, layout)
+        sets = population.sets(self.data.protocols)
+        own = tuple(name for name, indices in sets.items() if len(indices[client]))
+        for stage, metrics in zip(STAGES, newcomer.measure(received, own, self.epochs), strict=True):
+            self._measured.add(stage, client, metrics, {name: len(sets[name][client]) for name in own})
+        group = None if population.groups is None else int(population.groups[client])
+        name = None if population.names is None else population.names[client]
+        joined = OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes, name)
+        self._joined.append(joined)
+        return joined
 
-    def _train(
-        self, number: int, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None
-    ) -> TrainingResult:
-        task = TrainingTask(self.client, number, self._own, downlink, local_update, exchange)
-        result = self._worker.run(task)
-        raise_failures([result])
-        assert isinstance(result, TrainingResult)
-        if not result.is_finite():
-            raise ValueError(f"newcomer {self.client}: its local run diverged. A smaller learning rate may help.")
-        return result
+    def result(self, checkpoint: Path) -> OnboardingResult:
+        """Returns how all newcomers have fared.
+
+        Args:
+            checkpoint: the checkpoint, or the run, of the federation that they joined.
+        """
+        rule = self.method.clustering[0].newcomer_rule if self.method.is_clustered else NO_CLUSTERS
+        return OnboardingResult(checkpoint, rule, self.epochs, list(self._joined), self._measured.collected())
 
 
 @one_thread()
@@ -232,20 +292,11 @@ def onboard(
     fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=saved.identity["precision"])
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
     worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
-    joined, evaluation, groups = [], _Measured(module), data.population.groups
+    transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
+    onboarding = Onboarding(transport, module, data, method, state, epochs)
     for client in data.newcomer_clients:
-        newcomer = Newcomer(client, worker, state, module.layout)
-        cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
-        state.assignment[client] = cluster or 0
-        newcomer.down_bytes += method.exchange.down(state, client, module.layout).num_bytes
-        received = method.exchange.personal(state, client, module.layout)
-        evaluation.add("before", newcomer, received, data)
-        evaluation.add("after", newcomer, newcomer.personalise(received, epochs), data)
-        group = None if groups is None else int(groups[client])
-        name = None if data.population.names is None else data.population.names[client]
-        joined.append(OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes, name))
-    rule = method.clustering[0].newcomer_rule if method.is_clustered else NO_CLUSTERS
-    return OnboardingResult(path, rule, epochs, joined, evaluation.collected())
+        onboarding.add(client)
+    return onboarding.result(path)
 
 
 class _Measured:
@@ -255,17 +306,13 @@ class _Measured:
         self._module = module
         self._found: dict[str, tuple[list[int], list[Mapping[str, float]], list[int]]] = {}
 
-    def add(self, stage: str, newcomer: Newcomer, model: Tensor, data: FederatedDataModule) -> None:
-        """Measures a model on all validation and test sets of the newcomer."""
-        client = newcomer.client
-        sets = data.population.sets(data.protocols)
-        own = {name: indices[client] for name, indices in sets.items() if len(indices[client])}
-        owners = [None if name.rpartition("/")[2] in PLAIN else client for name in own]
-        for name, values in zip(own, newcomer.measure(model, list(own.values()), owners) if own else [], strict=True):
-            clients, results, sizes = self._found.setdefault(f"{name}/{stage}", ([], [], []))
+    def add(self, stage: str, client: int, metrics: Measured, sizes: Mapping[str, int]) -> None:
+        """Adds what a newcomer measured on each of its sets, given their sizes."""
+        for name, size in sizes.items():
+            clients, results, numbers = self._found.setdefault(f"{name}/{stage}", ([], [], []))
             clients.append(client)
-            results.append(values)
-            sizes.append(len(own[name]))
+            results.append(metrics[name])
+            numbers.append(size)
 
     def collected(self) -> Evaluation:
         """Returns all metrics, sorted by what was measured."""

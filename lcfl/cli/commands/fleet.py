@@ -1,0 +1,177 @@
+"""``lcfl fleet app DIR``: writes the Flower app of a run. ``lcfl fleet check FILE``: tries a node's data with it."""
+
+import argparse
+import inspect
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import lcfl
+from lcfl.cli.federated_cli import FederatedCLI, class_paths
+from lcfl.cli.fleet_config import node_of, options_of
+from lcfl.core.files import check_new
+
+__all__ = ["main", "parser"]
+
+CODE = '''"""The Flower app of a federation: `server` runs beside the SuperLink, `client` on every SuperNode."""
+
+from pathlib import Path
+
+from lcfl.cli.flower_app import client_app, server_app
+
+CONFIG = Path(__file__).with_name("config.yaml")
+
+server = server_app(CONFIG)
+client = client_app(CONFIG)
+'''
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = {name}
+version = "1.0.0"
+description = "A federation of lcfl"
+license = "Apache-2.0"
+dependencies = ["lcfl[flower]=={version}"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "lcfl"
+
+[tool.flwr.app.components]
+serverapp = "fleet_app:server"
+clientapp = "fleet_app:client"
+
+# Each can be changed for one run: flwr run DIR --run-config "deadline=60.0 ckpt-path='auto'"
+[tool.flwr.app.config]
+deadline = 600.0        # seconds after which a round goes on without those who have not answered
+min-answers = 0.5       # but it waits for this share (0.5) or number (5) of the clients that it asked
+max-message-mib = 1024  # the largest answer that the server accepts
+newcomer-epochs = 5     # epochs for which a node that registers during the run trains the model that it gets
+ckpt-path = ""          # last, best, auto or a path; auto starts a run or resumes it
+root = ""               # the folder of the runs, instead of trainer.default_root_dir
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's options."""
+    options = argparse.ArgumentParser(
+        prog="lcfl fleet", allow_abbrev=False, description="Federations whose clients are machines of their own."
+    )
+    commands = options.add_subparsers(dest="command", required=True)
+    app = commands.add_parser(
+        "app",
+        allow_abbrev=False,
+        help="write the Flower app of a run",
+        description="Writes the Flower app of a run into a new folder. The operator starts it with: flwr run DIR",
+        epilog="All further options are those of lcfl fit, such as -c FILE and --trainer.rounds=50.",
+    )
+    app.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    check = commands.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="try on a node whether its data and the network of a run fit together",
+        description="Reads the data of a node and tries the network of a run on them. Nothing is sent.",
+    )
+    check.add_argument("data", type=Path, help="the YAML file with the node's data section")
+    check.add_argument("--app", type=Path, required=True, metavar="DIR", help="the folder of the run's app")
+    check.add_argument("--client", type=int, help="which client of a data section that deals samples out the node is")
+    return options
+
+
+def main(args: Sequence[str]) -> None:
+    """Writes an app, or checks a node.
+
+    Raises:
+        FileExistsError: if the folder of the app exists already.
+        ValueError: if the configuration cannot be run on a fleet, or network and data do not fit together.
+    """
+    options, more = parser().parse_known_args(args)
+    if options.command == "app":
+        write_app(options.folder, more)
+        print(f"written to {options.folder}; start it with: flwr run {options.folder} --stream")
+        return
+    if more:
+        parser().error(f"unrecognized arguments: {' '.join(more)}")
+    for line in checked(options.data, options.app, options.client):
+        print(line)
+
+
+def write_app(folder: Path, words: Sequence[str]) -> None:
+    """Writes ``pyproject.toml``, ``fleet_app.py``, ``config.yaml`` and the user's own modules that it names.
+
+    Args:
+        folder: a new folder.
+        words: the options of ``lcfl fit``.
+    """
+    check_new(folder)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it tells the seed
+    sys.argv[1:] = ["fit", *words]  # LightningCLI warns about arguments that the process does not have
+    cli = _ConfigOnly()
+    config = cli.config["fit"]
+    with tempfile.TemporaryDirectory() as place:
+        app = Path(place)
+        (app / "config.yaml").write_text(cli.dumped())
+        options_of(app / "config.yaml", {})
+        (app / "fleet_app.py").write_text(CODE)
+        name = json.dumps(f"lcfl-{config['trainer']['name']}".lower().replace("_", "-"))
+        (app / "pyproject.toml").write_text(PROJECT.format(name=name, version=lcfl.__version__))
+        for module in _own_modules(config):
+            shutil.copy(module, app)
+        shutil.copytree(app, folder)
+
+
+def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
+    """Yields what a node would tell the server, after a trial of network, loss and metrics.
+
+    Args:
+        data: the file with the node's data section.
+        app: the folder of the run's app.
+        client: which client of the data section the node is; None if all samples are its own.
+    """
+    sys.path.append(str(app))  # the run's own modules
+    with tempfile.TemporaryDirectory() as state:
+        own: dict[str, Any] = {"data": str(data), "state": state} | ({} if client is None else {"client": client})
+        node = node_of(app / "config.yaml", own)
+        place = node.place[0]
+        sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
+        yield f"name: {node.own.name}"
+        yield f"input: {list(node.data.dataset.shape)}, {node.data.dataset.num_classes or 'no'} classes"
+        yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
+        yield f"engine: {node.engine}"
+        yield "network, loss, metrics and data fit together; the node can join"
+
+
+class _ConfigOnly(FederatedCLI):
+    """Parses and checks a configuration, and builds nothing."""
+
+    def instantiate_classes(self) -> None:
+        """Does nothing: the data are on the nodes."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Does nothing."""
+
+    def dumped(self) -> str:
+        """Returns the whole configuration as YAML."""
+        text: str = self._parser("fit").dump(self.config["fit"], skip_none=False)
+        return text
+
+
+def _own_modules(config: Any) -> Iterator[Path]:
+    """Yields the files of the modules in the current folder that a configuration names."""
+    here, seen = Path.cwd(), set()
+    for path in class_paths(config):
+        module = import_module(path.rpartition(".")[0].partition(".")[0])
+        file = Path(inspect.getfile(module)).resolve()
+        if file.parent == here and file not in seen:
+            seen.add(file)
+            yield file

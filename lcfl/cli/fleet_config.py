@@ -1,0 +1,104 @@
+"""Builds the parts of a fleet: from the configuration of a run, and from the data section of a node."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.fabric import Fabric
+
+from lcfl.cli.federated_cli import instantiate, instantiate_data, instantiate_trainer
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.worker import Worker
+from lcfl.fleet.node import Node, NodeSettings
+from lcfl.fleet.post import Patience
+from lcfl.fleet.server import FleetOptions
+
+__all__ = ["node_of", "options_of", "proxy_of", "shared_of"]
+
+MIB = 2**20
+SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
+OF_THE_RUN = (*SHARED, "newcomers", "leavers", "seed")
+WHOLE = {"num_clients": 1, "partition": {"class_path": "lcfl.data.partition.IID"}}  # all samples are one client's
+NODE_KEYS = {"data": str, "state": str, "name": str, "client": int, "max-message-mib": int}
+
+
+def options_of(config: Path, run_config: Mapping[str, Any]) -> FleetOptions:
+    """Returns what the server decides of data and messages.
+
+    Args:
+        config: the configuration of the run.
+        run_config: what ``flwr run`` was given.
+
+    Raises:
+        ValueError: if the configuration does not say how many clients there are.
+    """
+    section = _data_section(config)
+    if section.get("num_clients") is None:
+        raise ValueError("data.num_clients: got null; a fleet must know how many clients it waits for.")
+    of_the_run = {name: section[name] for name in OF_THE_RUN if name in section}
+    patience = Patience(float(run_config.get("deadline", 600.0)), run_config.get("min-answers", 0.5))
+    most_bytes = int(run_config.get("max-message-mib", 1024)) * MIB
+    newcomer_epochs = int(run_config.get("newcomer-epochs", 5))
+    return FleetOptions(section["num_clients"], of_the_run, patience, most_bytes, newcomer_epochs)
+
+
+def proxy_of(config: Path) -> Worker | None:
+    """Returns a worker with the server's proxy set, whose data set the server must have; None without one."""
+    if not _data_section(config).get("proxy"):
+        return None
+    module, method = instantiate(config)
+    trainer, data = instantiate_trainer(config), instantiate_data(config)
+    data.prepare_data()
+    data.setup()
+    fabric = Fabric(accelerator=trainer.device_type, devices=1)
+    return Worker(fabric, module, data, method, trainer.seed)
+
+
+def shared_of(config: Path) -> dict[str, Any]:
+    """Returns what the run decides of a node's data section."""
+    section = _data_section(config)
+    return {name: section[name] for name in SHARED if name in section}
+
+
+def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
+    """Returns a node.
+
+    Args:
+        config: the configuration of the run.
+        settings: the node's own: ``data``, a YAML file with its data section; ``state``, a folder for what is private;
+            ``name``, what the server calls it, by default that of the machine; and ``client``, which one of the clients
+            of a data section that deals samples out it is. Without ``client``, all samples are its own.
+
+    Raises:
+        ValueError: for unknown or missing settings, and if network and data do not fit together.
+    """
+    for name, value in settings.items():
+        if name not in NODE_KEYS or type(value) is not NODE_KEYS[name]:
+            raise ValueError(f"--node-config: got {name}={value!r}; allowed are {', '.join(NODE_KEYS)}.")
+    if missing := [name for name in ("data", "state") if name not in settings]:
+        raise ValueError(f"--node-config: {' and '.join(missing)} must be given.")
+    file, client = Path(settings["data"]), settings.get("client")
+    data = _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
+    module, method = instantiate(config, with_weights=True)
+    name = settings.get("name", socket.gethostname() if client is None else f"client {client}")
+    own = NodeSettings(Path(settings["state"]), name, client or 0, client)
+    return Node(module, method, data, instantiate_trainer(config), own)
+
+
+def _own_data(file: Path, changes: Mapping[str, Any]) -> FederatedDataModule:
+    if not file.is_file():
+        raise ValueError(f"--node-config: data={file} is not a file; give a YAML file with a data section.")
+    return instantiate_data(file, changes)
+
+
+def _whole(file: Path) -> dict[str, Any]:
+    """Returns the arguments that make all samples one client's, except those that the file gives."""
+    given = _data_section(file) if file.is_file() else {}
+    return {name: value for name, value in WHOLE.items() if given.get(name) is None}
+
+
+def _data_section(config: Path) -> dict[str, Any]:
+    section: dict[str, Any] = (yaml.safe_load(config.read_text()) or {}).get("data") or {}
+    return dict(section.get("init_args") or {}) if "class_path" in section else section

@@ -1,0 +1,57 @@
+"""The two halves of the Flower app that ``lcfl fleet app`` writes: the server, and what runs on every node.
+
+Flower starts the node's half anew for every message, so what takes long is imported in the server's half alone.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from lcfl.fleet.flower import packed, unpacked
+from lcfl.fleet.parcel import MessageError, refusal
+from lcfl.fleet.relay import relayed
+
+__all__ = ["client_app", "server_app"]
+
+
+def server_app(config: Path) -> ServerApp:
+    """Returns the server's half.
+
+    Args:
+        config: the configuration of the run.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from lcfl.cli.flower_server import lead
+
+        lead(config, grid, context.run_config)
+
+    return app
+
+
+def client_app(config: Path) -> ClientApp:
+    """Returns the half that runs on nodes.
+
+    Args:
+        config: the configuration of the run.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        settings = json.dumps(dict(context.node_config), sort_keys=True)
+        command = [sys.executable, "-m", "lcfl.cli.flower_node", str(config), settings]
+        request = unpacked(message.content)
+        try:
+            reply = relayed(request, command, "\n".join([*command, config.read_text()]))
+        except MessageError as error:
+            reply = refusal(request, str(error))
+        return Message(packed(reply), reply_to=message)
+
+    return app

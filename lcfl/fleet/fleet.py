@@ -1,0 +1,251 @@
+"""The transport of a federation whose clients are machines of their own.
+
+Legend: N clients, P + Q length of a model's flat vector.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from secrets import token_hex
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lcfl.core.callback import Callback
+from lcfl.core.messages import Uplink
+from lcfl.core.schema import Forms, check_form
+from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
+from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
+from lcfl.distributed.worker import ScoringTask, Worker
+from lcfl.fleet.members import Member, write_members
+from lcfl.fleet.messages import Message
+from lcfl.fleet.parcel import MessageError
+from lcfl.fleet.parts import described_part
+from lcfl.fleet.post import Check, Post
+from lcfl.fleet.states import state_name
+from lcfl.methods.local.training import LocalOutput
+from lcfl.methods.method import Method
+from lcfl.models.layout import Layout
+from lcfl.server.server import Server
+
+__all__ = ["Fleet", "FleetRecord"]
+
+
+class FleetRecord(Callback):
+    """Remembers which state each client goes on from: the one after its last answer that the server used.
+
+    It is part of every checkpoint, so a resumed run takes its clients back to where they were. Nodes keep the states
+    that the server may go back to: those of the newest checkpoint. The file ``fleet.json`` says who the clients are.
+
+    Args:
+        run: identifies the run.
+        members: the clients by number.
+    """
+
+    remembers: ClassVar[Forms] = {"after": {int: str}, "rounds": {int: int}}
+
+    def __init__(self, run: str, members: Mapping[int, Member]) -> None:
+        self.run, self.members = run, dict(members)
+        self._after: dict[int, str] = {}
+        self._rounds: dict[int, int] = {}
+        self._saved: dict[int, int] = {}
+        self._asked: dict[int, str] = {}
+
+    def asked(self, client: int, nonce: str) -> None:
+        """Notes the latest request to a client."""
+        self._asked[client] = nonce
+
+    def of(self, client: int) -> dict[str, Any]:
+        """Returns what a request tells a client of its states."""
+        return {"after": self._after.get(client), "needed": self._saved.get(client)}
+
+    def on_fit_start(self, server: Server) -> None:
+        """Writes ``fleet.json``."""
+        write_members(server.run_dir, self.run, self.members)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what a checkpoint holds."""
+        super().load_state_dict(state)
+        self._saved = dict(self._rounds)
+
+    def on_uploads(self, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Notes the clients whose answers are used in this round."""
+        for upload in uploads:
+            self._rounds[upload.client] = state.round
+            self._after[upload.client] = state_name(state.round, self._asked[upload.client])
+
+    def on_checkpoint(self) -> None:
+        """Notes which states the new checkpoint needs."""
+        self._saved = dict(self._rounds)
+
+
+class Fleet:
+    """Hands the work of clients to the nodes of a fleet, as a `lcfl.distributed.transport.Transport`.
+
+    A client whose node does not answer in time, or whose answer is refused, is lost for the round; a warning says why.
+    Rounds before training wait for all their clients.
+
+    Args:
+        post: sends requests and waits for answers.
+        identity: see `lcfl.fleet.node.identity_of`.
+        num_clients: N.
+        method: the method.
+        layout: the layout of models.
+        record: knows the clients, and the states that they go on from.
+        flag: this process's stop flag.
+        proxy: a worker with the server's proxy set; None without one.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        identity: str,
+        num_clients: int,
+        method: Method,
+        layout: Layout,
+        record: FleetRecord,
+        flag: StopFlag,
+        proxy: Worker | None = None,
+    ) -> None:
+        self._post, self._identity, self._num_clients = post, identity, num_clients
+        self._method, self._layout, self._record, self._flag, self._proxy = method, layout, record, flag, proxy
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that requests a stop after this round; 0 if there was none."""
+        return self._flag.signal
+
+    def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult | Lost]:
+        """See `lcfl.distributed.transport.Transport.train`."""
+        requests = {}
+        for task in tasks:
+            nonce = token_hex(8)
+            self._record.asked(task.client, nonce)
+            told = self._record.of(task.client) | {"round": task.round, "extra": task.extra, "nonce": nonce}
+            told["local_update"] = described_part(task.local_update)
+            told["exchange"] = described_part(task.exchange)
+            requests[task.client] = self._request("train", task.client, told, task.downlink.payload)
+        is_opening = any(task.round < 0 for task in tasks)
+        sizes = {"K": max((len(task.downlink.payload.get("centres", ())) for task in tasks), default=0)}
+        by_client = {task.client: task for task in tasks}
+        answers = self._ask(
+            requests,
+            lambda client, answer: self._check(by_client[client], answer, sizes),
+            len(requests) if is_opening else None,
+        )
+        if tasks:
+            self._warn(f"round {tasks[0].round}", answers)
+        return [self._result(task, answers[task.client]) for task in tasks]
+
+    def evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured | Lost]:
+        """See `lcfl.distributed.transport.Transport.evaluate`."""
+        tasks = list(tasks)
+        by_client: dict[int, list[EvaluationTask]] = {}
+        for task in tasks:
+            by_client.setdefault(task.client, []).append(task)
+        requests = {client: self._evaluation(client, own) for client, own in by_client.items()}
+        answers = self._ask(requests, lambda client, answer: _check_sets(answer, by_client[client]))
+        self._warn("evaluation", answers)
+        places: dict[int, Iterator[Measured | Lost]] = {
+            client: repeat(own) if isinstance(own, Lost) else iter(own.fields["metrics"])
+            for client, own in answers.items()
+        }
+        return [next(places[task.client]) for task in tasks]
+
+    def trivial_baseline(self, clients: Sequence[int]) -> list[Mapping[str, float] | Lost]:
+        """See `lcfl.distributed.transport.Transport.trivial_baseline`."""
+        answers = self._ask({client: self._request("trivial", client, {}, {}) for client in clients})
+        return [each if isinstance(each, Lost) else each.fields["metrics"] for each in answers.values()]
+
+    def score_on_proxy(self, models: Sequence[Tensor], buffers: Tensor | None) -> list[Mapping[str, float]]:
+        """See `lcfl.distributed.transport.Transport.score_on_proxy`. The server scores these models itself."""
+        assert self._proxy is not None, "there is a proxy set"
+        indices = self._proxy.data.population.proxy
+        return [self._proxy.score(ScoringTask(model, (indices,), (), buffers=buffers))[0] for model in models]
+
+    def _evaluation(self, client: int, tasks: Sequence[EvaluationTask]) -> Message:
+        """Returns one request for all kinds of model of a client."""
+        kinds = [
+            {
+                "kind": task.kind,
+                "local_update": described_part(task.local_update),
+                "exchange": described_part(task.exchange),
+                "sets": list(task.sets),
+            }
+            for task in tasks
+        ]
+        arrays = {
+            f"{number}/{name}": tensor
+            for number, task in enumerate(tasks)
+            for name, tensor in task.downlink.payload.items()
+        }
+        told = self._record.of(client) | {"round": tasks[0].round, "kinds": kinds}
+        return self._request("evaluate", client, told, arrays)
+
+    def _request(self, kind: str, client: int, told: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Message:
+        address = {
+            "run": self._record.run,
+            "identity": self._identity,
+            "client": client,
+            "num_clients": self._num_clients,
+        }
+        return Message(kind, address | dict(told), arrays)
+
+    def _ask(
+        self, requests: Mapping[int, Message], check: Check = lambda client, answer: None, enough: int | None = None
+    ) -> dict[int, Message | Lost]:
+        """Returns the answers of clients, in the order of the requests."""
+        known = {client: self._record.members[client].node for client in requests if client in self._record.members}
+        number = {node: client for client, node in known.items()}
+        self._post.names = {node: self._record.members[client].name for client, node in known.items()}
+        answers = self._post.ask(
+            {node: requests[client] for client, node in known.items()},
+            enough,
+            lambda node, answer: check(number[node], answer),
+        )
+        nobody = Lost("no node has this number")
+        return {client: answers[known[client]] if client in known else nobody for client in requests}
+
+    def _check(self, task: TrainingTask, answer: Message, sizes: dict[str, int]) -> None:
+        """Refuses an upload of another form than the exchange defines, or with another weight."""
+        told, exchange = answer.fields, task.exchange or self._method.exchange
+        try:
+            if told["num_samples"] != (size := self._record.members[task.client].sizes["train"]):
+                raise MessageError(f"it has {told['num_samples']} training samples, but joined with {size}")
+            payload = exchange.decode(answer.arrays, task.downlink, self._layout)
+            forms = exchange.upload_forms(self._layout)
+            if payload.keys() != forms.keys():
+                raise MessageError(f"it uploads {', '.join(payload) or 'nothing'} instead of {', '.join(forms)}")
+            for name, form in forms.items():
+                check_form(name, payload[name], form, sizes)
+        except Exception as error:  # of any kind, from a decoder that meets an upload that it has not encoded
+            raise MessageError(f"the upload was refused: {error}") from None
+
+    def _result(self, task: TrainingTask, answer: Message | Lost) -> TrainingResult | Lost:
+        """Returns the result in an answer."""
+        if isinstance(answer, Lost):
+            return answer
+        told, exchange = answer.fields, task.exchange or self._method.exchange
+        output = LocalOutput(torch.empty(0), 0, told["loss"], told["logged"], told["num_steps"])
+        diverged = told["diverged"] or not math.isfinite(told["loss"] or 0.0)
+        uplink = Uplink(task.client, answer.arrays, told["num_samples"])
+        return TrainingResult(uplink, output, None, diverged, bool(exchange.noises))
+
+    def _warn(self, what: str, results: Mapping[int, object]) -> None:
+        """Warns of the clients that are lost, with the reasons."""
+        lost = {client: each.reason for client, each in results.items() if isinstance(each, Lost)}
+        if lost:
+            said = abbreviated(
+                f"{client} ({self._record.members[client].name}): {reason}" for client, reason in lost.items()
+            )
+            warnings.warn(f"{what}: {len(lost)} of {len(results)} clients are left out: {said}.", stacklevel=3)
+
+
+def _check_sets(answer: Message, tasks: Sequence[EvaluationTask]) -> None:
+    """Refuses an answer with metrics of other sets than those of a client's tasks."""
+    if [set(each) for each in answer.fields["metrics"]] != [set(task.sets) for task in tasks]:
+        raise MessageError("the answer was refused: it has metrics of other sets")

@@ -1,0 +1,146 @@
+"""Who takes part in a fleet: nodes join, and each becomes a client with a number that stays the same."""
+
+import json
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lcfl
+from lcfl.core.files import read_regular, write_json
+from lcfl.core.schema import Number, check_form
+from lcfl.distributed.tasks import Lost
+from lcfl.fleet.data import RemoteDataset
+from lcfl.fleet.messages import Message
+from lcfl.fleet.post import Post
+from lcfl.runs.checkpoint import CheckpointError
+
+__all__ = ["Member", "admitted", "numbered", "read_members", "write_members"]
+
+FILE = "fleet.json"
+FORM = {
+    "run": str,
+    "members": {
+        str: {
+            "node": int,
+            "name": str,
+            "sizes": {str: Number(int, 0)},
+            "spec": dict,
+            "fingerprint": str,
+            "wanted": (Number(int, 0), None),
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the fleet.
+
+    Attributes:
+        node: the node that is the client.
+        name: what the client is called.
+        sizes: the number of samples in each of its sets, and for ``train``.
+        spec: what its samples look like.
+        fingerprint: the SHA-256 of its data.
+        wanted: the number that it asks for; None for any.
+    """
+
+    node: int
+    name: str
+    sizes: Mapping[str, int]
+    spec: Mapping[str, Any]
+    fingerprint: str
+    wanted: int | None = None
+
+
+def admitted(
+    post: Post, nodes: Collection[int], sets: list[str], identity: str, known: Collection[Member] = ()
+) -> list[Member]:
+    """Asks nodes to join and returns those that fit. The others are refused with a warning that says why.
+
+    Args:
+        post: sends the requests.
+        nodes: the nodes to ask.
+        sets: the sets of samples that clients are measured on.
+        identity: see `lcfl.fleet.node.identity_of`.
+        known: who has joined already; the samples of all members must look alike, and their names must differ.
+    """
+    request = Message("join", {"lcfl": lcfl.__version__, "sets": sets})
+    members, refused = list(known), {}
+    for node, answer in post.ask(dict.fromkeys(nodes, request), enough=0).items():
+        reason = _reason(answer, sets, identity, members)
+        if reason:
+            refused[node] = reason
+            continue
+        assert isinstance(answer, Message), "there is an answer"
+        told = answer.fields
+        members.append(Member(node, told["name"], told["sizes"], told["spec"], told["fingerprint"], told["client"]))
+    for node, reason in refused.items():
+        warnings.warn(f"node {node} does not take part: {reason}.", stacklevel=2)
+    return members[len(known) :]
+
+
+def _reason(answer: Message | Lost, sets: list[str], identity: str, members: Collection[Member]) -> str:
+    """Returns why a node cannot take part; empty if it can."""
+    if isinstance(answer, Lost):
+        return answer.reason
+    told = answer.fields
+    if told["lcfl"] != lcfl.__version__:
+        return f"it has lcfl {told['lcfl']}, and the server {lcfl.__version__}; install the same version"
+    if told["identity"] != identity:
+        return "it has another network, method or version of torch or lightning than the server; compare both"
+    try:
+        RemoteDataset(told["spec"])
+    except ValueError as error:
+        return f"its samples are not described as they should be: {error}"
+    if set(told["sizes"]) != {"train", *sets} or told["sizes"]["train"] < 1:
+        return f"it has samples in {', '.join(told['sizes'])}; it must have some in train"
+    for member in members:
+        if dict(member.spec) != told["spec"]:
+            differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
+            pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
+            return f"its samples look different from those of {member.name} ({pairs})"
+        if member.name == told["name"]:
+            return f"its name {member.name} is taken; give it another one"
+    return ""
+
+
+def numbered(members: Collection[Member], free: Collection[int]) -> dict[int, Member]:
+    """Returns the members by number: the number that a member asks for, and otherwise in the order of their names.
+
+    Args:
+        members: those without a number.
+        free: the numbers to give; one that is asked for and not free is ignored.
+    """
+    left, numbers = sorted(free), {}
+    for member in sorted(members, key=lambda each: each.name):
+        if member.wanted in left:
+            numbers[member.wanted] = member
+            left.remove(member.wanted)
+    others = [each for each in sorted(members, key=lambda each: each.name) if each not in numbers.values()]
+    return numbers | dict(zip(left, others, strict=False))
+
+
+def write_members(folder: Path, run: str, members: Mapping[int, Member]) -> None:
+    """Writes who the clients of a run are into its directory: ``fleet.json``."""
+    content = {str(number): asdict(member) for number, member in sorted(members.items())}
+    write_json(folder / FILE, {"run": run, "members": content}, indent=2)
+
+
+def read_members(folder: Path) -> tuple[str, dict[int, Member]]:
+    """Returns the identifier of a run and its clients by number.
+
+    Raises:
+        CheckpointError: if the run was not one of a fleet, or the file is damaged.
+    """
+    path = folder / FILE
+    try:
+        content = json.loads(read_regular(path))
+        check_form("", content, FORM, {})
+        return content["run"], {int(number): Member(**each) for number, each in content["members"].items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not the run of a fleet: it has no {FILE}.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}.") from None

@@ -1,0 +1,83 @@
+"""Nodes that register during a run: each becomes one of the newcomers of ``data.newcomers``."""
+
+import time
+import warnings
+from collections.abc import Callable, Collection
+
+from lcfl.core.callback import Callback
+from lcfl.core.state import FederationState
+from lcfl.federation.onboarding import Onboarding
+from lcfl.fleet.data import FleetData
+from lcfl.fleet.fleet import FleetRecord
+from lcfl.fleet.members import Member, numbered, write_members
+from lcfl.server.server import Server
+
+__all__ = ["Newcomers"]
+
+AGAIN = 30.0  # seconds until a node that could not be added is tried again
+
+Nodes = Callable[[], Collection[int]]
+Join = Callable[[Collection[int]], list[Member]]
+
+
+class Newcomers(Callback):
+    """Adds nodes that register during a run, between two rounds, by the method's own rule.
+
+    A newcomer changes nothing for the federation. It is placed, gets its model and trains it for some epochs. What it
+    reaches is in ``newcomers.json`` and ``newcomers.csv``. A resumed run adds the newcomers that it knows once more.
+
+    Args:
+        record: knows the clients.
+        nodes: returns the nodes that can be reached.
+        join: asks nodes to join and returns those that fit.
+        epochs: epochs of personalisation.
+    """
+
+    def __init__(self, record: FleetRecord, nodes: Nodes, join: Join, epochs: int) -> None:
+        self._record, self._nodes, self._join, self._epochs = record, nodes, join, epochs
+        self._again: dict[int, float] = {}  # when a node is asked again to join
+        self._later: dict[int, float] = {}  # when a newcomer that did not answer is tried again
+        self._added: set[int] = set()
+
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Prepares for newcomers."""
+        self._onboarding = Onboarding(server.transport, server.module, server.data, server.method, state, self._epochs)
+
+    def on_round_logged(self, server: Server, state: FederationState) -> None:
+        """Adds those that have registered since the last round."""
+        if state.round > 0:
+            self._add_all(server, state)
+
+    def _add_all(self, server: Server, state: FederationState) -> None:
+        data, members, now = server.data, self._record.members, time.monotonic()
+        assert isinstance(data, FleetData), "the run is one of a fleet"
+        newcomers = [client for client in data.newcomer_clients if client not in self._added]
+        if not newcomers:
+            return
+        known = {member.node for member in members.values()}
+        ready = [node for node in self._nodes() if self._again.get(node, 0.0) <= now]
+        strangers = [node for node in ready if node not in known]
+        self._again |= dict.fromkeys(strangers, now + AGAIN)
+        joined = self._join(strangers) if strangers else []
+        for client, member in numbered(joined, [client for client in newcomers if client not in members]).items():
+            members[client] = member
+            data.enter(client, member.name, member.sizes)
+            write_members(server.run_dir, self._record.run, members)
+        for client in newcomers:
+            if client in members and self._later.get(client, 0.0) <= now:
+                self._add(server, state, client)
+
+    def _add(self, server: Server, state: FederationState, client: int) -> None:
+        """Adds one newcomer; warns if it does not answer, and tries again later."""
+        before = state.assignment
+        state.assignment = before.clone()  # the federation must not count it
+        try:
+            self._onboarding.add(client)
+        except ValueError as error:
+            self._later[client] = time.monotonic() + AGAIN
+            warnings.warn(f"round {state.round - 1}: {error}", stacklevel=2)
+            return
+        finally:
+            state.assignment = before
+        self._added.add(client)
+        self._onboarding.result(server.run_dir).write(server.run_dir)

@@ -1,0 +1,158 @@
+"""Leads a fleet: waits for its clients to join, then trains with them as with simulated ones."""
+
+import logging
+import time
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.worker import Worker
+from lcfl.federation.federation import Federation
+from lcfl.federation.session import run_of
+from lcfl.fleet.data import FleetData, RemoteDataset, sets_of
+from lcfl.fleet.fleet import Fleet, FleetRecord
+from lcfl.fleet.link import Link
+from lcfl.fleet.members import Member, admitted, numbered, read_members
+from lcfl.fleet.newcomers import Newcomers
+from lcfl.fleet.node import identity_of
+from lcfl.fleet.post import Patience, Post
+from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
+from lcfl.runs import checkpoint_lookup
+from lcfl.runs.result import Run
+
+__all__ = ["FleetOptions", "fit"]
+
+LOGGER = logging.getLogger(__name__)
+LOOK, AGAIN = 0.5, 30.0  # seconds until the next look for nodes, and until one that did not fit is asked again
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """What the server of a fleet decides of the data and of the messages.
+
+    Args:
+        num_clients: N, including newcomers.
+        data: ``newcomers``, ``leavers``, ``batch_size``, ``drop_last``, ``protocols`` and ``seed`` of the run.
+        patience: how long answers are waited for.
+        most_bytes: the largest answer that is accepted.
+        newcomer_epochs: epochs for which a node that registers during the run trains the model that it gets.
+    """
+
+    num_clients: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
+    most_bytes: int = 2**30
+    newcomer_epochs: int = 5
+
+
+def fit(
+    federation: Federation,
+    module: FederatedModule,
+    method: Method,
+    link: Link,
+    options: FleetOptions,
+    ckpt_path: str | Path | None = None,
+    proxy: Worker | None = None,
+) -> Run:
+    """Trains a federation whose clients are the nodes of a fleet.
+
+    A new run begins when as many nodes have joined as it has clients without newcomers. A resumed run knows its
+    clients, and goes on with those that can be reached.
+
+    Args:
+        federation: the settings, as for a simulation.
+        module: network, loss and optimizer.
+        method: the method.
+        link: carries messages to the nodes.
+        options: what the server decides of data and messages.
+        ckpt_path: see `lcfl.federation.federation.Federation.fit`.
+        proxy: a worker that holds the server's proxy set; None without one.
+
+    Raises:
+        ValueError: for settings that a fleet cannot have.
+        CheckpointError: if a checkpoint is not one of a fleet.
+    """
+    _check(method)
+    flag = StopFlag()
+    flag.install()
+    identity, sets = (
+        identity_of(module, method, federation.seed),
+        sets_of(options.data.get("protocols", ("own_split",))),
+    )
+    post = Post(link, options.patience, options.most_bytes, lambda: flag.signal != 0)
+    wanted = None if ckpt_path is None else str(ckpt_path)
+    resumed = checkpoint_lookup.find_if_any(wanted, federation.root, federation.name)
+    if resumed is None:
+        run, members = uuid4().hex, _founders(post, options, sets, identity)
+    else:
+        run, members = read_members(run_of(resumed))
+        members = _rejoined(post, members, sets, identity)
+    data = _data(members, options, 0 if proxy is None else len(proxy.data.population.proxy))
+    record = FleetRecord(run, members)
+    federation.all_callbacks.insert(0, record)  # before the checkpoint
+    if data.newcomer_clients:
+        join = partial(_joined, post, sets, identity, record.members)
+        federation.all_callbacks.insert(1, Newcomers(record, link.nodes, join, options.newcomer_epochs))
+    fleet = Fleet(post, identity, options.num_clients, method, module.layout, record, flag, proxy)
+    return federation.fit(module, data, method, ckpt_path, fleet)
+
+
+def _check(method: Method) -> None:
+    """Refuses what needs one place that knows all of the run."""
+    if any(noise.epsilon is not None for noise in method.exchange.noises):
+        raise ValueError(
+            "method.exchange: GaussianNoise got an epsilon, but the nodes of a fleet do not know how often they will "
+            "upload. Set sigma instead; lcfl fit --trainer.fast_dev_run prints the guarantee."
+        )
+
+
+def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str) -> dict[int, Member]:
+    """Waits for the clients of a new run and returns them by number."""
+    free = sorted(set(range(options.num_clients)) - set(_data({}, options).newcomer_clients))
+    members: list[Member] = []
+    again: dict[int, float] = {}  # when a node is asked again that did not fit
+    while len(members) < len(free) and not post.stopped():
+        now, known = time.monotonic(), {member.node for member in members}
+        asked = [node for node in post.link.nodes() if node not in known and again.get(node, 0.0) <= now]
+        joined = admitted(post, asked, sets, identity, members) if asked else []
+        members += joined
+        again |= dict.fromkeys(asked, time.monotonic() + AGAIN)
+        if joined:
+            names = ", ".join(each.name for each in joined)
+            LOGGER.info("%d of %d clients have joined: %s", len(members), len(free), names)
+        else:
+            time.sleep(LOOK)
+    return numbered(members[: len(free)], free)
+
+
+def _rejoined(post: Post, members: dict[int, Member], sets: list[str], identity: str) -> dict[int, Member]:
+    """Asks the known clients that can be reached to join again, and returns all with what is new about them."""
+    reachable, number = set(post.link.nodes()), {member.node: each for each, member in members.items()}
+    now = dict(members)
+    for member in admitted(post, [node for node in number if node in reachable], sets, identity):
+        before = members[number[member.node]]
+        if member.fingerprint != before.fingerprint:
+            warnings.warn(f"{member.name}: its data have changed since it joined.", stacklevel=2)
+        now[number[member.node]] = member
+    return now
+
+
+def _joined(
+    post: Post, sets: list[str], identity: str, members: Mapping[int, Member], nodes: Collection[int]
+) -> list[Member]:
+    return admitted(post, nodes, sets, identity, list(members.values()))
+
+
+def _data(members: Mapping[int, Member], options: FleetOptions, num_proxy: int = 0) -> FleetData:
+    """Returns what the server knows of the clients' data."""
+    blank = {"shape": [1], "dtype": "float32", "num_classes": None, "target_shape": [], "target_dtype": "float32"}
+    spec = next((dict(member.spec) for member in members.values()), blank | {"classes": None})
+    sizes = [members[i].sizes if i in members else {} for i in range(options.num_clients)]
+    names = [members[i].name if i in members else "" for i in range(options.num_clients)]
+    return FleetData(RemoteDataset(spec), sizes, names, num_proxy, **options.data)

@@ -1,0 +1,82 @@
+"""The private states of a client, on the disk of its node, which they never leave."""
+
+import os
+import re
+from pathlib import Path
+
+from lcfl.core.clients import VECTORS, ClientState
+from lcfl.core.files import read_regular, sync_directory, write_bytes
+from lcfl.core.schema import Array, Number, check_form
+from lcfl.fleet.parcel import MessageError
+from lcfl.runs.serialization import deserialized, serialized
+
+__all__ = ["NodeStates", "state_name"]
+
+NAME = re.compile(r"round-(\d{6,})-[0-9a-f]{16}")
+FORM = {name: (Array((None,)), None) for name in VECTORS} | {"consumed": Number(int, 0)}
+
+
+def state_name(number: int, nonce: str) -> str:
+    """Returns the name of the state after round `number`, as the request with this nonce made it."""
+    return f"round-{number:06d}-{nonce}"
+
+
+class NodeStates:
+    """The states of a client after each of its latest rounds, one file each.
+
+    The server names the state that the client goes on from. It is not always the newest one: an answer may have been
+    lost, or the server may have been resumed from a checkpoint. A name is never used twice, so an old request that
+    arrives late changes nothing.
+
+    Args:
+        folder: where the files are.
+        blank: the state of a client that has never taken part.
+    """
+
+    def __init__(self, folder: Path, blank: ClientState) -> None:
+        self.folder, self.blank = folder, blank
+
+    def __getitem__(self, name: str | None) -> ClientState:
+        """Returns the state with this name; the blank state for None.
+
+        Raises:
+            MessageError: if there is none.
+        """
+        if name is None:
+            return self.blank
+        try:
+            content = deserialized(read_regular(self._path(name)))
+            check_form("", content, FORM, {})
+        except FileNotFoundError:
+            kept = ", ".join(self._kept()) or "nothing"
+            raise MessageError(f"this node has no state {name} of this run; its folder has {kept}.") from None
+        except MessageError:
+            raise
+        except Exception as error:
+            raise MessageError(f"the state {name} on this node is damaged ({error}).") from None
+        return ClientState(**content)
+
+    def keep(self, name: str, state: ClientState) -> None:
+        """Stores a state. The file is complete or absent, also after a power failure."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        write_bytes(temporary, serialized({each: getattr(state, each) for each in (*VECTORS, "consumed")}))
+        temporary.replace(path)
+        sync_directory(self.folder)
+
+    def forget_before(self, number: int) -> None:
+        """Removes the states after rounds before `number`."""
+        for name, after in self._kept().items():
+            if after < number:
+                self._path(name).unlink(missing_ok=True)
+
+    def _kept(self) -> dict[str, int]:
+        """Returns the names of the states in the folder, each with its round."""
+        names = sorted(path.stem for path in self.folder.glob("round-*.pt"))
+        return {name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
+
+    def _path(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise MessageError(f"{name!r:.40} is no name of a state.")
+        return self.folder / f"{name}.pt"

@@ -1,0 +1,64 @@
+"""Small fleets whose nodes live in the process of the test, and the simulations that they are compared with."""
+
+from functools import partial
+
+from lcfl.federation.federation import Federation
+from lcfl.federation.settings import Settings
+from lcfl.fleet import server
+from lcfl.fleet.node import Node, NodeSettings
+from lcfl.fleet.post import Patience
+from lcfl.fleet.server import FleetOptions
+from tests.helpers.builders import Watch, blobs, blobs_module
+from tests.helpers.loopback import Loopback
+
+NUM_CLIENTS = 6
+OPTIONS = {"rounds": 4, "clients_per_round": 4, "evaluate_every": 2, "final_models": None, "accelerator": "cpu"}
+FIRST = 1000  # the number of the first node
+EVERYBODY = Patience(deadline=60, min_answers=1.0)
+
+
+def module():
+    return blobs_module(0.05, cluster_weight=0.1, global_weight=0.1)
+
+
+def data(num_clients=NUM_CLIENTS, **options):
+    return blobs(num_clients, batch_size=8, **options)
+
+
+def federation(root, **options):
+    """Returns a federation that keeps a `Watch` among its callbacks."""
+    watch = Watch()
+    options = {**OPTIONS, "seed": 3, "devices": 1, "logger": False, "enable_progress_bar": False, **options}
+    made = Federation(default_root_dir=root, name="run", callbacks=[watch, *options.pop("callbacks", ())], **options)
+    made.watch = watch
+    return made
+
+
+def simulated(root, method, num_clients=NUM_CLIENTS, **options):
+    """Returns the `Watch` of a run whose clients are played by one rank."""
+    made, watched = options.pop("data", None), federation(root, **options)
+    watched.watch.metrics = watched.fit(module(), made or data(num_clients), method()).metrics
+    return watched.watch
+
+
+def node(root, method, place, section=data, network=module, **settings):
+    """Returns a node that plays client `place` of the blobs, made anew from what is on the disk."""
+    trainer = Settings(seed=3, accelerator="cpu", logger=False, **settings)
+    own = NodeSettings(root / f"node{place}", f"hospital {place}", place, place)
+    return Node(network(), method(), section(), trainer, own)
+
+
+def nodes(root, method, num_clients=NUM_CLIENTS, **options):
+    """Returns what makes each node of a fleet, by the number of the node."""
+    section = partial(data, num_clients)
+    return {FIRST + i: partial(node, root, method, i, section=section, **options) for i in range(num_clients)}
+
+
+def on_fleet(root, method, link=None, ckpt_path=None, patience=EVERYBODY, most_bytes=2**20, more=None, **options):
+    """Returns the `Watch` of a run whose clients are nodes."""
+    watched = federation(root, **options)
+    link = link or Loopback(nodes(root, method))
+    told = FleetOptions(NUM_CLIENTS, {"batch_size": 8, **(more or {})}, patience, most_bytes)
+    run = server.fit(watched, module(), method(), link, told, ckpt_path)
+    watched.watch.metrics, watched.watch.link, watched.watch.run = run.metrics, link, run
+    return watched.watch

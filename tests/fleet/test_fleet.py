@@ -1,0 +1,303 @@
+"""A fleet gives the same models and metrics as a simulation, bit for bit, and goes on whatever is lost on the way."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import lcfl.federation.session
+from lcfl.callbacks import Checkpoint
+from lcfl.cli import federated_cli
+from lcfl.cli.commands.fleet import write_app
+from lcfl.cli.federated_cli import instantiate, instantiate_trainer
+from lcfl.cli.fleet_config import node_of, options_of
+from lcfl.core.callback import Callback
+from lcfl.federation.onboarding import onboard
+from lcfl.fleet import server
+from lcfl.fleet.link import Undelivered
+from lcfl.fleet.messages import decode
+from lcfl.fleet.parcel import Parcel
+from lcfl.fleet.post import Patience
+from lcfl.runs.checkpoint import CheckpointError
+from lcfl.server.schedule import Schedule
+from tests.fleet.fleets import FIRST, data, module, nodes, on_fleet, simulated
+from tests.helpers.builders import alone, fedavg, fedper, lcfed
+from tests.helpers.commandline import KIND_OF_METHOD, SYNTHETIC
+from tests.helpers.loopback import NEVER, Loopback
+from tests.methods.clustering.test_one_shot import fedclust
+from tests.server.test_dropouts import losing
+
+SERVER = ("global_model", "centres", "assignment", "participated", "active", "codes", "projection", "round")
+SOME = Patience(deadline=0.2, min_answers=0.25)
+AWAY = Undelivered("the node is away")
+SMALL = ("--data.num_clients=10", "--trainer.rounds=3", "--trainer.clients_per_round=4", "--trainer.evaluate_every=2")
+SMALL += ("--trainer.devices=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false")
+OWN = {"lg_fedavg": ("--method.exchange.global_layers=1",)}
+
+
+def assert_same_server(one, other):
+    """Asserts that the servers of two runs know the same, and that all rows and final metrics are equal."""
+    for name in SERVER:
+        a, b = getattr(one.state, name), getattr(other.state, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert one.state.total_bytes == other.state.total_bytes
+    assert_same_rows(one, other)
+
+
+def assert_same_rows(one, other):
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert_same_numbers(timeless(a), timeless(b))
+    assert_same_numbers(one.metrics, other.metrics)
+
+
+def timeless(row):
+    """Returns a row without seconds, and without the index that needs the true groups, which no fleet knows."""
+    return {name: value for name, value in row.items() if not name.startswith("time/") and name != "cluster/ari"}
+
+
+def assert_same_numbers(one, other):
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not np.array_equal(one[name], other[name], equal_nan=True)]
+
+
+def first_of_round_1():
+    """Returns the first client that is drawn for round 1."""
+    return Schedule(4, 4, 2).sample(3, 1, torch.ones(6, dtype=torch.bool))[0]
+
+
+def dropped(watch):
+    return [row.get("train/dropped_clients", 0) for row in watch.rows]
+
+
+def settings(method):
+    return [*map(str, SYNTHETIC), "-c", str(method), *SMALL, *OWN.get(method.stem, ())]
+
+
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
+def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
+    words = settings(method)
+    simulation = federated_cli.main(["fit", *words, "--trainer.name=simulation"])
+    write_app(here / "app", words)
+    config = here / "app" / "config.yaml"
+
+    def node(place):
+        own = {"data": str(here / "app/config.yaml"), "state": str(here / f"node{place}"), "client": place}
+        return node_of(config, own)
+
+    link = Loopback({FIRST + place: partial(node, place) for place in range(10)})
+    options = options_of(config, {"min-answers": 1.0})
+    run = server.fit(instantiate_trainer(config), *instantiate(config), link, options)
+    for name in SERVER:
+        a, b = getattr(run.state, name), getattr(simulation.state, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_numbers(run.metrics, simulation.metrics)
+
+
+def test_only_what_the_method_exchanges_leaves_a_node(tmp_path):
+    watch = on_fleet(tmp_path, fedper)
+    sizes = {
+        int(np.prod(each["shape"])) for _, _, answer in watch.link.sent for each in json.loads(answer.text)["arrays"]
+    }
+    assert sizes == {module().layout.num_embedding}
+    assert not list(watch.state.clients), "the server has no client's state"
+    kept = tmp_path.glob("node*/*/client-*/round-*.pt")
+    assert {path.parent.name for path in kept} == {f"client-{i}" for i in range(6)}
+
+
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, alone])
+@pytest.mark.parametrize(
+    "fate", [AWAY, lambda answer: Parcel("nonsense"), lambda answer: replace(answer, arrays=answer.arrays[1:])]
+)
+def test_with_enough_patience_a_lost_answer_changes_no_bit(tmp_path, monkeypatch, method, fate):
+    monkeypatch.setattr("lcfl.fleet.post.AGAIN", 0.01)
+    if method is alone and fate is not AWAY:
+        return  # its answers have no arrays
+    link = Loopback(nodes(tmp_path, method), lambda message, count: fate if count in (8, 12, 13, 20) else None)
+    assert_same_server(on_fleet(tmp_path, method, link=link), simulated(tmp_path / "simulation", method))
+
+
+@pytest.mark.parametrize("fate", [AWAY, NEVER])
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper])
+def test_a_client_without_an_answer_is_dropped_and_stays_as_it_was(tmp_path, monkeypatch, method, fate):
+    """A simulation in which the same client drops out of the same round gives the same models."""
+
+    client = first_of_round_1()
+    link = Loopback(nodes(tmp_path, method), lambda message, count: fate if is_of_round_1(message, client) else None)
+    with pytest.warns(UserWarning, match=rf"^round 1: 1 of 4 clients are left out: {client} \(hospital {client}\): "):
+        watch = on_fleet(tmp_path, method, link=link, patience=SOME)
+    assert dropped(watch) == [0, 1, 0, 0]
+    monkeypatch.setattr(lcfl.federation.session, "Server", losing({(1, client)}))
+    without = simulated(tmp_path / "simulation", method)
+    for name in SERVER:
+        a, b = getattr(watch.state, name), getattr(without.state, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_numbers(watch.metrics, without.metrics)
+
+
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, alone])
+def test_a_resumed_server_takes_its_clients_back_to_the_checkpoint(tmp_path, method):
+    """The server saves every second round and dies after the third."""
+
+    class Dying(Callback):
+        def on_round_logged(self, state):
+            if state.round == 3:
+                raise KeyboardInterrupt
+
+    saved = Checkpoint(every_n_rounds=2)
+    with pytest.raises(KeyboardInterrupt):
+        on_fleet(tmp_path, method, callbacks=[saved, Dying()])
+    watch = on_fleet(tmp_path, method, callbacks=[Checkpoint(every_n_rounds=2)], ckpt_path="last")
+    whole = simulated(tmp_path / "simulation", method)
+    for name in SERVER:
+        a, b = getattr(watch.state, name), getattr(whole.state, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert watch.state.total_bytes == whole.state.total_bytes
+    assert_same_numbers(watch.metrics, whole.metrics)
+    assert watch.run.path.name == "version_0"
+
+
+def test_nodes_keep_only_the_states_that_the_server_may_go_back_to(tmp_path):
+    on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1)], rounds=6, clients_per_round=6)
+    for place in range(6):
+        (folder,) = (tmp_path / f"node{place}").glob("*/client-*")
+        assert sorted(int(path.name.split("-")[1]) for path in folder.iterdir()) == [4, 5]
+
+
+def test_a_node_without_the_state_that_the_server_names_says_so(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)])
+    for path in (tmp_path / "node0").glob("*/client-*/*.pt"):
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"the node says: this node has no state round-00000\d-.*nothing"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint()], ckpt_path="last", patience=SOME)
+
+
+class Stop(Callback):
+    """Ends a run with an error after so many rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_checkpoint(self, state):
+        if state.round == self.rounds:
+            raise RuntimeError("stop")
+
+
+def test_the_checkpoint_of_a_simulation_is_no_run_of_a_fleet(tmp_path):
+    simulated(tmp_path, fedavg)
+    with pytest.raises(CheckpointError, match=r"version_0 is not the run of a fleet: it has no fleet.json"):
+        on_fleet(tmp_path, fedavg, ckpt_path="last")
+
+
+def spoiled(**fields):
+    def change(answer):
+        header = json.loads(answer.text)
+        header["fields"] |= fields
+        return replace(answer, text=json.dumps(header))
+
+    return change
+
+
+def resized(answer):
+    """Adds one number to the model."""
+    header = json.loads(answer.text)
+    header["arrays"][0]["shape"][0] += 1
+    return Parcel(json.dumps(header), [answer.arrays[0] + bytes(4)])
+
+
+def enormous(answer):
+    header = json.loads(answer.text)
+    header["arrays"][0]["shape"] = [2**40, 2**40]
+    return replace(answer, text=json.dumps(header))
+
+
+BAD_ANSWERS = {
+    "another shape": (resized, "the upload was refused: model: got torch.float32 of shape"),
+    "an enormous shape": (enormous, "a message that cannot be read: model: got "),
+    "too many samples": (spoiled(num_samples=10**6), "it has 1000000 training samples, but joined with"),
+    "another nonce": (spoiled(nonce="0" * 16), "the answer to another request was refused"),
+    "a word as loss": (spoiled(loss="low"), "the answer was refused: loss: got 'low'"),
+    "a field more": (spoiled(code="import os"), "the answer was refused: the content: code is missing or unknown"),
+    "another version": (
+        lambda answer: replace(answer, text=answer.text.replace('"wire": 1', '"wire": 7')),
+        "in version 7",
+    ),
+    "no JSON": (lambda answer: replace(answer, text="gAR9lC4="), "a message that cannot be read"),
+    "too large": (lambda answer: replace(answer, arrays=[bytes(10**6)]), "at most 0.5 MiB and"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ANSWERS)
+def test_a_bad_answer_is_refused_in_words_and_the_run_goes_on(tmp_path, bad):
+    client = first_of_round_1()
+    change, words = BAD_ANSWERS[bad]
+    link = Loopback(nodes(tmp_path, lcfed), lambda message, count: change if is_of_round_1(message, client) else None)
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        watch = on_fleet(tmp_path, lcfed, link=link, patience=SOME, most_bytes=2**19)
+    assert dropped(watch) == [0, 1, 0, 0]
+
+
+def is_of_round_1(message, client):
+    told = message.fields
+    return message.kind == "train" and told["round"] == 1 and told["client"] == client
+
+
+def test_an_answer_with_nan_counts_as_failed(tmp_path):
+    def nan(answer):
+        return replace(answer, arrays=[np.full(len(answer.arrays[0]) // 4, np.nan, dtype="<f4").tobytes()])
+
+    link = Loopback(
+        nodes(tmp_path, lcfed),
+        lambda message, count: nan if message.kind == "train" and message.fields["round"] == 1 else None,
+    )
+    with pytest.warns(UserWarning, match=r"round 1: the loss or the upload of 4 of 4 clients is not finite"):
+        watch = on_fleet(tmp_path, lcfed, link=link)
+    assert [row["train/failed_clients"] for row in watch.rows] == [0, 4, 0, 0]
+
+
+def test_an_old_request_that_arrives_late_changes_nothing(tmp_path):
+    """Each node answers its first request once more at the end of every round."""
+    old = {}
+
+    class Late(Loopback):
+        def send(self, parcels):
+            tickets = super().send(parcels)
+            for node, parcel in parcels.items():
+                if node in old:
+                    self.made[node]().answer(decode(old[node], 2**30))
+                if json.loads(parcel.text)["kind"] == "train":
+                    old.setdefault(node, parcel)
+            return tickets
+
+    watch = on_fleet(tmp_path, fedper, link=Late(nodes(tmp_path, fedper)))
+    assert_same_server(watch, simulated(tmp_path / "simulation", fedper))
+
+
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, fedclust])
+def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method(tmp_path, method):
+    """It is added between two rounds as ``lcfl onboard`` adds it to the checkpoint of a simulation."""
+    more = {"newcomers": 1}
+    (newcomer,) = data(newcomers=1).newcomer_clients
+    made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in nodes(tmp_path, method).items()}
+    link = Loopback(made, away=[FIRST + newcomer])
+
+    class Registering(Callback):
+        def on_round_start(self, state):
+            if state.round == 3:
+                link.away.clear()
+
+    watch = on_fleet(tmp_path, method, link=link, callbacks=[Registering()], more=more)
+    simulation = tmp_path / "simulation"
+    whole = simulated(simulation, method, data=data(newcomers=1), callbacks=[Checkpoint(every_n_rounds=1)])
+    assert_same_server(watch, whole)
+    path = simulation / "run/version_0/checkpoints/round-000004.ckpt"
+    by_hand = onboard(path, module(), data(newcomers=1), method(), accelerator="cpu")
+    found = json.loads((watch.run.path / "newcomers.json").read_text())
+    expected = by_hand.evaluation.summary()
+    assert found["metrics"] == expected and found["rule"] == by_hand.rule
+    assert found["newcomers"][0]["cluster"] == by_hand.joined[0].cluster
+    assert found["newcomers"][0]["name"] == f"hospital {newcomer}"

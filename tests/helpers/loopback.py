@@ -1,0 +1,47 @@
+"""A link whose nodes live in this process: every parcel is written, read and answered as on a real fleet."""
+
+from lcfl.fleet.link import Undelivered
+from lcfl.fleet.messages import decode, encode
+
+MOST_BYTES = 2**30
+NEVER = "never"  # an answer that does not arrive
+
+
+class Loopback:
+    """Carries parcels to nodes in this process.
+
+    Args:
+        nodes: makes a node anew for each message, by the number of the node, as a restarted node is a new process.
+        fault: what becomes of an answer, given the message and how many were sent before: None for nothing, `NEVER`, an
+            `Undelivered`, or a function of the answer's parcel.
+        away: the nodes that cannot be reached.
+
+    Attributes:
+        sent: the number of the node, the request and the answer of every message.
+    """
+
+    def __init__(self, nodes, fault=lambda message, count: None, away=()):
+        self.made, self.fault, self.away = nodes, fault, set(away)
+        self.sent, self._arrived = [], {}
+
+    def nodes(self):
+        return [node for node in self.made if node not in self.away]
+
+    def send(self, parcels):
+        tickets = {}
+        for node, parcel in parcels.items():
+            message = decode(parcel, MOST_BYTES)
+            answer = encode(self.made[node]().answer(message))
+            fate = self.fault(message, len(self.sent))
+            tickets[node] = f"ticket {len(self.sent)}"
+            self.sent.append((node, parcel, answer))
+            if isinstance(fate, Undelivered):
+                answer = fate
+            elif callable(fate):
+                answer = fate(answer)
+            if fate is not NEVER:
+                self._arrived[tickets[node]] = answer
+        return tickets
+
+    def receive(self, tickets):
+        return {ticket: self._arrived.pop(ticket) for ticket in tickets if ticket in self._arrived}
