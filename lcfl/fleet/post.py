@@ -1,5 +1,6 @@
 """Asks nodes and waits for their answers: with a deadline, a minimum of answers, and nodes that are away."""
 
+import logging
 import math
 import time
 import warnings
@@ -17,6 +18,7 @@ from lcfl.fleet.parcel import MessageError, Parcel
 
 __all__ = ["Patience", "Post"]
 
+LOGGER = logging.getLogger(__name__)
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 1.0  # seconds between two looks for answers
 AGAIN = 5.0  # seconds until a node is asked again after its answer was lost or refused
 REMINDER = 60.0  # seconds between two warnings that answers are still missing
@@ -115,6 +117,8 @@ class Post:
                     check(sender, read)
                     answers[sender] = read
                 except MessageError as error:
+                    if lost.get(sender) != str(error):
+                        LOGGER.info("%s is asked again: %s", self.names.get(sender, sender), error)
                     lost[sender], again[sender] = str(error), time.monotonic() + AGAIN
             late = now - begin > self.patience.deadline
             if len(answers) >= enough and (late or not waiting):
