@@ -62,6 +62,7 @@ NAVIGATION = {
             "howto/method",
             "howto/callback",
             "howto/machines",
+            "howto/fleet",
         ],
         "Background": [
             "architecture",

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import runpy
+import shutil
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,11 +15,16 @@ import torch
 
 from lcfl.__main__ import COMMANDS
 from lcfl.cli import federated_cli
+from lcfl.cli.federated_cli import instantiate, instantiate_trainer
+from lcfl.cli.fleet_config import node_of
+from lcfl.fleet import server as fleet
+from lcfl.fleet.server import FleetOptions
 from tests.test_readme import lcfl_commands, marked
 from tests.test_task_examples import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/howto").glob("*.md")}
+# The blocks of the page on fleets need the files of the page on clients; a test of their own follows them.
 BLOCKS = [(page, name) for page in PAGES for name in re.findall(r"<!-- block: (\w+) -->", PAGES[page])]
 
 SHORT = ["--trainer.rounds=2", "--trainer.evaluate_every=2", "--trainer.devices=1"]
@@ -59,7 +65,11 @@ def followed(here):
 @pytest.mark.parametrize(
     ("page", "block"),
     # a sweep starts a process for each run
-    [pytest.param(*each, marks=[pytest.mark.slow] if each[1] == "hospitals" else []) for each in BLOCKS],
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if each[1] == "hospitals" else [])
+        for each in BLOCKS
+        if each[0] != "fleet"
+    ],
     ids=lambda each: each,
 )
 def test_block_as_written(followed, here, capsys, monkeypatch, page, block):
@@ -89,6 +99,51 @@ def test_the_page_of_tasks_shows_an_example_as_it_is():
 
 def test_every_page_is_followed_except_the_one_for_other_machines():
     assert {page for page, _ in BLOCKS} == PAGES.keys() - {"machines"}
+
+
+def test_a_fleet_of_hospitals_as_its_page_says(here, capsys):
+    """All nine nodes exchange messages through the folder of the page's last example."""
+    pytest.importorskip("flwr")
+    write_files("clients", here)
+    write_files("fleet", here)
+    runpy.run_path("make_hospitals.py", run_name="__main__")
+    sys.path.insert(0, str(here))
+    mailbox = import_module("mailbox")
+    for block in ("fleet_app", "fleet_check"):
+        if block == "fleet_check":
+            shown = re.search(r"```yaml\n(data:\n  dataset:.+?)```", PAGES["fleet"], re.DOTALL)[1]
+            for name in sorted(path.name for path in Path("hospitals").iterdir()):
+                shutil.copytree(f"hospitals/{name}", f"{name}/patients/{name}")
+                (here / name / "hospital.yaml").write_text(shown.replace("/srv", str(here / name)))
+            shutil.copy("alder/hospital.yaml", here)
+        for line in marked(PAGES["fleet"], f"block: {block}").replace("$LCFL", str(ROOT)).splitlines():
+            words = line.split()
+            assert words[:2] == ["lcfl", "fleet"]
+            import_module(COMMANDS["fleet"]).main(words[2:])
+    printed = capsys.readouterr().out
+    assert re.search(r"```text\n(name: alder.+?)```", PAGES["fleet"], re.DOTALL)[1] in printed
+
+    config, post = here / "hospitals_app/config.yaml", here / "post"
+    names = sorted(path.name for path in Path("hospitals").iterdir())
+    nodes = {
+        number: node_of(config, {"data": str(here / name / "hospital.yaml"), "state": str(here / name / "state")})
+        for number, name in enumerate(names)
+    }
+    for number in nodes:
+        (post / str(number)).mkdir(parents=True)
+
+    class Both(mailbox.Mailbox):
+        def receive(self, tickets):
+            for number, node in nodes.items():
+                mailbox.answer_all(node, self.folder / str(number))
+            return super().receive(tickets)
+
+    federation = instantiate_trainer(config)
+    federation.rounds, federation.logger = 3, False
+    run = fleet.fit(federation, *instantiate(config), Both(post), FleetOptions(9, {"batch_size": 10}))
+    assert run.metrics["test/own_split/global/acc"] > 0.5
+    with (run.path / "clients.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == names
 
 
 def test_hospitals_of_very_different_size_train(here):

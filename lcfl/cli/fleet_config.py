@@ -1,6 +1,5 @@
 """Builds the parts of a fleet: from the configuration of a run, and from the data section of a node."""
 
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,8 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
     Args:
         config: the configuration of the run.
         settings: the node's own: ``data``, a YAML file with its data section; ``state``, a folder for what is private;
-            ``name``, what the server calls it, by default that of the machine; and ``client``, which one of the clients
-            of a data section that deals samples out it is. Without ``client``, all samples are its own.
+            ``name``, what the server calls it; and ``client``, which one of the clients of a data section that deals
+            samples out it is. Without ``client``, all samples are its own.
 
     Raises:
         ValueError: for unknown or missing settings, and if network and data do not fit together.
@@ -82,7 +81,7 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
     file, client = Path(settings["data"]), settings.get("client")
     data = _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
     module, method = instantiate(config, with_weights=True)
-    name = settings.get("name", socket.gethostname() if client is None else f"client {client}")
+    name = settings.get("name", None if client is None else f"client {client}")
     own = NodeSettings(Path(settings["state"]), name, client or 0, client)
     return Node(module, method, data, instantiate_trainer(config), own)
 

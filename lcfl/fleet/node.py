@@ -6,6 +6,7 @@ Legend: P + Q length of a model's flat vector.
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,13 @@ class NodeSettings:
 
     Args:
         folder: where the private states of its client are kept.
-        name: what the server calls the client.
+        name: what the server calls the client; None for what its data call it, or else for the name of the machine.
         place: which client of the node's data it is.
         number: the number that it asks for in the federation; None for any.
     """
 
     folder: Path
-    name: str
+    name: str | None = None
     place: int = 0
     number: int | None = None
 
@@ -127,6 +128,12 @@ class Node:
         self._worker = self._placed()
         check_batches(module, self.data)
         check_targets(module, self.data)
+
+    @property
+    def name(self) -> str:
+        """What the server calls the client."""
+        names = self._whole.population.names
+        return self.own.name or (socket.gethostname() if names is None else names[self.own.place])
 
     @property
     def data(self) -> FederatedDataModule:
@@ -172,7 +179,7 @@ class Node:
             {
                 "lcfl": lcfl.__version__,
                 "identity": self.identity,
-                "name": self.own.name,
+                "name": self.name,
                 "client": self.own.number,
                 "spec": described_spec(self.data.dataset),
                 "sizes": sizes,

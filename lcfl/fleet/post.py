@@ -118,7 +118,7 @@ class Post:
                     answers[sender] = read
                 except MessageError as error:
                     if lost.get(sender) != str(error):
-                        LOGGER.info("%s is asked again: %s", self.names.get(sender, sender), error)
+                        LOGGER.info("no answer from %s yet: %s", self.names.get(sender, sender), error)
                     lost[sender], again[sender] = str(error), time.monotonic() + AGAIN
             late = now - begin > self.patience.deadline
             if len(answers) >= enough and (late or not waiting):

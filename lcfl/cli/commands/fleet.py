@@ -144,7 +144,7 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         node = node_of(app / "config.yaml", own)
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
-        yield f"name: {node.own.name}"
+        yield f"name: {node.name}"
         yield f"input: {list(node.data.dataset.shape)}, {node.data.dataset.num_classes or 'no'} classes"
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
         yield f"engine: {node.engine}"

@@ -1,5 +1,7 @@
 """Clients as they lie on a disk: one folder or file for each. Shapes: S samples in all, M clients, C classes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lcfl.core.validation import abbreviated, check_instance
@@ -28,6 +30,8 @@ class Folders(FederatedDataset):
         root: the folder of all clients.
         reader: how files are read: ``ImageFiles``, ``Arrays`` or ``Table``.
         augmentation: changes the inputs of training batches.
+        classes: the names of all classes, in the order of their numbers. It is needed where not all clients are read
+            together, so that a class has the same number on every machine. None for the sorted classes of the files.
 
     Raises:
         ValueError: If files are missing, unusable or unlike each other. The message names the client and the file.
@@ -36,16 +40,23 @@ class Folders(FederatedDataset):
         classes: the names of the classes 0, ..., C - 1; None if targets are not classes.
     """
 
-    def __init__(self, root: str, reader: Reader, augmentation: Augmentation | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        reader: Reader,
+        augmentation: Augmentation | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
         check_instance("Folders: reader", reader, Reader)
         self.root, self.reader, self.augmentation = str(root), reader, augmentation
+        self._all_classes = classes
         clients = clients_below(self.root, reader.suffixes)
         names = tuple(parts[0].client for parts in clients)
         # Training and validation samples of all clients come first. Sorting keeps the order of the clients.
         self._parts: list[PartFiles] = sorted(
             (part for parts in clients for part in parts), key=lambda part: part.part == TEST
         )
-        contents = reader.open(self._parts)
+        contents = self._open()
         for part, count in zip(self._parts, contents.counts, strict=True):
             if count == 0:
                 refuse(part.client, part.folder, f"it has no samples; its files, {abbreviated(part.files)}, are empty")
@@ -61,6 +72,10 @@ class Folders(FederatedDataset):
         if augmentation is not None and len(self.target_shape) > 1:
             raise ValueError("Folders: an augmentation changes inputs alone, so these masks would no longer fit")
 
+    def _open(self) -> Contents:
+        contents = self.reader.open(self._parts)
+        return contents if self._all_classes is None else contents.among(self._all_classes)
+
     def owners(self, by: str | None = None) -> Owners:
         """Returns the clients, and which of their samples are for training, validation and testing."""
         if by is not None:
@@ -69,7 +84,7 @@ class Folders(FederatedDataset):
 
     def load(self) -> Samples:
         """Reads the inputs. What was read before is kept until then, so that no file is read twice."""
-        contents, self._contents = self._contents or self.reader.open(self._parts), None
+        contents, self._contents = self._contents or self._open(), None
         num_train = int((self._owners.part != TEST).sum())
         return TensorSamples(
             contents.inputs(),

@@ -5,7 +5,7 @@ Shapes: S samples in all, those of the parts one after another.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar, NoReturn
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.core.validation import CheckedFields, shortened
+from lcfl.core.validation import CheckedFields, abbreviated, shortened
 from lcfl.data.datasets.client_files import PartFiles, refuse
 
 __all__ = ["Contents", "Reader", "number_classes", "refuse_non_finite", "refuse_unreadable"]
@@ -44,6 +44,22 @@ class Contents:
     inputs: Callable[[], Tensor]
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+
+    def among(self, classes: Sequence[str]) -> "Contents":
+        """Returns the same with the numbers that the classes have in a longer list.
+
+        Raises:
+            ValueError: if targets are not classes, or if the list does not name a class once that has samples.
+        """
+        if self.classes is None:
+            raise ValueError("classes: the targets are not classes; leave it out")
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown or len(set(classes)) < len(classes):
+            raise ValueError(
+                f"classes: got {abbreviated(classes)}; it must name each class once, also {abbreviated(self.classes)}"
+            )
+        number = np.array([list(classes).index(name) for name in self.classes], dtype=np.int64)
+        return replace(self, targets=number[np.asarray(self.targets)], classes=tuple(classes))
 
 
 class Reader(CheckedFields, ABC):
