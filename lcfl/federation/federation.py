@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.distributed.connections import check_address
 from lcfl.distributed.launch import launch, one_thread, resolve_placement
 from lcfl.engines import EngineName, choose_engine
 from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients
@@ -125,6 +126,8 @@ class Federation(Settings):
         placement = resolve_placement(
             self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
         )
+        if placement.num_nodes > 1:
+            check_address()
         fabric = Fabric(
             accelerator=self.device_type,
             devices=placement.devices,
