@@ -31,7 +31,6 @@ __all__ = [
     "SharedMemoryConnection",
     "balance",
     "can_share_memory",
-    "check_address",
     "open_files",
     "pack",
     "unpack",
@@ -233,34 +232,6 @@ class SharedMemoryConnection(Connection):
                 flat = torch.frombuffer(self._in, dtype=dtype, count=shape.numel(), offset=offset)
                 tensors.append(flat.view(shape))
         return tensors
-
-
-def check_address() -> None:
-    """Checks that gloo, which offers the address of the host name, offers one that other machines can reach.
-
-    Debian gives the host name an address of loopback. All ranks would then wait for each other for half an hour.
-
-    Raises:
-        ValueError: if it is such an address, unless the environment chooses the network, or all ranks meet on loopback.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ or _is_loopback(os.environ.get("MASTER_ADDR", "")):
-        return
-    name = socket.gethostname()
-    try:
-        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        address = ""
-    if not address or _is_loopback(address):
-        networks = [network for _, network in socket.if_nameindex() if network != "lo"]
-        raise ValueError(
-            f"the name of this machine, {name}, stands for {address or 'no address'}, and other machines cannot reach "
-            "it there. Give the name of its network in the variable GLOO_SOCKET_IFNAME; networks here: "
-            f"{', '.join(networks) or 'none'}."
-        )
-
-
-def _is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1") or address.startswith("127.")
 
 
 def open_files() -> set[int]:

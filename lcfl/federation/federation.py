@@ -10,8 +10,8 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.connections import check_address
-from lcfl.distributed.launch import launch, one_thread, resolve_placement
+from lcfl.distributed.launch import LostRankError, launch, one_thread, resolve_placement
+from lcfl.distributed.meeting import check_meeting
 from lcfl.engines import EngineName, choose_engine
 from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients
 from lcfl.federation.session import Session
@@ -126,8 +126,7 @@ class Federation(Settings):
         placement = resolve_placement(
             self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
         )
-        if placement.num_nodes > 1:
-            check_address()
+        check_meeting(placement)
         fabric = Fabric(
             accelerator=self.device_type,
             devices=placement.devices,
@@ -148,7 +147,7 @@ class Federation(Settings):
         session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun
-            raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")
+            raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
         return result
 
     def _freeze(self, model: FederatedModule, resumed: Path | None) -> None:

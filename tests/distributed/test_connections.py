@@ -1,7 +1,6 @@
 """Messages between ranks arrive unchanged, without pickled tensors, and leave no file behind."""
 
 import os
-import socket
 import tempfile
 from dataclasses import dataclass
 from itertools import product
@@ -14,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lcfl.distributed import connections
-from lcfl.distributed.connections import (
-    NetworkConnection,
-    SharedMemoryConnection,
-    balance,
-    check_address,
-    pack,
-    unpack,
-)
+from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection, balance, pack, unpack
 from lcfl.distributed.launch import LostRankError
 from tests.helpers.bits import same
 
@@ -81,50 +73,6 @@ def test_equal_tasks_are_dealt_out_in_turn():
     assert balance([1, 1, 1, 1, 1], 2) == [[0, 2, 4], [1, 3]]
     assert balance([1, 5, 1, 1, 2], 2) == [[1], [0, 2, 3, 4]]
     assert balance([], 2) == [[], []]
-
-
-# check_address
-
-
-@pytest.fixture
-def address(monkeypatch):
-    """Provides ``address(text, **environment)``: the host name then stands for this address, or for none."""
-
-    def stand_for(text, **environment):
-        def look_up(name, port, **options):
-            if not text:
-                raise socket.gaierror("on purpose")
-            return [(None, None, None, "", (text, 0))]
-
-        for name in ("GLOO_SOCKET_IFNAME", "MASTER_ADDR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(socket, "gethostname", lambda: "first")
-        monkeypatch.setattr(socket, "getaddrinfo", look_up)
-
-    return stand_for
-
-
-@pytest.mark.parametrize(("text", "named"), [("127.0.1.1", "127.0.1.1"), ("::1", "::1"), ("", "no address")])
-def test_an_address_that_other_machines_cannot_reach_is_refused(address, text, named):
-    address(text, MASTER_ADDR="first")
-    with pytest.raises(ValueError, match=rf"this machine, first, stands for {named}, .* GLOO_SOCKET_IFNAME; networks"):
-        check_address()
-
-
-@pytest.mark.parametrize(
-    ("text", "environment"),
-    [
-        ("10.9.0.1", {"MASTER_ADDR": "first"}),
-        ("127.0.1.1", {"MASTER_ADDR": "first", "GLOO_SOCKET_IFNAME": "eth0"}),
-        ("127.0.1.1", {"MASTER_ADDR": "127.0.0.1"}),
-        ("127.0.1.1", {"MASTER_ADDR": "localhost"}),
-    ],
-)
-def test_an_address_is_accepted_if_the_ranks_can_meet(address, text, environment):
-    address(text, **environment)
-    check_address()
 
 
 # pack, unpack
