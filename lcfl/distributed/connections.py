@@ -175,13 +175,11 @@ class NetworkConnection(Connection):
         return None
 
     def _stream(self, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
-            dist.send(tensor, self.peer, self.group)
+        _wait_for([dist.isend(tensor, self.peer, self.group) for tensor in tensors])
 
     def _read(self, shapes: list[Shape], place: str | None) -> list[Tensor]:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
-        for tensor in tensors:
-            dist.recv(tensor, self.peer, self.group)
+        _wait_for([dist.irecv(tensor, self.peer, self.group) for tensor in tensors])
         return tensors
 
 
@@ -264,6 +262,13 @@ def watch_links(files: Collection[int]) -> None:
                     for name, (level, value) in options.items():
                         if hasattr(socket, name):
                             link.setsockopt(level, getattr(socket, name), value)
+
+
+def _wait_for(transfers: Sequence[dist.Work | None]) -> None:
+    """Waits for transfers that were begun together, so that only the first waits for the link's delay."""
+    for transfer in transfers:
+        assert transfer is not None, "this rank is part of the group"
+        transfer.wait()
 
 
 def _num_bytes(tensor: Tensor) -> int:

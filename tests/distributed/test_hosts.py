@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
 SECONDS = 300  # a process that takes longer hangs, also on a busy machine
 AT_ONCE, SILENT = 30, LINK_TIMEOUT + 30  # seconds until all have ended: if the system tells them, and if not
 FIXED = "--master_addr=first", "--master_port=29500"
-RESTARTED = "--rdzv_backend=c10d", "--rdzv_endpoint=first:29500", "--rdzv_id=job", "--max-restarts=2"
+RESTARTED = "--rdzv_backend=c10d", "--rdzv_endpoint=first:29500", "--rdzv_id=job", "--max-restarts=3"
 SENT = ROUNDS * 4 * 808 * 4  # bytes of the models of 8 rounds and 4 clients
 
 # At its 80th step, in the middle of a round, a rank waits or kills itself, but only once.
