@@ -160,6 +160,42 @@ def test_a_cable_that_is_soon_back_is_no_error(single, hosts):  # noqa: F811
     assert_same_run(single, newest_run("two"))
 
 
+SENDING = """
+import sys
+import torch, torch.distributed as dist
+from lcfl.distributed.connections import NetworkConnection, open_files, watch_links
+
+rank, sender = map(int, sys.argv[1:])
+before = open_files()
+dist.init_process_group("gloo", "tcp://first:29500", rank=rank, world_size=2)
+watch_links(open_files() - before)
+link = NetworkConnection(1 - rank, dist.group.WORLD)
+link.send(torch.zeros(10**8)) if rank == sender else link.receive()
+"""
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_a_message_that_is_cut_off_ends_its_other_end(hosts, sender):  # noqa: F811
+    Path("sending.py").write_text(SENDING)
+    made = hosts(2, rate=1e8)  # the message would take half a minute
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    script, files = (sys.executable, "sending.py"), {name: Path(f"{name}.txt") for name in made.names}
+    ends = []
+    for rank, name in enumerate(made.names):
+        with files[name].open("w") as file:
+            ends.append(made.start(name, *script, rank, sender, stderr=file, env=environ))
+    begin = time.monotonic()
+    while made.transferred(made.names[1 - sender])[0] < 10**7:
+        assert time.monotonic() < begin + SECONDS, [file.read_text() for file in files.values()]
+        time.sleep(0.01)
+    begin = time.monotonic()
+    made.kill("second")
+    assert ends[0].wait(SECONDS) == 1 and time.monotonic() < begin + AT_ONCE
+    said = files["first"].read_text()
+    assert "lcfl: error: a rank was lost, or the link to it, while this one waited for rank 1." in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_torchrun_resumes_the_run_if_a_rank_is_killed(single, hosts, rank):  # noqa: F811
     Path(f"halts-{rank}").write_text("killed")
