@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import lcfl
 from lcfl import FederatedModule
 from lcfl.cli.sweep import given_to, parse_grid, points_of
 from tests.helpers.commandline import METHODS, printed
+from tests.helpers.hosts import TUN
 
 BENCHMARKS = Path(lcfl.__file__).parent.parent / "benchmarks"
 TINY = ["--root", "random", "--num_clients", "4", "--clients_per_round", "2", "--num_samples", "40"]
@@ -204,3 +206,19 @@ def test_frozen_measures_fewer_bytes_for_a_smaller_part(module, tmp_path, capsys
     assert [row["bytes_per_round"] > 2 * 2 * 4 * row["parameters"] - 1 for row in rows] == [True] * 3
     assert rows[-1]["checkpoint_bytes"] < 46e6 < rows[1]["checkpoint_bytes"]
     assert "| head alone | 5,130 |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_hosts_measures_what_crosses_the_network(module, tmp_path, capsys):
+    hosts = module("hosts")
+    if reason := hosts.why_not():
+        pytest.skip(reason)
+    path, words = tmp_path / "hosts.csv", ["--networks", "lenet", "--rounds", "3", "--clients", "4"]
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        pytest.skip(f"a slow cable needs {TUN}")
+    one, two, slow = hosts.main([*words, "--csv", str(path)])
+    model = 4 * 61_706 / 1e6
+    assert one["sent_mb"] == one["received_mb"] == 0
+    assert all(model < row["sent_mb"] < 2 * model < row["received_mb"] < 3 * model for row in (two, slow))
+    assert path.read_text().startswith("network,hosts,round_s,") and "2 hosts, 10 ms, 100 Mbit/s" in path.read_text()
+    assert "| lenet | 1 host |" in capsys.readouterr().out

@@ -11,12 +11,15 @@ import pickle
 import re
 import socket
 import stat
+import sys
 import tempfile
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +44,7 @@ ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element size
 
 # Seconds after which a silent link counts as lost. Without them the system would wait for a quarter of an hour.
 LINK_IDLE, LINK_INTERVAL, LINK_TIMEOUT = 10, 5, 40
+GRACE = 5  # seconds that gloo has to report a lost link before the process is ended
 
 Shape = tuple[torch.Size, torch.dtype]
 
@@ -145,7 +149,8 @@ class Connection(ABC):
 
     @contextmanager
     def _naming_the_peer(self) -> Iterator[None]:
-        """Turns gloo's errors into one that names the peer."""
+        """Turns gloo's errors into one that names the peer, and notes for the watch that a transfer is under way."""
+        _Watch.peer = self.peer
         try:
             yield
         except RuntimeError as error:
@@ -154,6 +159,8 @@ class Connection(ABC):
                 f"rank {self.peer} was lost, or the link to it ({reason}). See the messages of that rank; the run can "
                 "be resumed from its last checkpoint."
             ) from error
+        finally:
+            _Watch.peer = None
 
     @abstractmethod
     def _write(self, tensors: list[Tensor]) -> str | None:
@@ -175,13 +182,11 @@ class NetworkConnection(Connection):
         return None
 
     def _stream(self, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
-            dist.send(tensor, self.peer, self.group)
+        _wait_for([dist.isend(tensor, self.peer, self.group) for tensor in tensors])
 
     def _read(self, shapes: list[Shape], place: str | None) -> list[Tensor]:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
-        for tensor in tensors:
-            dist.recv(tensor, self.peer, self.group)
+        _wait_for([dist.irecv(tensor, self.peer, self.group) for tensor in tensors])
         return tensors
 
 
@@ -242,8 +247,51 @@ def open_files() -> set[int]:
         return set()
 
 
+class _Watch(threading.Thread):
+    """Ends this process if a link is lost and gloo does not report it.
+
+    gloo closes the link, but forgets a tensor of which only a part has crossed it. Whoever sends or receives the rest
+    would wait for days, in a call that nothing interrupts.
+
+    Args:
+        links: numbers of the open connections. Those of an earlier watch are no longer watched.
+    """
+
+    current: ClassVar["_Watch | None"] = None
+    peer: ClassVar[int | None] = None  # the other end of the transfer that is under way
+
+    def __init__(self, links: Collection[int]) -> None:
+        super().__init__(daemon=True)
+        self._links = {number: os.fstat(number).st_ino for number in links}
+        _Watch.current = self
+
+    def run(self) -> None:
+        """Looks at the links every second."""
+        waited = 0
+        while _Watch.current is self:
+            peer = _Watch.peer
+            waited = waited + 1 if peer is not None and self._has_lost_one() else 0
+            if waited > GRACE:
+                print(
+                    f"lcfl: error: a rank was lost, or the link to it, while this one waited for rank {peer}. See the "
+                    "messages of the others; the run can be resumed from its last checkpoint.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(1)
+            time.sleep(1)
+
+    def _has_lost_one(self) -> bool:
+        try:
+            return any(os.fstat(number).st_ino != inode for number, inode in self._links.items())
+        except OSError:
+            return True
+
+
 def watch_links(files: Collection[int]) -> None:
     """Makes the system report a lost link after `LINK_TIMEOUT` seconds, whether data are on their way or not.
+
+    A process that gloo does not tell is ended soon afterwards.
 
     Args:
         files: numbers of open files; those that are not connections over TCP are ignored.
@@ -255,6 +303,7 @@ def watch_links(files: Collection[int]) -> None:
         "TCP_KEEPCNT": (socket.IPPROTO_TCP, (LINK_TIMEOUT - LINK_IDLE) // LINK_INTERVAL),
         "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, 1000 * LINK_TIMEOUT),
     }
+    links = []
     for number in files:
         with suppress(OSError):  # it may have been closed since
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -264,6 +313,25 @@ def watch_links(files: Collection[int]) -> None:
                     for name, (level, value) in options.items():
                         if hasattr(socket, name):
                             link.setsockopt(level, getattr(socket, name), value)
+                    if _is_connected(link):
+                        links.append(number)
+    _Watch(links).start()
+
+
+def _is_connected(link: socket.socket) -> bool:
+    """Returns whether a connection has a peer; one that waits for connections has none."""
+    try:
+        link.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for(transfers: Sequence[dist.Work | None]) -> None:
+    """Waits for transfers that were begun together, so that only the first waits for the link's delay."""
+    for transfer in transfers:
+        assert transfer is not None, "this rank is part of the group"
+        transfer.wait()
 
 
 def _num_bytes(tensor: Tensor) -> int:

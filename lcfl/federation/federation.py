@@ -10,7 +10,8 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import Placement, launch, one_thread, resolve_placement
+from lcfl.distributed.launch import LostRankError, Placement, launch, one_thread, resolve_placement
+from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.transport import Transport
 from lcfl.engines import EngineName, choose_engine
 from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients
@@ -130,6 +131,7 @@ class Federation(Settings):
             placement = resolve_placement(
                 self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
             )
+            check_meeting(placement)
         else:
             placement = Placement(1, 1, "auto")
         fabric = Fabric(
@@ -152,7 +154,7 @@ class Federation(Settings):
         session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed, transport)
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun
-            raise RuntimeError("rank 0 ended with an error; see the message of rank 0.")
+            raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
         return result
 
     def _freeze(self, model: FederatedModule, resumed: Path | None) -> None:

@@ -95,12 +95,11 @@ def test_killed_node_server_and_superlink_change_no_bit(pair, federation, seed):
     federation.kill("node1")
     federation.restart_node("node1", **own(here, 1))
     after(2)
-    federation.kill_server_app()
+    federation.kill("superlink", b"flwr-serverapp")
     federation.kill("run")
     federation.run(here / "app", **config)
     after(3)
-    federation.kill("superlink")
-    federation.kill_server_app()  # as if the machine had lost its power
+    federation.kill("superlink")  # and the ServerApp with it, as if the machine had lost its power
     federation.kill("run")
     federation.superlink()
     federation.run_to_its_end(here / "app", **config)

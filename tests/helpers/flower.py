@@ -13,6 +13,8 @@ from pathlib import Path
 
 PROGRAMS = Path(sys.executable).parent
 SECONDS = 300  # a process that takes longer hangs, also on a busy machine
+ACTIVATED = "SuperNode ID:"  # what a SuperNode prints when it is let in
+MARK = "LCFL_TEST_PROCESS"  # in the environment of a program and of all that it starts, in whatever session
 
 
 def free_port():
@@ -96,15 +98,14 @@ class Federation:
         for name in reversed(list(self.processes)):
             self.kill(name)
 
-    def environment(self, home):
-        threads = {
-            "OMP_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-            "FLWR_HOME": str(home),
-        }
+    def environment(self, name, home=None):
+        threads = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(home or self.home)}
+        often = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", MARK: self.mark(name)}
         path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"  # SuperLink and SuperNodes start programs of Flower
-        return os.environ | threads | {"PATH": path}
+        return os.environ | threads | often | {"PATH": path}
+
+    def mark(self, name):
+        return f"{self.folder}:{name}"
 
     def start(self, name, program, *words, home=None):
         """Starts a program in a session of its own, so that all of it can be killed."""
@@ -115,37 +116,32 @@ class Federation:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env=self.environment(home or self.home),
+                env=self.environment(name, home),
                 start_new_session=True,
             )
         return self.processes[name]
 
-    def kill(self, name):
-        """Kills a program and everything that it started, with SIGKILL."""
-        process = self.processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def kill_server_app(self):
-        """Kills the process of the ServerApp, with SIGKILL."""
+    def kill(self, name, program=b""):
+        """Kills a program and everything that it started, with SIGKILL; with `program`, only processes of that name."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                ours = f"FLWR_HOME={self.home}".encode() in (process / "environ").read_bytes().split(b"\0")
-                if ours and any(word.endswith(b"flwr-serverapp") for word in words):
+                is_ours = f"{MARK}={self.mark(name)}".encode() in (process / "environ").read_bytes().split(b"\0")
+                if is_ours and program in (process / "cmdline").read_bytes():
                     os.kill(int(process.name), signal.SIGKILL)
-                    return
-        raise AssertionError("no ServerApp runs\n" + self.logs())
+        if not program:
+            self.processes.pop(name).wait()
 
     def restart_node(self, name, **config):
         """Starts a killed SuperNode again. Its key is refused until the SuperLink has noticed that it was away."""
-        end = time.monotonic() + SECONDS
+        end, before = time.monotonic() + SECONDS, self.log(name).count(ACTIVATED)
         while time.monotonic() < end:
             self.node(name, **config)
+            while self.processes[name].poll() is None:
+                if self.log(name).count(ACTIVATED) > before:
+                    return
+                time.sleep(0.1)
+            self.kill(name)
             time.sleep(5)
-            if self.processes[name].poll() is None:
-                return
         raise AssertionError(f"{name} was not let in again\n" + self.logs())
 
     def log(self, name):
@@ -195,7 +191,7 @@ class Federation:
             capture_output=True,
             text=True,
             cwd=self.folder,
-            env=self.environment(self.home),
+            env=self.environment("flwr"),
             timeout=SECONDS,
         )
         assert done.returncode == 0, done.stdout + done.stderr
