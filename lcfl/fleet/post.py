@@ -67,7 +67,7 @@ class Post:
         stopped: whether the run is asked to stop.
 
     Attributes:
-        names: what nodes are called in warnings, by their numbers.
+        names: what nodes are called in messages, by their numbers.
     """
 
     def __init__(self, link: Link, patience: Patience, most_bytes: int, stopped: Callable[[], bool]) -> None:
@@ -86,51 +86,25 @@ class Post:
             enough: the number of answers that are waited for even after the deadline; None for what `patience` says.
             check: refuses the answer of a node by raising a MessageError.
         """
-        requests = {
-            node: replace(each, fields={"nonce": token_hex(8)} | dict(each.fields)) for node, each in requests.items()
-        }
         enough = self.patience.enough(len(requests)) if enough is None else enough
-        answers: dict[int, Message] = {}
-        lost: dict[int, str] = {}
-        waiting: dict[str, int] = {}
-        again = dict.fromkeys(requests, 0.0)  # when a node may be asked
+        asking = _Asking(self, requests, check)
         begin = reminded = time.monotonic()
         pause = SHORTEST_WAIT
-        while len(answers) < len(requests) and not self.stopped():
-            now, busy = time.monotonic(), set(waiting.values())
-            ready = [node for node in requests if node not in answers and node not in busy and again[node] <= now]
-            reachable = set(self.link.nodes()) if ready else set()
-            lost |= {node: "it cannot be reached" for node in ready if node not in reachable}
-            again |= {node: now + LONGEST_WAIT for node in ready if node not in reachable}
-            parcels = {node: encode(requests[node]) for node in ready if node in reachable}
-            for node, ticket in (self.link.send(parcels) if parcels else {}).items():
-                if ticket is None:
-                    lost[node], again[node] = "the request could not be sent", now + AGAIN
-                else:
-                    waiting[ticket] = node
-            arrived = self.link.receive(list(waiting)) if waiting else {}
-            for ticket, answer in arrived.items():
-                if (sender := waiting.pop(ticket, None)) is None:
-                    continue  # nobody waits for it any more
-                try:
-                    read = self._read(requests[sender], answer)
-                    check(sender, read)
-                    answers[sender] = read
-                except MessageError as error:
-                    if lost.get(sender) != str(error):
-                        LOGGER.info("no answer from %s yet: %s", self.names.get(sender, sender), error)
-                    lost[sender], again[sender] = str(error), time.monotonic() + AGAIN
-            late = now - begin > self.patience.deadline
-            if len(answers) >= enough and (late or not waiting):
+        while not asking.is_complete and not self.stopped():
+            asking.send()
+            has_arrived = asking.receive()
+            seconds = time.monotonic() - begin
+            is_late = seconds > self.patience.deadline
+            if len(asking.answers) >= enough and (is_late or not asking.waiting):
                 break
-            if late and now - reminded > REMINDER:
-                reminded = now
-                self._remind(len(answers), enough, now - begin, dict.fromkeys(waiting.values(), "no answer") | lost)
-            pause = SHORTEST_WAIT if arrived else min(1.2 * pause, LONGEST_WAIT)
+            if is_late and time.monotonic() - reminded > REMINDER:
+                reminded = time.monotonic()
+                self._remind(len(asking.answers), enough, seconds, asking.missing("no answer"))
+            pause = SHORTEST_WAIT if has_arrived else min(1.2 * pause, LONGEST_WAIT)
             time.sleep(pause)
         why = "the run was asked to stop" if self.stopped() else f"no answer within {self.patience.deadline:g} s"
-        lost = dict.fromkeys(waiting.values(), why) | lost
-        return {node: answers.get(node) or Lost(lost.get(node, why)) for node in requests}
+        missing = {node: Lost(reason) for node, reason in asking.missing(why).items()}
+        return {node: asking.answers[node] if node in asking.answers else missing[node] for node in requests}
 
     def _remind(self, arrived: int, enough: int, seconds: float, missing: Mapping[int, str]) -> None:
         """Warns that the run still waits, and for whom."""
@@ -140,15 +114,79 @@ class Post:
             stacklevel=3,
         )
 
-    def _read(self, request: Message, answer: Parcel | Undelivered) -> Message:
+
+class _Asking:
+    """What has become of some requests so far.
+
+    Attributes:
+        answers: the answers that were accepted, by node.
+        waiting: the nodes whose answers are on their way, by ticket.
+    """
+
+    def __init__(self, post: Post, requests: Mapping[int, Message], check: Check) -> None:
+        self.answers: dict[int, Message] = {}
+        self.waiting: dict[str, int] = {}
+        self._post, self._check = post, check
+        self._requests = {
+            node: replace(each, fields={"nonce": token_hex(8)} | dict(each.fields)) for node, each in requests.items()
+        }
+        self._lost: dict[int, str] = {}
+        self._again = dict.fromkeys(requests, 0.0)  # when a node may be asked
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all nodes have answered."""
+        return len(self.answers) == len(self._requests)
+
+    def missing(self, otherwise: str) -> dict[int, str]:
+        """Returns why each of the other nodes has not answered; `otherwise` if nothing went wrong with it."""
+        return {node: self._lost.get(node, otherwise) for node in self._requests if node not in self.answers}
+
+    def send(self) -> None:
+        """Sends the requests whose time has come to the nodes that can be reached."""
+        now, busy = time.monotonic(), set(self.waiting.values())
+        ready = [node for node in self._requests if node not in self.answers and node not in busy]
+        ready = [node for node in ready if self._again[node] <= now]
+        if not ready:
+            return
+        reachable = set(self._post.link.nodes())
+        for node in ready:
+            if node not in reachable:
+                self._lose(node, "it cannot be reached", LONGEST_WAIT)
+        parcels = {node: encode(self._requests[node]) for node in ready if node in reachable}
+        for node, ticket in (self._post.link.send(parcels) if parcels else {}).items():
+            if ticket is None:
+                self._lose(node, "the request could not be sent", AGAIN)
+            else:
+                self._lost.pop(node, None)
+                self.waiting[ticket] = node
+
+    def receive(self) -> bool:
+        """Takes the answers that have arrived; returns whether there were any."""
+        arrived = self._post.link.receive(list(self.waiting)) if self.waiting else {}
+        for ticket, parcel in arrived.items():
+            node = self.waiting.pop(ticket)
+            try:
+                answer = self._read(self._requests[node], parcel)
+                self._check(node, answer)
+                self.answers[node] = answer
+            except MessageError as error:
+                LOGGER.info("no answer from %s yet: %s", self._post.names.get(node, node), error)
+                self._lose(node, str(error), AGAIN)
+        return bool(arrived)
+
+    def _lose(self, node: int, reason: str, seconds: float) -> None:
+        self._lost[node], self._again[node] = reason, time.monotonic() + seconds
+
+    def _read(self, request: Message, parcel: Parcel | Undelivered) -> Message:
         """Returns the answer to a request.
 
         Raises:
             MessageError: if it was lost, is no answer to this request, or says that the node refuses.
         """
-        if isinstance(answer, Undelivered):
-            raise MessageError(answer.reason)
-        message = decode(answer, self.most_bytes)
+        if isinstance(parcel, Undelivered):
+            raise MessageError(parcel.reason)
+        message = decode(parcel, self._post.most_bytes)
         nonce, told = request.fields["nonce"], dict(message.fields)
         if told.pop("nonce", None) != nonce:
             raise MessageError("the answer to another request was refused")
