@@ -35,6 +35,11 @@ def server_app(config: Path) -> ServerApp:
     return app
 
 
+def _text(path: Path) -> str:
+    """Returns the content of a file; empty if there is none, which the node itself reports."""
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
 def client_app(config: Path) -> ClientApp:
     """Returns the half that runs on nodes.
 
@@ -46,10 +51,11 @@ def client_app(config: Path) -> ClientApp:
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         settings = json.dumps(dict(context.node_config), sort_keys=True)
+        section = Path(str(context.node_config.get("data")))
         command = [sys.executable, "-m", "lcfl.cli.flower_node", str(config), settings]
         request = unpacked(message.content)
         try:
-            reply = relayed(request, command, "\n".join([*command, config.read_text()]))
+            reply = relayed(request, command, "\n".join([*command, config.read_text(), _text(section)]))
         except MessageError as error:
             reply = refusal(request, str(error))
         return Message(packed(reply), reply_to=message)

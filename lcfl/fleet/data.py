@@ -1,8 +1,10 @@
 """What the server of a fleet knows of its clients' data: the form of a sample, and how many samples each client has."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from lcfl.fleet.messages import DTYPES
 
 __all__ = ["FleetData", "RemoteDataset", "described_spec", "sets_of"]
 
+MOST_NUMBERS = 2**27  # of one sample
 SPEC = {
     "shape": [Number(int, 1)],
     "dtype": str,
@@ -58,6 +61,9 @@ class RemoteDataset(FederatedDataset):
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         check_form("spec", dict(described), SPEC, {})
+        size = math.prod(described["shape"]) + math.prod(described["target_shape"])
+        if size > MOST_NUMBERS or (described["num_classes"] or 0) > MOST_NUMBERS:
+            raise ValueError(f"spec: got a sample of {size} numbers; at most {MOST_NUMBERS} are accepted")
         for name in ("dtype", "target_dtype"):
             if described[name] not in DTYPES:
                 raise ValueError(f"spec.{name}: got {described[name]!r:.20}; it must be one of {', '.join(DTYPES)}")
@@ -90,6 +96,15 @@ class _RemoteSamples(Samples):
         return self._digest
 
 
+class _FleetPopulation(Population):
+    """The clients of a fleet. A resumed run may meet data that have grown, and newcomers."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of what must stay the same: how many clients there are, and which numbers are newcomers'."""
+        return hashlib.sha256(f"fleet:{self.num_clients};newcomers:{self.newcomers}".encode()).hexdigest()
+
+
 class FleetData(FederatedDataModule):
     """The data module of the server, which holds no sample of a client.
 
@@ -114,7 +129,7 @@ class FleetData(FederatedDataModule):
             name: [_counted(size, name) for size in sizes] for name in ("train", *sets_of(self.protocols))
         }
         tests: dict[str, list[Indices]] = {name: counted[f"test/{name}"] for name in self.protocols}
-        population = Population(
+        population = _FleetPopulation(
             counted["train"],
             counted["val/own_split"],
             tests,
@@ -146,8 +161,8 @@ class FleetData(FederatedDataModule):
 
 
 def _counted(sizes: Mapping[str, int], name: str) -> Indices:
-    """Returns as many indices as a client has samples in a set. The server knows how many they are and no more."""
-    return np.arange(sizes.get(name, 0), dtype=np.int64)
+    """Returns as many indices as a client has samples in a set; the server knows no more of them than their number."""
+    return np.broadcast_to(np.int64(0), sizes.get(name, 0))  # takes no memory
 
 
 def sets_of(protocols: Sequence[str]) -> list[str]:

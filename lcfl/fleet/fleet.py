@@ -5,8 +5,9 @@ Legend: N clients, P + Q length of a model's flat vector.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, ClassVar
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from lcfl.core.callback import Callback
-from lcfl.core.messages import Uplink
+from lcfl.core.messages import Uplink, all_finite
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
 from lcfl.distributed.worker import ScoringTask, Worker
-from lcfl.fleet.members import Member, write_members
+from lcfl.fleet.members import Member, is_word, write_members
 from lcfl.fleet.messages import Message
 from lcfl.fleet.parcel import MessageError
 from lcfl.fleet.parts import described_part
@@ -30,16 +31,20 @@ from lcfl.fleet.states import state_name
 from lcfl.methods.local.training import LocalOutput
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
+from lcfl.runs.checkpoint import NAME
 from lcfl.server.server import Server
 
 __all__ = ["Fleet", "FleetRecord"]
+
+# What a module on a node may not log, because the server logs it.
+RESERVED = ("comm/", "time/", "cluster/", "val/", "test/", "train/loss", "train/failed_", "train/dropped_")
 
 
 class FleetRecord(Callback):
     """Remembers which state each client goes on from: the one after its last answer that the server used.
 
     It is part of every checkpoint, so a resumed run takes its clients back to where they were. Nodes keep the states
-    that the server may go back to: those of the newest checkpoint. The file ``fleet.json`` says who the clients are.
+    that the server may go back to: those that a checkpoint needs. The file ``fleet.json`` says who the clients are.
 
     Args:
         run: identifies the run.
@@ -52,7 +57,8 @@ class FleetRecord(Callback):
         self.run, self.members = run, dict(members)
         self._after: dict[int, str] = {}
         self._rounds: dict[int, int] = {}
-        self._saved: dict[int, int] = {}
+        self._saved: dict[str, dict[int, int]] = {}  # the rounds of the states that each checkpoint needs, by its name
+        self._needs_all = False  # whether there are checkpoints of which this process does not know what they need
         self._asked: dict[int, str] = {}
 
     def asked(self, client: int, nonce: str) -> None:
@@ -61,16 +67,14 @@ class FleetRecord(Callback):
 
     def of(self, client: int) -> dict[str, Any]:
         """Returns what a request tells a client of its states."""
-        return {"after": self._after.get(client), "needed": self._saved.get(client)}
+        rounds = [saved.get(client) for saved in self._saved.values()]
+        known = [number for number in rounds if number is not None]
+        keeps_all = self._needs_all or not rounds or len(known) < len(rounds)
+        return {"after": self._after.get(client), "needed": None if keeps_all else min(known)}
 
     def on_fit_start(self, server: Server) -> None:
         """Writes ``fleet.json``."""
         write_members(server.run_dir, self.run, self.members)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what a checkpoint holds."""
-        super().load_state_dict(state)
-        self._saved = dict(self._rounds)
 
     def on_uploads(self, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Notes the clients whose answers are used in this round."""
@@ -78,9 +82,12 @@ class FleetRecord(Callback):
             self._rounds[upload.client] = state.round
             self._after[upload.client] = state_name(state.round, self._asked[upload.client])
 
-    def on_checkpoint(self) -> None:
-        """Notes which states the new checkpoint needs."""
-        self._saved = dict(self._rounds)
+    def on_checkpoint(self, path: Path) -> None:
+        """Notes which states the new checkpoint needs, and forgets those that have been removed."""
+        left = {each.name for each in path.parent.iterdir() if NAME.fullmatch(each.name)}
+        saved = self._saved | {path.name: dict(self._rounds)}
+        self._saved = {name: rounds for name, rounds in saved.items() if name in left}
+        self._needs_all = bool(left - self._saved.keys())
 
 
 class Fleet:
@@ -96,6 +103,8 @@ class Fleet:
         method: the method.
         layout: the layout of models.
         record: knows the clients, and the states that they go on from.
+        newcomers: the clients that no round waits for.
+        metrics: the names of the metrics that clients measure.
         flag: this process's stop flag.
         proxy: a worker with the server's proxy set; None without one.
     """
@@ -108,11 +117,14 @@ class Fleet:
         method: Method,
         layout: Layout,
         record: FleetRecord,
+        newcomers: Collection[int],
+        metrics: Collection[str],
         flag: StopFlag,
         proxy: Worker | None = None,
     ) -> None:
         self._post, self._identity, self._num_clients = post, identity, num_clients
         self._method, self._layout, self._record, self._flag, self._proxy = method, layout, record, flag, proxy
+        self._newcomers, self._metrics = frozenset(newcomers), frozenset(metrics)
 
     @property
     def stop_signal(self) -> int:
@@ -130,11 +142,10 @@ class Fleet:
             told["exchange"] = described_part(task.exchange)
             requests[task.client] = self._request("train", task.client, told, task.downlink.payload)
         is_opening = any(task.round < 0 for task in tasks)
-        sizes = {"K": max((len(task.downlink.payload.get("centres", ())) for task in tasks), default=0)}
         by_client = {task.client: task for task in tasks}
         answers = self._ask(
             requests,
-            lambda client, answer: self._check(by_client[client], answer, sizes),
+            lambda client, answer: self._check(by_client[client], answer),
             len(requests) if is_opening else None,
         )
         if tasks:
@@ -148,7 +159,7 @@ class Fleet:
         for task in tasks:
             by_client.setdefault(task.client, []).append(task)
         requests = {client: self._evaluation(client, own) for client, own in by_client.items()}
-        answers = self._ask(requests, lambda client, answer: _check_sets(answer, by_client[client]))
+        answers = self._ask(requests, lambda client, answer: self._check_metrics(answer, by_client[client]))
         self._warn("evaluation", answers)
         places: dict[int, Iterator[Measured | Lost]] = {
             client: repeat(own) if isinstance(own, Lost) else iter(own.fields["metrics"])
@@ -158,7 +169,8 @@ class Fleet:
 
     def trivial_baseline(self, clients: Sequence[int]) -> list[Mapping[str, float] | Lost]:
         """See `lcfl.distributed.transport.Transport.trivial_baseline`."""
-        answers = self._ask({client: self._request("trivial", client, {}, {}) for client in clients})
+        requests = {client: self._request("trivial", client, {}, {}) for client in clients}
+        answers = self._ask(requests, lambda client, answer: self._check_protocols(client, answer))
         return [each if isinstance(each, Lost) else each.fields["metrics"] for each in answers.values()]
 
     def score_on_proxy(self, models: Sequence[Tensor], buffers: Tensor | None) -> list[Mapping[str, float]]:
@@ -198,7 +210,9 @@ class Fleet:
     def _ask(
         self, requests: Mapping[int, Message], check: Check = lambda client, answer: None, enough: int | None = None
     ) -> dict[int, Message | Lost]:
-        """Returns the answers of clients, in the order of the requests."""
+        """Returns the answers of clients, in the order of the requests. No newcomer is waited for without end."""
+        if self._newcomers.issuperset(requests):
+            enough = 0
         known = {client: self._record.members[client].node for client in requests if client in self._record.members}
         number = {node: client for client, node in known.items()}
         self._post.names = {node: self._record.members[client].name for client, node in known.items()}
@@ -210,20 +224,40 @@ class Fleet:
         nobody = Lost("no node has this number")
         return {client: answers[known[client]] if client in known else nobody for client in requests}
 
-    def _check(self, task: TrainingTask, answer: Message, sizes: dict[str, int]) -> None:
-        """Refuses an upload of another form than the exchange defines, or with another weight."""
+    def _check(self, task: TrainingTask, answer: Message) -> None:
+        """Refuses an upload of another form than the exchange defines, with another weight or with reserved names."""
         told, exchange = answer.fields, task.exchange or self._method.exchange
+        member, centres = self._record.members[task.client], task.downlink.payload.get("centres", ())
+        sizes = {"K": len(centres), "D": math.prod(member.spec["shape"])}
         try:
-            if told["num_samples"] != (size := self._record.members[task.client].sizes["train"]):
+            if told["num_samples"] != (size := member.sizes["train"]):
                 raise MessageError(f"it has {told['num_samples']} training samples, but joined with {size}")
+            if bad := [name for name in told["logged"] if name.startswith(RESERVED) or not is_word(name)]:
+                raise MessageError(f"it logs {bad[0]!r:.40}, which is reserved")
             payload = exchange.decode(answer.arrays, task.downlink, self._layout)
             forms = exchange.upload_forms(self._layout)
             if payload.keys() != forms.keys():
                 raise MessageError(f"it uploads {', '.join(payload) or 'nothing'} instead of {', '.join(forms)}")
             for name, form in forms.items():
                 check_form(name, payload[name], form, sizes)
+            if all(map(all_finite, answer.arrays.values())) and not all(map(all_finite, payload.values())):
+                raise MessageError("it is not finite after it was decoded")
         except Exception as error:  # of any kind, from a decoder that meets an upload that it has not encoded
             raise MessageError(f"the upload was refused: {error}") from None
+
+    def _check_metrics(self, answer: Message, tasks: Sequence[EvaluationTask]) -> None:
+        """Refuses an answer with metrics of other sets than those of a client's tasks, or with other metrics."""
+        metrics = answer.fields["metrics"]
+        if [set(each) for each in metrics] != [set(task.sets) for task in tasks]:
+            raise MessageError("the answer was refused: it has metrics of other sets")
+        if not all("loss" in each and self._metrics.issuperset(each) for sets in metrics for each in sets.values()):
+            raise MessageError(f"the answer was refused: it must have {', '.join(sorted(self._metrics))}")
+
+    def _check_protocols(self, client: int, answer: Message) -> None:
+        """Refuses an answer that has another form than the client's tests."""
+        tests = [name.removeprefix("test/") for name in self._record.members[client].sizes if name.startswith("test/")]
+        if answer.fields["metrics"].keys() != set(tests):
+            raise MessageError(f"the answer was refused: it must be about {', '.join(tests)}")
 
     def _result(self, task: TrainingTask, answer: Message | Lost) -> TrainingResult | Lost:
         """Returns the result in an answer."""
@@ -239,13 +273,6 @@ class Fleet:
         """Warns of the clients that are lost, with the reasons."""
         lost = {client: each.reason for client, each in results.items() if isinstance(each, Lost)}
         if lost:
-            said = abbreviated(
-                f"{client} ({self._record.members[client].name}): {reason}" for client, reason in lost.items()
-            )
+            names = {client: f" ({member.name})" for client, member in self._record.members.items()}
+            said = abbreviated(f"{client}{names.get(client, '')}: {reason}" for client, reason in lost.items())
             warnings.warn(f"{what}: {len(lost)} of {len(results)} clients are left out: {said}.", stacklevel=3)
-
-
-def _check_sets(answer: Message, tasks: Sequence[EvaluationTask]) -> None:
-    """Refuses an answer with metrics of other sets than those of a client's tasks."""
-    if [set(each) for each in answer.fields["metrics"]] != [set(task.sets) for task in tasks]:
-        raise MessageError("the answer was refused: it has metrics of other sets")

@@ -43,11 +43,18 @@ class FlowerLink:
             Message(packed(parcel), dst_node_id=node, message_type=MessageType.QUERY, ttl=self._ttl)
             for node, parcel in parcels.items()
         ]
-        return dict(zip(parcels, self._grid.push_messages(messages), strict=True))
+        tickets = iter(self._grid.push_messages(messages))
+        return {node: next(tickets, None) or None for node in parcels}  # Flower's ticket is empty for what it refuses
 
     def receive(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
         """See `lcfl.fleet.link.Link.receive`."""
-        return {message.metadata.reply_to_message_id: _parcel(message) for message in self._grid.pull_messages(tickets)}
+        try:
+            messages = list(self._grid.pull_messages(tickets))
+        except (ValueError, TypeError, KeyError) as error:  # Flower reads what a node sent before lcfl can check it
+            if len(tickets) == 1:
+                return dict.fromkeys(tickets, Undelivered(f"the answer cannot be read ({error})"))
+            return {each: answer for ticket in tickets for each, answer in self.receive([ticket]).items()}
+        return {message.metadata.reply_to_message_id: _parcel(message) for message in messages}
 
 
 def packed(parcel: Parcel) -> RecordDict:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ import lcfl
 from lcfl.core.files import read_regular, write_json
 from lcfl.core.schema import Number, check_form
 from lcfl.distributed.tasks import Lost
-from lcfl.fleet.data import RemoteDataset
 from lcfl.fleet.messages import Message
-from lcfl.fleet.post import Post
+from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
 
-__all__ = ["Member", "admitted", "numbered", "read_members", "write_members"]
+__all__ = ["Member", "admitted", "is_word", "numbered", "read_members", "write_members"]
 
 FILE = "fleet.json"
+Fits = Callable[[Mapping[str, Any]], None]
 FORM = {
     "run": str,
     "members": {
@@ -56,7 +56,7 @@ class Member:
 
 
 def admitted(
-    post: Post, nodes: Collection[int], sets: list[str], identity: str, known: Collection[Member] = ()
+    post: Post, nodes: Collection[int], sets: list[str], identity: str, fits: Fits, known: Collection[Member] = ()
 ) -> list[Member]:
     """Asks nodes to join and returns those that fit. The others are refused with a warning that says why.
 
@@ -65,12 +65,13 @@ def admitted(
         nodes: the nodes to ask.
         sets: the sets of samples that clients are measured on.
         identity: see `lcfl.fleet.node.identity_of`.
+        fits: raises a ValueError if the network of the run cannot take samples that look so.
         known: who has joined already; the samples of all members must look alike, and their names must differ.
     """
     request = Message("join", {"lcfl": lcfl.__version__, "sets": sets})
     members, refused = list(known), {}
     for node, answer in post.ask(dict.fromkeys(nodes, request), enough=0).items():
-        reason = _reason(answer, sets, identity, members)
+        reason = _reason(answer, sets, identity, members, fits)
         if reason:
             refused[node] = reason
             continue
@@ -82,7 +83,12 @@ def admitted(
     return members[len(known) :]
 
 
-def _reason(answer: Message | Lost, sets: list[str], identity: str, members: Collection[Member]) -> str:
+def is_word(text: str) -> bool:
+    """Returns whether a name from another machine may be printed and written into tables."""
+    return 0 < len(text) <= 100 and text.isprintable()
+
+
+def _reason(answer: Message | Lost, sets: list[str], identity: str, members: Collection[Member], fits: Fits) -> str:
     """Returns why a node cannot take part; empty if it can."""
     if isinstance(answer, Lost):
         return answer.reason
@@ -91,10 +97,12 @@ def _reason(answer: Message | Lost, sets: list[str], identity: str, members: Col
         return f"it has lcfl {told['lcfl']}, and the server {lcfl.__version__}; install the same version"
     if told["identity"] != identity:
         return "it has another network, method or version of torch or lightning than the server; compare both"
+    if not is_word(told["name"]):
+        return f"its name, {told['name']!r:.40}, must have 1 to 100 printable signs"
     try:
-        RemoteDataset(told["spec"])
+        fits(told["spec"])
     except ValueError as error:
-        return f"its samples are not described as they should be: {error}"
+        return f"its samples do not fit: {one_line(str(error))}"
     if set(told["sizes"]) != {"train", *sets} or told["sizes"]["train"] < 1:
         return f"it has samples in {', '.join(told['sizes'])}; it must have some in train"
     for member in members:

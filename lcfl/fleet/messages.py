@@ -23,7 +23,7 @@ MOST_DIMENSIONS = 8
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int32, "int64": torch.int64}
 DTYPES |= {"uint8": torch.uint8, "bool": torch.bool}
 HEADER = {"wire": int, "kind": str, "fields": dict, "arrays": list}
-ARRAY = {"name": str, "dtype": str, "shape": [Number(int, 0)]}
+ARRAY = {"name": str, "dtype": str, "shape": [Number(int, 0, 2**40)]}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def decode(parcel: Parcel, most_bytes: int) -> Message:
         }
     except MessageError:
         raise
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise MessageError(f"a message that cannot be read: {error}.") from None
     return Message(header["kind"], header["fields"], arrays)
 

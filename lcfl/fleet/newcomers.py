@@ -57,8 +57,8 @@ class Newcomers(Callback):
         known = {member.node for member in members.values()}
         ready = [node for node in self._nodes() if self._again.get(node, 0.0) <= now]
         strangers = [node for node in ready if node not in known]
-        self._again |= dict.fromkeys(strangers, now + AGAIN)
         joined = self._join(strangers) if strangers else []
+        self._again |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
         for client, member in numbered(joined, [client for client in newcomers if client not in members]).items():
             members[client] = member
             data.enter(client, member.name, member.sizes)

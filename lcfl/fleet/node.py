@@ -32,10 +32,9 @@ from lcfl.federation.trial import check_batches, check_network, check_targets
 from lcfl.fleet.data import described_spec
 from lcfl.fleet.messages import Message
 from lcfl.fleet.parcel import MessageError
-from lcfl.fleet.parts import part_of
+from lcfl.fleet.parts import Parts, evaluation_parts, training_parts
 from lcfl.fleet.states import NodeStates, state_name
-from lcfl.methods.exchange import Exchange, ModelKind
-from lcfl.methods.local.training import LocalUpdate
+from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs.identity import describe, describe_module
@@ -63,7 +62,7 @@ ANSWERS = {
         "name": str,
         "client": (Number(int, 0), None),
         "spec": dict,
-        "sizes": {str: Number(int, 0)},
+        "sizes": {str: Number(int, 0, 2**31)},
         "fingerprint": str,
     },
     "train": {
@@ -72,7 +71,6 @@ ANSWERS = {
         "num_steps": Number(int, 0),
         "num_samples": Number(int, 1),
         "diverged": bool,
-        "is_noisy": bool,
     },
     "evaluate": {"metrics": [METRICS]},
     "trivial": {"metrics": {str: float}},
@@ -190,7 +188,8 @@ class Node:
     def train(self, message: Message) -> Message:
         """Trains as the server asks and keeps the new private state."""
         told = message.fields
-        task, states = self._task(message), self._states(message)
+        parts = training_parts(self.method, told["num_clients"], told)
+        task, states = self._task(message, parts), self._states(message)
         result = self._run(task)
         assert result.state is not None, "a worker returns the state"
         if task.round >= 0 and not task.extra:
@@ -206,7 +205,6 @@ class Node:
                 "num_steps": output.num_steps,
                 "num_samples": result.uplink.num_samples,
                 "diverged": result.diverged,
-                "is_noisy": result.is_noisy,
             },
             result.uplink.payload,
         )
@@ -217,7 +215,8 @@ class Node:
         for number, wanted in enumerate(message.fields["kinds"]):
             first = f"{number}/"
             arrays = {name.removeprefix(first): each for name, each in message.arrays.items() if name.startswith(first)}
-            task = self._task(Message(message.kind, {**message.fields, **wanted}, arrays))
+            parts = evaluation_parts(self.method, wanted["kind"], wanted)
+            task = self._task(Message(message.kind, {**message.fields, **wanted}, arrays), parts)
             metrics.append(self._measured(task, wanted["kind"], wanted["sets"]))
         return Message("evaluate", {"metrics": metrics})
 
@@ -259,22 +258,15 @@ class Node:
         "trivial": trivial,
     }
 
-    def _task(self, message: Message) -> TrainingTask:
+    def _task(self, message: Message, parts: Parts) -> TrainingTask:
         """Returns what a message asks for, with the client's state."""
         told = message.fields
         self._checked(told)
         for name, array in message.arrays.items():
             # Every downlink of lcfl consists of vectors and matrices of parameters.
             check_form(name, array, Array((None,) * array.dim()), {})
-        return TrainingTask(
-            told["client"],
-            told["round"],
-            self._states(message)[told["after"]],
-            Downlink(message.arrays),
-            part_of(told["local_update"], LocalUpdate),  # type: ignore[type-abstract]
-            part_of(told["exchange"], Exchange),  # type: ignore[type-abstract]
-            told.get("extra", 0),
-        )
+        state, downlink = self._states(message)[told["after"]], Downlink(message.arrays)
+        return TrainingTask(told["client"], told["round"], state, downlink, *parts, told.get("extra", 0))
 
     def _checked(self, told: Mapping[str, Any]) -> None:
         """Refuses a message for another network or method, and takes the number that it has for this client."""

@@ -1,22 +1,30 @@
-"""Local updates and exchanges of warm-up and extra rounds, as the plain values by which a message names them."""
+"""The local updates and exchanges that a node runs besides those of its method: warm-up, extra rounds, onboarding.
 
-from collections.abc import Iterator, Mapping
+A message names them by plain values, and a node runs only what its own method can ask for. Otherwise the server could
+ask for an exchange that uploads what the method keeps private, or that skips its noise.
+"""
+
+import json
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from lcfl.fleet.parcel import MessageError
+from lcfl.methods.exchange import Exchange, FullModel, ModelKind
+from lcfl.methods.local.training import LocalTraining, LocalUpdate
+from lcfl.methods.method import Method
 
-__all__ = ["described_part", "part_of"]
+__all__ = ["Parts", "described_part", "evaluation_parts", "training_parts"]
 
-Part = TypeVar("Part")
+Parts = tuple[LocalUpdate | None, Exchange | None]
 PLAIN = (type(None), bool, int, float, str)
 
 
 def described_part(part: object | None) -> dict[str, Any] | None:
-    """Returns the class and the arguments of a part; None for None.
+    """Returns the class and the arguments of a part as plain values; None for None.
 
     Raises:
-        MessageError: if the part is no dataclass of plain values, which a node could not build from a message.
+        MessageError: if the part is no dataclass of plain values.
     """
     if part is None:
         return None
@@ -33,26 +41,51 @@ def described_part(part: object | None) -> dict[str, Any] | None:
     return {"class": f"{kind.__module__}.{kind.__qualname__}", "arguments": arguments}
 
 
-def part_of(described: Any, base: type[Part]) -> Part | None:
-    """Returns the part that `described_part` described; None for None.
+def training_parts(method: Method, num_clients: int, named: Mapping[str, Any]) -> Parts:
+    """Returns the parts of a training request.
 
-    Nothing is imported for it: the class must be a known subclass of `base`, and it checks its arguments itself.
+    Args:
+        method: the node's method.
+        num_clients: the number of clients without newcomers, on which warm-up rounds may depend.
+        named: the descriptions of ``local_update`` and ``exchange``.
 
     Raises:
-        MessageError: for an unknown class, or arguments that the class refuses.
+        MessageError: for parts that the method never asks for.
     """
-    if described is None:
-        return None
-    if not isinstance(described, Mapping) or set(described) != {"class", "arguments"}:
-        raise MessageError("a part must be named by its class and arguments.")
-    known = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(base)}
-    kind = known.get(described["class"]) if isinstance(described["class"], str) else None
-    if kind is None:
-        raise MessageError(f"{described['class']!r:.80} is no {base.__name__} that this node knows.")
-    try:
-        return kind(**described["arguments"])
-    except (TypeError, ValueError) as error:
-        raise MessageError(f"{kind.__name__} refuses its arguments: {error}") from None
+    known: list[Parts] = [(None, None)]
+    for clustering in method.clustering:
+        warmup = clustering.warmup_rounds(num_clients)
+        known += [(extra.local_update, extra.exchange) for extra in warmup]
+        known += clustering.extra_parts
+        if method.exchange.uploads_whole and not method.exchange.noises:  # a newcomer uploads what founders did
+            known += [(extra.local_update, FullModel()) for extra in warmup]
+    return _among(known, named)
+
+
+def evaluation_parts(method: Method, kind: ModelKind, named: Mapping[str, Any]) -> Parts:
+    """Returns the parts of a request to measure a kind of model; see `training_parts`.
+
+    A newcomer trains plainly for some epochs, see `lcfl.federation.onboarding`. Only metrics leave the node.
+    """
+    known: list[Parts] = [(None, None), (None, FullModel())]
+    if kind in method.exchange.models:
+        known.append((method.exchange.evaluation_update(kind, method.local_update), None))
+    update = named["local_update"]
+    epochs = update.get("arguments", {}).get("epochs") if isinstance(update, Mapping) else None
+    if type(epochs) is int and epochs > 0:
+        known.append((LocalTraining(epochs=epochs), FullModel()))
+    return _among(known, named)
+
+
+def _among(known: list[Parts], named: Mapping[str, Any]) -> Parts:
+    for parts in known:
+        if _text(*map(described_part, parts)) == _text(named["local_update"], named["exchange"]):
+            return parts
+    raise MessageError("the method of this node never asks for this local update and exchange.")
+
+
+def _text(*described: Any) -> str:
+    return json.dumps(described, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:
@@ -60,9 +93,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(each, PLAIN) for each in value):
         return list(value)
     return value
-
-
-def _subclasses(base: type[Part]) -> Iterator[type[Part]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from secrets import token_hex
 
 from lcfl.core.schema import check_form
-from lcfl.core.validation import abbreviated
+from lcfl.core.validation import abbreviated, shortened
 from lcfl.distributed.tasks import Lost
 from lcfl.fleet.link import Link, Undelivered
 from lcfl.fleet.messages import Message, decode, encode
@@ -115,6 +115,11 @@ class Post:
         )
 
 
+def one_line(text: str) -> str:
+    """Returns a text from another machine so that it can be printed."""
+    return shortened("".join(sign if sign.isprintable() else " " for sign in text), 500)
+
+
 class _Asking:
     """What has become of some requests so far.
 
@@ -197,5 +202,5 @@ class _Asking:
         except ValueError as error:
             raise MessageError(f"the answer was refused: {error}") from None
         if message.kind == "refused":
-            raise MessageError(f"the node says: {told['reason']}")
+            raise MessageError(f"the node says: {one_line(told['reason'])}")
         return replace(message, fields=told)

@@ -4,6 +4,7 @@ Flower starts a new process for every message. To import torch and read the data
 local runs. This module imports nothing heavy.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -39,13 +40,16 @@ def relayed(parcel: Parcel, command: Sequence[str], key: str) -> Parcel:
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     with suppress(OSError, EOFError):  # there is none, or it has just ended
         return _ask(place, parcel)
-    with place.with_suffix(".log").open("w+b") as log:
+    with place.with_suffix(".lock").open("w") as lock, place.with_suffix(".log").open("w+b") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two messages at once start one process
+        with suppress(OSError, EOFError):
+            return _ask(place, parcel)
         process = subprocess.Popen(
             [*command, str(place), str(os.getppid())], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         end = time.monotonic() + STARTING
         while process.poll() is None and time.monotonic() < end:
-            with suppress(FileNotFoundError, ConnectionRefusedError):
+            with suppress(OSError, EOFError):  # it does not listen yet, or it has ended
                 return _ask(place, parcel)
             time.sleep(WAIT)
         process.kill()

@@ -14,10 +14,11 @@ from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.worker import Worker
 from lcfl.federation.federation import Federation
 from lcfl.federation.session import run_of
+from lcfl.federation.trial import check_network
 from lcfl.fleet.data import FleetData, RemoteDataset, sets_of
 from lcfl.fleet.fleet import Fleet, FleetRecord
 from lcfl.fleet.link import Link
-from lcfl.fleet.members import Member, admitted, numbered, read_members
+from lcfl.fleet.members import Fits, Member, admitted, numbered, read_members
 from lcfl.fleet.newcomers import Newcomers
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.post import Patience, Post
@@ -78,18 +79,21 @@ def fit(
         ValueError: for settings that a fleet cannot have.
         CheckpointError: if a checkpoint is not one of a fleet.
     """
-    _check(method)
+    _check(federation, method)
     flag = StopFlag()
     flag.install()
     identity, sets = (
         identity_of(module, method, federation.seed),
         sets_of(options.data.get("protocols", ("own_split",))),
     )
+    fits = partial(_check_fit, module)
     post = Post(link, options.patience, options.most_bytes, lambda: flag.signal != 0)
     wanted = None if ckpt_path is None else str(ckpt_path)
     resumed = checkpoint_lookup.find_if_any(wanted, federation.root, federation.name)
     if resumed is None:
-        run, members = uuid4().hex, _founders(post, options, sets, identity)
+        run, members = uuid4().hex, _founders(post, options, sets, identity, fits)
+        if post.stopped():
+            raise SystemExit(128 + flag.signal)
     else:
         run, members = read_members(run_of(resumed))
         members = _rejoined(post, members, sets, identity)
@@ -97,14 +101,28 @@ def fit(
     record = FleetRecord(run, members)
     federation.all_callbacks.insert(0, record)  # before the checkpoint
     if data.newcomer_clients:
-        join = partial(_joined, post, sets, identity, record.members)
+        join = partial(_joined, post, sets, identity, fits, record.members)
         federation.all_callbacks.insert(1, Newcomers(record, link.nodes, join, options.newcomer_epochs))
-    fleet = Fleet(post, identity, options.num_clients, method, module.layout, record, flag, proxy)
+    metrics = "loss", *map(str, module.metrics)
+    fleet = Fleet(
+        post,
+        identity,
+        options.num_clients,
+        method,
+        module.layout,
+        record,
+        data.newcomer_clients,
+        metrics,
+        flag,
+        proxy,
+    )
     return federation.fit(module, data, method, ckpt_path, fleet)
 
 
-def _check(method: Method) -> None:
+def _check(federation: Federation, method: Method) -> None:
     """Refuses what needs one place that knows all of the run."""
+    if federation.fast_dev_run:
+        raise ValueError("trainer.fast_dev_run: it tries a run on one machine; use it with lcfl fit.")
     if any(noise.epsilon is not None for noise in method.exchange.noises):
         raise ValueError(
             "method.exchange: GaussianNoise got an epsilon, but the nodes of a fleet do not know how often they will "
@@ -112,7 +130,7 @@ def _check(method: Method) -> None:
         )
 
 
-def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str) -> dict[int, Member]:
+def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str, fits: Fits) -> dict[int, Member]:
     """Waits for the clients of a new run and returns them by number."""
     free = sorted(set(range(options.num_clients)) - set(_data({}, options).newcomer_clients))
     members: list[Member] = []
@@ -120,7 +138,7 @@ def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str)
     while len(members) < len(free) and not post.stopped():
         now, known = time.monotonic(), {member.node for member in members}
         asked = [node for node in post.link.nodes() if node not in known and again.get(node, 0.0) <= now]
-        joined = admitted(post, asked, sets, identity, members) if asked else []
+        joined = admitted(post, asked, sets, identity, fits, members) if asked else []
         members += joined
         again |= dict.fromkeys(asked, time.monotonic() + AGAIN)
         if joined:
@@ -133,20 +151,31 @@ def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str)
 
 def _rejoined(post: Post, members: dict[int, Member], sets: list[str], identity: str) -> dict[int, Member]:
     """Asks the known clients that can be reached to join again, and returns all with what is new about them."""
+
+    def fits(spec: Mapping[str, Any]) -> None:
+        if any(dict(spec) != dict(member.spec) for member in members.values()):
+            raise ValueError("they look different from before")
+
     reachable, number = set(post.link.nodes()), {member.node: each for each, member in members.items()}
     now = dict(members)
-    for member in admitted(post, [node for node in number if node in reachable], sets, identity):
-        before = members[number[member.node]]
-        if member.fingerprint != before.fingerprint:
+    for member in admitted(post, [node for node in number if node in reachable], sets, identity, fits):
+        if member.fingerprint != members[number[member.node]].fingerprint:
             warnings.warn(f"{member.name}: its data have changed since it joined.", stacklevel=2)
         now[number[member.node]] = member
     return now
 
 
 def _joined(
-    post: Post, sets: list[str], identity: str, members: Mapping[int, Member], nodes: Collection[int]
+    post: Post, sets: list[str], identity: str, fits: Fits, members: Mapping[int, Member], nodes: Collection[int]
 ) -> list[Member]:
-    return admitted(post, nodes, sets, identity, list(members.values()))
+    return admitted(post, nodes, sets, identity, fits, list(members.values()))
+
+
+def _check_fit(module: FederatedModule, spec: Mapping[str, Any]) -> None:
+    """Raises a ValueError if the network, the loss or a metric cannot take samples that look so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are shown once, before training
+        check_network(module, FleetData(RemoteDataset(spec), [{}], [""]))
 
 
 def _data(members: Mapping[int, Member], options: FleetOptions, num_proxy: int = 0) -> FleetData:

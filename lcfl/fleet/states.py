@@ -58,7 +58,8 @@ class NodeStates:
 
     def keep(self, name: str, state: ClientState) -> None:
         """Stores a state. The file is complete or absent, also after a power failure."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (*reversed(self.folder.parents[:2]), self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         write_bytes(temporary, serialized({each: getattr(state, each) for each in (*VECTORS, "consumed")}))

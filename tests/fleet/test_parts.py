@@ -1,44 +1,71 @@
-"""Parts of a method are named by plain values, and a node builds only what it knows."""
+"""A node runs only what its own method can ask for, and messages name it by plain values."""
 
 import pytest
 
 from lcfl.fleet.parcel import MessageError
-from lcfl.fleet.parts import described_part, part_of
-from lcfl.methods.exchange import ClusterChoice, Exchange, FullModel, NamedLayers, Signature
+from lcfl.fleet.parts import described_part, evaluation_parts, training_parts
+from lcfl.methods.exchange import ClusterChoice, FullModel, NamedLayers, Signature
 from lcfl.methods.exchange.transforms import GaussianNoise
-from lcfl.methods.local import LeastLoss, LocalTraining, LocalUpdate, PixelSignature
-
-LEAST = "lcfl.methods.local.least_loss.LeastLoss"
-
-
-@pytest.mark.parametrize("part", [LeastLoss(), LocalTraining(steps=5, lr_decay=0.9), PixelSignature(2), None])
-def test_local_updates_come_back(part):
-    assert part_of(described_part(part), LocalUpdate) == part
+from lcfl.methods.local import LeastLoss, LocalTraining, PixelSignature
+from tests.helpers.builders import fedper, lcfed, per_fedavg
+from tests.helpers.clustered import fedgroup, ifca, pacfl
+from tests.methods.clustering.test_one_shot import fedclust
 
 
-@pytest.mark.parametrize("part", [FullModel(), ClusterChoice(), NamedLayers(["decision"]), NamedLayers(), Signature()])
-def test_exchanges_come_back(part):
-    again = part_of(described_part(part), Exchange)
-    assert type(again) is type(part) and described_part(again) == described_part(part)
+def named(local_update=None, exchange=None):
+    return {"local_update": described_part(local_update), "exchange": described_part(exchange)}
+
+
+KNOWN = [
+    (fedper, None, None),
+    (lcfed, None, None),
+    (ifca, LeastLoss(), ClusterChoice()),
+    (pacfl, PixelSignature(3), Signature()),
+    (fedclust, None, NamedLayers()),
+    (fedgroup, LocalTraining(steps=5), None),
+    (fedgroup, LocalTraining(steps=5), FullModel()),
+]
+
+
+@pytest.mark.parametrize(("method", "update", "exchange"), KNOWN)
+def test_a_node_trains_as_its_method_asks(method, update, exchange):
+    found = training_parts(method(), 12, named(update, exchange))
+    assert list(map(described_part, found)) == list(map(described_part, (update, exchange)))
 
 
 @pytest.mark.parametrize(
-    ("described", "words"),
+    ("method", "update", "exchange"),
     [
-        ("LeastLoss", "named by its class and arguments"),
-        ({"class": LEAST}, "named by its class and arguments"),
-        ({"class": "os.system", "arguments": {}}, "'os.system' is no LocalUpdate that this node knows"),
-        ({"class": "lcfl.methods.exchange.FullModel", "arguments": {}}, "is no LocalUpdate"),
-        ({"class": ["os"], "arguments": {}}, "is no LocalUpdate"),
-        ({"class": LEAST, "arguments": {"command": "ls"}}, "LeastLoss refuses its arguments"),
-        ({"class": LEAST, "arguments": 3}, "LeastLoss refuses its arguments"),
-        ({"class": "lcfl.methods.local.training.LocalTraining", "arguments": {"steps": "x"}}, "refuses its arguments"),
-        ({"class": "lcfl.methods.local.training.LocalTraining", "arguments": {}}, "refuses its arguments"),
+        (fedper, None, FullModel()),  # would upload the head, too
+        (fedper, LocalTraining(steps=1), None),
+        (lcfed, PixelSignature(1000), Signature()),  # would upload what the samples look like
+        (pacfl, PixelSignature(1000), Signature()),
+        (ifca, LeastLoss(), FullModel()),
     ],
 )
-def test_a_node_builds_nothing_else(described, words):
-    with pytest.raises(MessageError, match=words):
-        part_of(described, LocalUpdate)
+def test_a_node_trains_in_no_other_way(method, update, exchange):
+    with pytest.raises(MessageError, match="the method of this node never asks for this"):
+        training_parts(method(), 12, named(update, exchange))
+
+
+def test_a_model_is_measured_after_the_work_that_makes_its_kind():
+    adaptation = per_fedavg().local_update.adaptation
+    assert evaluation_parts(per_fedavg(), "personal", named(adaptation))[0] == adaptation
+    assert evaluation_parts(lcfed(), "cluster", named()) == (None, None)
+    assert evaluation_parts(lcfed(), "global", named(LocalTraining(epochs=3), FullModel()))[0].epochs == 3
+    for update in (adaptation, PixelSignature(3), LocalTraining(epochs=3)):
+        with pytest.raises(MessageError, match="never asks"):
+            evaluation_parts(lcfed(), "personal", named(update))
+
+
+@pytest.mark.parametrize("update", ["LeastLoss", 3, {"class": "os.system", "arguments": {"epochs": 1}}, {"class": []}])
+def test_anything_else_as_a_part_is_refused(update):
+    for parts in (
+        lambda told: training_parts(lcfed(), 12, told),
+        lambda told: evaluation_parts(lcfed(), "global", told),
+    ):
+        with pytest.raises(MessageError, match="never asks"):
+            parts({"local_update": update, "exchange": None})
 
 
 def test_a_part_with_other_values_cannot_be_named():

@@ -139,6 +139,14 @@ class Clustering(Callback):
         """
         return None
 
+    @property
+    def extra_parts(self) -> list[tuple[LocalUpdate, Exchange | None]]:
+        """The local updates and exchanges of its extra rounds, unless they are those of its warm-up or of the method.
+
+        A client on a machine of its own runs no others.
+        """
+        return []
+
     def figures(self, state: FederationState) -> "dict[str, Figure]":
         """Returns figures by name. `Monitor` writes them once the warm-up rounds are over."""
         return {}

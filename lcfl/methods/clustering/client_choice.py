@@ -14,8 +14,9 @@ from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
-from lcfl.methods.exchange import ClusterChoice
+from lcfl.methods.exchange import ClusterChoice, Exchange
 from lcfl.methods.local.least_loss import LeastLoss
+from lcfl.methods.local.training import LocalUpdate
 
 __all__ = ["ClientChoice"]
 
@@ -79,6 +80,11 @@ class ClientChoice(Clustering):
                 "ClientChoice: the initial models are equal, so every client would always choose the first one. IFCA "
                 "needs models that are drawn at random: remove model.init_from, or name the head in model.init_except."
             )
+
+    @property
+    def extra_parts(self) -> list[tuple[LocalUpdate, Exchange | None]]:
+        """The choice among the models of a draw."""
+        return [(LeastLoss(), ClusterChoice())]
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
         """Lets all clients choose among the models of a draw, until a draw is good enough or all have been tried."""
