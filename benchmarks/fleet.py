@@ -152,7 +152,7 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
         data.write_text(DATA.format(num_samples=PER_CLIENT * num_nodes, num_nodes=num_nodes))
         try:
             with Federation(folder / "federation") as federation:
-                federation.superlink()
+                federation.superlink(database=False)  # Flower's default
                 meter = Meter(federation.port)
                 federation.port = meter.port  # where nodes find the SuperLink
                 for i in range(num_nodes):
@@ -177,4 +177,5 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all processes end also then
     main()

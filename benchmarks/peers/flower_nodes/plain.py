@@ -96,4 +96,5 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the rounds."""
     told = context.run_config
     strategy = Strategy(Path(str(told["table"])), int(told["num-nodes"]))
-    strategy.start(grid, ArrayRecord(networks[str(told["network"])]().state_dict()), int(told["rounds"]))
+    initial = ArrayRecord(networks[str(told["network"])]().state_dict())
+    strategy.start(grid, initial, int(told["rounds"]), timeout=600)
