@@ -120,7 +120,7 @@ def measured(name: str, federation: Federation, meter: Meter, folder: Path, roun
     shares.mkdir(exist_ok=True)
     for client, indices in enumerate(data.population.train):
         torch.save(data.samples.batch(indices, torch.device("cpu")), shares / f"{client}.pt")
-    told = {"network": name, "rounds": rounds, "num-nodes": data.num_clients, "shares": shares, "table": plain}
+    told = {"network": name, "rounds": rounds, "num-nodes": data.num_clients, "shares": shares, "metrics": plain}
     plain_marks = on_nodes(federation, meter, HERE / "peers/flower_nodes", plain, **told)
     fleet_marks = on_nodes(federation, meter, app, folder / "runs" / run, root=folder / "runs", **{"min-answers": 1.0})
     return [
@@ -158,9 +158,8 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
                 for i in range(num_nodes):
                     federation.node(f"node{i}", data=data, state=folder / f"state{i}", client=i)
                 for name in options.networks:
-                    rows += [
-                        {"network": name} | row for row in measured(name, federation, meter, folder, options.rounds)
-                    ]
+                    ways = measured(name, federation, meter, folder, options.rounds)
+                    rows += [{"network": name} | way for way in ways]
         finally:
             end_all(folder)
     print(f"{num_nodes} nodes, {options.rounds} rounds; {machine()}")

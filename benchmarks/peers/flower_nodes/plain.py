@@ -95,6 +95,6 @@ class Strategy(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     """Runs the rounds."""
     told = context.run_config
-    strategy = Strategy(Path(str(told["table"])), int(told["num-nodes"]))
+    strategy = Strategy(Path(str(told["metrics"])), int(told["num-nodes"]))
     initial = ArrayRecord(networks[str(told["network"])]().state_dict())
     strategy.start(grid, initial, int(told["rounds"]), timeout=600)
