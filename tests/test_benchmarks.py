@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import lcfl
 from lcfl import FederatedModule
 from lcfl.cli.sweep import given_to, parse_grid, points_of
+from lcfl.models import CNN, LeNet5
 from tests.helpers.commandline import METHODS, printed
 from tests.helpers.hosts import TUN
 
@@ -84,6 +86,35 @@ def test_the_networks_of_the_peers_equal_those_of_lcfl(module, name):
         own.data.copy_(value)
     inputs = torch.randn(2, 1, 28, 28) if name == "lenet" else torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(ours(inputs), plain(inputs))
+
+
+def test_the_networks_of_the_plain_flower_app_equal_those_of_lcfl(module):
+    pytest.importorskip("flwr")
+    plain = module("peers.flower_nodes.plain").networks
+    for name, network in {"lenet": LeNet5, "cnn": CNN}.items():
+        other, ours = plain[name](), FederatedModule(network).make_network()
+        for own, value in zip(ours.parameters(), other.parameters(), strict=True):
+            own.data.copy_(value)
+        inputs = torch.randn(2, 3, 32, 32)
+        torch.testing.assert_close(ours(inputs), other(inputs))
+
+
+@pytest.mark.slow
+def test_fleet_measures_three_ways_and_leaves_no_process_behind(module, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / "fleet.csv"
+    rows = module("fleet").main(["--networks=lenet", "--num_nodes=2", "--rounds=2", "--csv", str(path)])
+    assert [row["way"] for row in rows] == ["simulation", "fleet", "plain Flower app"]
+    simulation, fleet, plain = (row["array_bytes"] for row in rows)
+    assert simulation == fleet == 2 * 2 * 4 * 62_006 < plain < 1.01 * fleet  # 2 directions and clients; .npy headers
+    assert all(row["array_bytes"] < row["sent_bytes"] < 2 * row["array_bytes"] for row in rows[1:])
+    assert all(0 < row["fastest"] <= row["seconds"] <= row["slowest"] for row in rows)
+    assert path.read_text().count("lenet") == 3 and "| lenet | fleet |" in capsys.readouterr().out
+    ours = f"FLWR_HOME={tmp_path}/".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            assert ours not in (process / "environ").read_bytes()
 
 
 def test_memory_of_a_process_tree_counts_every_page_once(module):

@@ -147,15 +147,10 @@ class Federation:
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def superlink(self):
-        """Starts the SuperLink and waits until it listens."""
-        words = [
-            "--port",
-            self.port,
-            "--database",
-            self.folder / "state.db",
-            "--disable-runtime-dependency-installation",
-        ]
+    def superlink(self, database=True):
+        """Starts the SuperLink and waits until it listens. Without a database, it forgets all when it ends."""
+        words = ["--port", self.port, "--disable-runtime-dependency-installation"]
+        words += ["--database", self.folder / "state.db"] if database else []
         if self.secure:
             place = self.folder / "certificates"
             words += ["--ssl-ca-certfile", place / "ca.crt", "--ssl-certfile", place / "server.pem"]
