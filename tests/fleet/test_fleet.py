@@ -16,6 +16,7 @@ from lcfl.cli.commands.fleet import write_app
 from lcfl.cli.federated_cli import instantiate, instantiate_trainer
 from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.core.callback import Callback
+from lcfl.data.datasets import Synthetic
 from lcfl.federation.onboarding import onboard
 from lcfl.fleet import server
 from lcfl.fleet.link import Undelivered
@@ -303,3 +304,68 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
     assert found["metrics"] == expected and found["rule"] == by_hand.rule
     assert found["newcomers"][0]["cluster"] == by_hand.joined[0].cluster
     assert found["newcomers"][0]["name"] == f"hospital {newcomer}"
+
+
+def test_data_that_have_grown_do_not_stop_a_run_from_being_resumed(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)])
+    grown = partial(data, dataset=Synthetic(samples_per_class=80))
+    made = {each: partial(one, section=grown) for each, one in nodes(tmp_path, lcfed).items()}
+    with pytest.warns(UserWarning, match="hospital 0: its data have changed since it joined"):
+        watch = on_fleet(tmp_path, lcfed, link=Loopback(made), callbacks=[Checkpoint()], ckpt_path="last")
+    assert watch.state.round == 4 and dropped(watch) == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_no_round_waits_for_a_newcomer_without_end(tmp_path, kind):
+    (newcomer,) = data(newcomers=1).newcomer_clients
+    made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in nodes(tmp_path, fedclust).items()}
+    link = Loopback(
+        made, lambda message, count: NEVER if message.kind == kind and message.fields["client"] == newcomer else None
+    )
+    link.away = {FIRST + newcomer}
+
+    class Registering(Callback):
+        def on_round_start(self, state):
+            if state.round == 2:
+                link.away.clear()
+
+    with pytest.warns(UserWarning, match=rf"round \d: newcomer {newcomer}: no answer within 0.2 s"):
+        watch = on_fleet(
+            tmp_path,
+            fedclust,
+            link=link,
+            callbacks=[Registering()],
+            more={"newcomers": 1},
+            patience=replace(SOME, min_answers=1.0),
+        )
+    assert watch.state.round == 4 and not (watch.run.path / "newcomers.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"spec": {"shape": [7]}}, r"its samples do not fit: model.network: MLP cannot take inputs of shape \(7,\)"),
+        ({"spec": {"shape": [2**30]}}, "its samples do not fit: spec: got a sample of 1073741825 numbers"),
+        ({"name": "a\nb"}, "must have 1 to 100 printable signs"),
+        ({"sizes": {"train": 10**30}}, "the answer was refused: sizes"),
+        ({"sizes": {"train": 0}}, "it must have some in train"),
+        ({"lcfl": "0.0.1"}, "it has lcfl 0.0.1, and the server"),
+        ({"identity": "00"}, "it has another network, method or version"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(tmp_path, monkeypatch, fields, words):
+    """It answers as it should when it is asked again."""
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        header = json.loads(answer.text)
+        for name, value in fields.items():
+            own = header["fields"][name]
+            header["fields"][name] = own | value if isinstance(value, dict) else value
+        return replace(answer, text=json.dumps(header))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 0 else None)
+    with pytest.warns(UserWarning, match=f"node 1000 does not take part: .*{words}"):
+        watch = on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    assert watch.state.round == 1
