@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.data.protocols import PLAIN
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
@@ -60,16 +61,16 @@ class RankTransport:
         """
         answers: list[dict[str, Mapping[str, float]]] = []
         sharing: dict[tuple[int, int], tuple[Tensor, Tensor | None, list[int]]] = {}
-        held: list[EvaluationTask] = []
+        owners: list[tuple[int, tuple[str, ...]]] = []  # and not the tasks, which hold a downlink each
         for place, (task, model, buffers) in enumerate(self._models(tasks)):
             memory = model.data_ptr(), 0 if buffers is None else buffers.data_ptr()
             if memory not in sharing and len(sharing) == TASKS_AT_A_TIME:
-                self._score(sharing.values(), held, answers)
+                self._score(sharing.values(), owners, answers)
                 sharing = {}
-            held.append(task)
+            owners.append((task.client, task.sets))
             answers.append({})
             sharing.setdefault(memory, (model, buffers, []))[2].append(place)
-        self._score(sharing.values(), held, answers)
+        self._score(sharing.values(), owners, answers)
         return list(answers)
 
     def trivial_baseline(self, clients: Sequence[int]) -> list[dict[str, float]]:
@@ -111,22 +112,19 @@ class RankTransport:
     def _score(
         self,
         groups: Iterable[tuple[Tensor, Tensor | None, list[int]]],
-        tasks: Sequence[EvaluationTask],
+        owners: Sequence[tuple[int, tuple[str, ...]]],
         answers: Sequence[dict[str, Mapping[str, float]]],
     ) -> None:
-        """Adds the metrics of these models, each with its buffers and the places of its tasks, to the answers."""
-        owned = [[(place, name) for place in places for name in tasks[place].sets] for *_, places in groups]
-        scoring = [
-            ScoringTask(
-                model,
-                tuple(self._sets[name][tasks[place].client] for place, name in pairs),
-                tuple(tasks[place].client for place in places),
-                tuple(None if name.rpartition("/")[2] in PLAIN else tasks[place].client for place, name in pairs),
-                buffers,
-            )
-            for (model, buffers, places), pairs in zip(groups, owned, strict=True)
+        """Adds the metrics of these models, each with its buffers and the places of its owners, to the answers."""
+        pairs = [[(place, name) for place in places for name in owners[place][1]] for *_, places in groups]
+        tasks = [
+            ScoringTask.of(model, buffers, [self._owned(owners[place][0], name) for place, name in own])
+            for (model, buffers, _), own in zip(groups, pairs, strict=True)
         ]
-        results = self._map(scoring, [sum(map(len, task.sets)) for task in scoring])
-        for pairs, values in zip(owned, results, strict=True):
-            for (place, name), measured in zip(pairs, values, strict=True):
+        results = self._map(tasks, [sum(map(len, task.sets)) for task in tasks])
+        for own, values in zip(pairs, results, strict=True):
+            for (place, name), measured in zip(own, values, strict=True):
                 answers[place][name] = measured
+
+    def _owned(self, client: int, name: str) -> tuple[int, str, NDArray[np.int64]]:
+        return client, name, self._sets[name][client]

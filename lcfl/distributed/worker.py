@@ -22,6 +22,7 @@ from lcfl.core import rng
 from lcfl.core.messages import Uplink
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.protocols import PLAIN
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
@@ -58,6 +59,19 @@ class ScoringTask:
     clients: tuple[int, ...]
     owners: tuple[int | None, ...] = ()
     buffers: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, model: Tensor, buffers: Tensor | None, owned: Sequence[tuple[int, str, NDArray[np.int64]]]
+    ) -> "ScoringTask":
+        """Returns the task to score a model on sets of clients: for each the client, its name and its samples."""
+        return cls(
+            model,
+            tuple(indices for *_, indices in owned),
+            tuple(dict.fromkeys(client for client, *_ in owned)),
+            tuple(None if name.rpartition("/")[2] in PLAIN else client for client, name, _ in owned),
+            buffers,
+        )
 
     def named(self, called: Callable[[int], str]) -> str:
         """Returns what the task is, in words; `called` gives what a client is called."""

@@ -22,7 +22,6 @@ from lcfl.core.messages import Downlink
 from lcfl.core.schema import Array, Number, check_form
 from lcfl.core.validation import shortened
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.protocols import PLAIN
 from lcfl.distributed.tasks import TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
@@ -234,14 +233,8 @@ class Node:
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")
-        scoring = ScoringTask(
-            model,
-            tuple(sets[name][task.client] for name in names),
-            (task.client,),
-            tuple(None if name.rpartition("/")[2] in PLAIN else task.client for name in names),
-            buffers,
-        )
-        measured = self._worker.run(scoring)
+        owned = [(task.client, name, sets[name][task.client]) for name in names]
+        measured = self._worker.run(ScoringTask.of(model, buffers, owned))
         raise_failures([measured])
         return dict(zip(names, cast(list[dict[str, float]], measured), strict=True))
 
