@@ -37,7 +37,8 @@ from lcfl.server.server import Server
 __all__ = ["Fleet", "FleetRecord"]
 
 # What a module on a node may not log, because the server logs it.
-RESERVED = ("comm/", "time/", "cluster/", "val/", "test/", "train/loss", "train/failed_", "train/dropped_")
+RESERVED = ("comm/", "time/", "cluster/", "val/", "test/", "train/loss", "train/failed_clients")
+RESERVED += ("train/dropped_clients",)
 
 
 class FleetRecord(Callback):
