@@ -37,8 +37,8 @@ from lcfl.server.server import Server
 __all__ = ["Fleet", "FleetRecord"]
 
 # What a module on a node may not log, because the server logs it.
-RESERVED = ("comm/", "time/", "cluster/", "val/", "test/", "train/loss", "train/failed_clients")
-RESERVED += ("train/dropped_clients",)
+BY_SERVER = "comm/", "time/", "cluster/", "val/", "test/"
+RESERVED = (*BY_SERVER, "train/loss", "train/failed_clients", "train/dropped_clients")
 
 
 class FleetRecord(Callback):

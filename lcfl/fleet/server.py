@@ -22,6 +22,7 @@ from lcfl.fleet.members import Fits, Member, admitted, numbered, read_members
 from lcfl.fleet.newcomers import Newcomers
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.post import Patience, Post
+from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint_lookup
@@ -123,6 +124,11 @@ def _check(federation: Federation, method: Method) -> None:
     """Refuses what needs one place that knows all of the run."""
     if federation.fast_dev_run:
         raise ValueError("trainer.fast_dev_run: it tries a run on one machine; use it with lcfl fit.")
+    if any(isinstance(each, LowRankCosine) and each.keep_offline_models for each in method.clustering):
+        raise ValueError(
+            "method.clustering: LowRankCosine got keep_offline_models=true, but clients keep nothing of warm-up rounds "
+            "on a fleet. Set it to false."
+        )
     if any(noise.epsilon is not None for noise in method.exchange.noises):
         raise ValueError(
             "method.exchange: GaussianNoise got an epsilon, but the nodes of a fleet do not know how often they will "

@@ -369,3 +369,15 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(tmp_path, monk
     with pytest.warns(UserWarning, match=f"node 1000 does not take part: .*{words}"):
         watch = on_fleet(tmp_path, fedavg, link=link, rounds=1)
     assert watch.state.round == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (partial(lcfed, keep_offline_models=True), {}, "got keep_offline_models=true, but clients keep nothing"),
+        (fedavg, {"fast_dev_run": True}, "trainer.fast_dev_run: it tries a run on one machine"),
+    ],
+)
+def test_what_a_fleet_cannot_do_is_refused_before_anybody_joins(tmp_path, method, options, words):
+    with pytest.raises(ValueError, match=words):
+        on_fleet(tmp_path, method, link=Loopback({}), **options)
