@@ -50,6 +50,7 @@ def client_app(config: Path) -> ClientApp:
 
     @app.query()
     def answer(message: Message, context: Context) -> Message:
+        """Returns what the process that keeps the node answers."""
         settings = json.dumps(dict(context.node_config), sort_keys=True)
         section = Path(str(context.node_config.get("data")))
         command = [sys.executable, "-m", "lcfl.cli.flower_node", str(config), settings]

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lcfl.fleet.messages import Message
 from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
 
-__all__ = ["Member", "admitted", "is_word", "numbered", "read_members", "write_members"]
+__all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
 
 FILE = "fleet.json"
 Fits = Callable[[Mapping[str, Any]], None]
@@ -55,64 +55,70 @@ class Member:
     wanted: int | None = None
 
 
-def admitted(
-    post: Post, nodes: Collection[int], sets: list[str], identity: str, fits: Fits, known: Collection[Member] = ()
-) -> list[Member]:
-    """Asks nodes to join and returns those that fit. The others are refused with a warning that says why.
+@dataclass(frozen=True)
+class Admission:
+    """Asks nodes to join.
 
     Args:
         post: sends the requests.
-        nodes: the nodes to ask.
         sets: the sets of samples that clients are measured on.
         identity: see `lcfl.fleet.node.identity_of`.
         fits: raises a ValueError if the network of the run cannot take samples that look so.
-        known: who has joined already; the samples of all members must look alike, and their names must differ.
     """
-    request = Message("join", {"lcfl": lcfl.__version__, "sets": sets})
-    members, refused = list(known), {}
-    for node, answer in post.ask(dict.fromkeys(nodes, request), enough=0).items():
-        reason = _reason(answer, sets, identity, members, fits)
-        if reason:
-            refused[node] = reason
-            continue
-        assert isinstance(answer, Message), "there is an answer"
+
+    post: Post
+    sets: Sequence[str]
+    identity: str
+    fits: Fits
+
+    def ask(self, nodes: Collection[int], known: Collection[Member] = ()) -> list[Member]:
+        """Returns those of the nodes that fit. The others are refused with a warning that says why.
+
+        Args:
+            nodes: the nodes to ask.
+            known: who has joined already; the samples of all members must look alike, and their names must differ.
+        """
+        request = Message("join", {"lcfl": lcfl.__version__, "sets": list(self.sets)})
+        members = list(known)
+        for node, answer in self.post.ask(dict.fromkeys(nodes, request), enough=0).items():
+            if reason := self._reason(answer, members):
+                warnings.warn(f"node {node} does not take part: {reason}.", stacklevel=2)
+                continue
+            assert isinstance(answer, Message), "there is an answer"
+            told = answer.fields
+            members.append(Member(node, told["name"], told["sizes"], told["spec"], told["fingerprint"], told["client"]))
+        return members[len(known) :]
+
+    def _reason(self, answer: Message | Lost, members: Collection[Member]) -> str:
+        """Returns why a node cannot take part; empty if it can."""
+        if isinstance(answer, Lost):
+            return answer.reason
         told = answer.fields
-        members.append(Member(node, told["name"], told["sizes"], told["spec"], told["fingerprint"], told["client"]))
-    for node, reason in refused.items():
-        warnings.warn(f"node {node} does not take part: {reason}.", stacklevel=2)
-    return members[len(known) :]
+        if told["lcfl"] != lcfl.__version__:
+            return f"it has lcfl {told['lcfl']}, and the server {lcfl.__version__}; install the same version"
+        if told["identity"] != self.identity:
+            return "it has another network, method or version of torch or lightning than the server; compare both"
+        if not is_word(told["name"]):
+            return f"its name, {told['name']!r:.40}, must have 1 to 100 printable signs"
+        try:
+            self.fits(told["spec"])
+        except ValueError as error:
+            return f"its samples do not fit: {one_line(str(error))}"
+        if set(told["sizes"]) != {"train", *self.sets} or told["sizes"]["train"] < 1:
+            return f"it has samples in {', '.join(told['sizes'])}; it must have some in train"
+        for member in members:
+            if dict(member.spec) != told["spec"]:
+                differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
+                pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
+                return f"its samples look different from those of {member.name} ({pairs})"
+            if member.name == told["name"]:
+                return f"its name {member.name} is taken; give it another one"
+        return ""
 
 
 def is_word(text: str) -> bool:
     """Returns whether a name from another machine may be printed and written into tables."""
     return 0 < len(text) <= 100 and text.isprintable()
-
-
-def _reason(answer: Message | Lost, sets: list[str], identity: str, members: Collection[Member], fits: Fits) -> str:
-    """Returns why a node cannot take part; empty if it can."""
-    if isinstance(answer, Lost):
-        return answer.reason
-    told = answer.fields
-    if told["lcfl"] != lcfl.__version__:
-        return f"it has lcfl {told['lcfl']}, and the server {lcfl.__version__}; install the same version"
-    if told["identity"] != identity:
-        return "it has another network, method or version of torch or lightning than the server; compare both"
-    if not is_word(told["name"]):
-        return f"its name, {told['name']!r:.40}, must have 1 to 100 printable signs"
-    try:
-        fits(told["spec"])
-    except ValueError as error:
-        return f"its samples do not fit: {one_line(str(error))}"
-    if set(told["sizes"]) != {"train", *sets} or told["sizes"]["train"] < 1:
-        return f"it has samples in {', '.join(told['sizes'])}; it must have some in train"
-    for member in members:
-        if dict(member.spec) != told["spec"]:
-            differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
-            pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
-            return f"its samples look different from those of {member.name} ({pairs})"
-        if member.name == told["name"]:
-            return f"its name {member.name} is taken; give it another one"
-    return ""
 
 
 def numbered(members: Collection[Member], free: Collection[int]) -> dict[int, Member]:

@@ -2,22 +2,18 @@
 
 import time
 import warnings
-from collections.abc import Callable, Collection
 
 from lcfl.core.callback import Callback
 from lcfl.core.state import FederationState
 from lcfl.federation.onboarding import Onboarding
 from lcfl.fleet.data import FleetData
 from lcfl.fleet.fleet import FleetRecord
-from lcfl.fleet.members import Member, numbered, write_members
+from lcfl.fleet.members import Admission, numbered, write_members
 from lcfl.server.server import Server
 
 __all__ = ["Newcomers"]
 
 AGAIN = 30.0  # seconds until a node that could not be added is tried again
-
-Nodes = Callable[[], Collection[int]]
-Join = Callable[[Collection[int]], list[Member]]
 
 
 class Newcomers(Callback):
@@ -28,13 +24,12 @@ class Newcomers(Callback):
 
     Args:
         record: knows the clients.
-        nodes: returns the nodes that can be reached.
-        join: asks nodes to join and returns those that fit.
+        admission: asks nodes to join.
         epochs: epochs of personalisation.
     """
 
-    def __init__(self, record: FleetRecord, nodes: Nodes, join: Join, epochs: int) -> None:
-        self._record, self._nodes, self._join, self._epochs = record, nodes, join, epochs
+    def __init__(self, record: FleetRecord, admission: Admission, epochs: int) -> None:
+        self._record, self._admission, self._epochs = record, admission, epochs
         self._again: dict[int, float] = {}  # when a node is asked again to join
         self._later: dict[int, float] = {}  # when a newcomer that did not answer is tried again
         self._added: set[int] = set()
@@ -55,9 +50,9 @@ class Newcomers(Callback):
         if not newcomers:
             return
         known = {member.node for member in members.values()}
-        ready = [node for node in self._nodes() if self._again.get(node, 0.0) <= now]
+        ready = [node for node in self._admission.post.link.nodes() if self._again.get(node, 0.0) <= now]
         strangers = [node for node in ready if node not in known]
-        joined = self._join(strangers) if strangers else []
+        joined = self._admission.ask(strangers, list(members.values())) if strangers else []
         self._again |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
         for client, member in numbered(joined, [client for client in newcomers if client not in members]).items():
             members[client] = member

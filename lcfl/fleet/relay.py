@@ -74,8 +74,7 @@ def keep(place: str, needed_by: int, answer: Callable[[Parcel], Parcel]) -> None
         while time.monotonic() - quiet_since < IDLE and _is_alive(needed_by):
             with suppress(TimeoutError, EOFError, OSError):
                 with listener.accept() as connection:
-                    connection_answer = answer(_receive(connection))
-                    _send(connection, connection_answer)
+                    _send(connection, answer(_receive(connection)))
                 quiet_since = time.monotonic()
 
 

@@ -3,8 +3,8 @@
 import logging
 import time
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lcfl.federation.trial import check_network
 from lcfl.fleet.data import FleetData, RemoteDataset, sets_of
 from lcfl.fleet.fleet import Fleet, FleetRecord
 from lcfl.fleet.link import Link
-from lcfl.fleet.members import Fits, Member, admitted, numbered, read_members
+from lcfl.fleet.members import Admission, Member, numbered, read_members
 from lcfl.fleet.newcomers import Newcomers
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.post import Patience, Post
@@ -83,40 +83,27 @@ def fit(
     _check(federation, method)
     flag = StopFlag()
     flag.install()
-    identity, sets = (
-        identity_of(module, method, federation.seed),
-        sets_of(options.data.get("protocols", ("own_split",))),
-    )
-    fits = partial(_check_fit, module)
+    identity = identity_of(module, method, federation.seed)
     post = Post(link, options.patience, options.most_bytes, lambda: flag.signal != 0)
+    sets = sets_of(options.data.get("protocols", ("own_split",)))
+    admission = Admission(post, sets, identity, partial(_check_fit, module))
     wanted = None if ckpt_path is None else str(ckpt_path)
     resumed = checkpoint_lookup.find_if_any(wanted, federation.root, federation.name)
     if resumed is None:
-        run, members = uuid4().hex, _founders(post, options, sets, identity, fits)
+        run, members = uuid4().hex, _founders(admission, options)
         if post.stopped():
             raise SystemExit(128 + flag.signal)
     else:
         run, members = read_members(run_of(resumed))
-        members = _rejoined(post, members, sets, identity)
+        members = _rejoined(admission, members)
     data = _data(members, options, 0 if proxy is None else len(proxy.data.population.proxy))
     record = FleetRecord(run, members)
     federation.all_callbacks.insert(0, record)  # before the checkpoint
     if data.newcomer_clients:
-        join = partial(_joined, post, sets, identity, fits, record.members)
-        federation.all_callbacks.insert(1, Newcomers(record, link.nodes, join, options.newcomer_epochs))
+        federation.all_callbacks.insert(1, Newcomers(record, admission, options.newcomer_epochs))
     metrics = "loss", *map(str, module.metrics)
-    fleet = Fleet(
-        post,
-        identity,
-        options.num_clients,
-        method,
-        module.layout,
-        record,
-        data.newcomer_clients,
-        metrics,
-        flag,
-        proxy,
-    )
+    kept_out, num_clients, layout = data.newcomer_clients, options.num_clients, module.layout
+    fleet = Fleet(post, identity, num_clients, method, layout, record, kept_out, metrics, flag, proxy)
     return federation.fit(module, data, method, ckpt_path, fleet)
 
 
@@ -132,19 +119,20 @@ def _check(federation: Federation, method: Method) -> None:
     if any(noise.epsilon is not None for noise in method.exchange.noises):
         raise ValueError(
             "method.exchange: GaussianNoise got an epsilon, but the nodes of a fleet do not know how often they will "
-            "upload. Set sigma instead; lcfl fit --trainer.fast_dev_run prints the guarantee."
+            "upload. Set sigma instead."
         )
 
 
-def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str, fits: Fits) -> dict[int, Member]:
+def _founders(admission: Admission, options: FleetOptions) -> dict[int, Member]:
     """Waits for the clients of a new run and returns them by number."""
+    post = admission.post
     free = sorted(set(range(options.num_clients)) - set(_data({}, options).newcomer_clients))
     members: list[Member] = []
     again: dict[int, float] = {}  # when a node is asked again that did not fit
     while len(members) < len(free) and not post.stopped():
         now, known = time.monotonic(), {member.node for member in members}
         asked = [node for node in post.link.nodes() if node not in known and again.get(node, 0.0) <= now]
-        joined = admitted(post, asked, sets, identity, fits, members) if asked else []
+        joined = admission.ask(asked, members) if asked else []
         members += joined
         again |= dict.fromkeys(asked, time.monotonic() + AGAIN)
         if joined:
@@ -155,26 +143,20 @@ def _founders(post: Post, options: FleetOptions, sets: list[str], identity: str,
     return numbered(members[: len(free)], free)
 
 
-def _rejoined(post: Post, members: dict[int, Member], sets: list[str], identity: str) -> dict[int, Member]:
+def _rejoined(admission: Admission, members: dict[int, Member]) -> dict[int, Member]:
     """Asks the known clients that can be reached to join again, and returns all with what is new about them."""
 
     def fits(spec: Mapping[str, Any]) -> None:
         if any(dict(spec) != dict(member.spec) for member in members.values()):
             raise ValueError("they look different from before")
 
-    reachable, number = set(post.link.nodes()), {member.node: each for each, member in members.items()}
+    reachable, number = set(admission.post.link.nodes()), {member.node: each for each, member in members.items()}
     now = dict(members)
-    for member in admitted(post, [node for node in number if node in reachable], sets, identity, fits):
+    for member in replace(admission, fits=fits).ask([node for node in number if node in reachable]):
         if member.fingerprint != members[number[member.node]].fingerprint:
             warnings.warn(f"{member.name}: its data have changed since it joined.", stacklevel=2)
         now[number[member.node]] = member
     return now
-
-
-def _joined(
-    post: Post, sets: list[str], identity: str, fits: Fits, members: Mapping[int, Member], nodes: Collection[int]
-) -> list[Member]:
-    return admitted(post, nodes, sets, identity, fits, list(members.values()))
 
 
 def _check_fit(module: FederatedModule, spec: Mapping[str, Any]) -> None:
