@@ -95,7 +95,7 @@ class Admission:
             return answer.reason
         told = answer.fields
         if told["lcfl"] != lcfl.__version__:
-            return f"it has lcfl {told['lcfl']}, and the server {lcfl.__version__}; install the same version"
+            return f"it has lcfl {one_line(told['lcfl'])}, and the server {lcfl.__version__}; install the same version"
         if told["identity"] != self.identity:
             return "it has another network, method or version of torch or lightning than the server; compare both"
         if not is_word(told["name"]):
@@ -105,7 +105,7 @@ class Admission:
         except ValueError as error:
             return f"its samples do not fit: {one_line(str(error))}"
         if set(told["sizes"]) != {"train", *self.sets} or told["sizes"]["train"] < 1:
-            return f"it has samples in {', '.join(told['sizes'])}; it must have some in train"
+            return f"it has samples in {one_line(', '.join(told['sizes']))}; it must have some in train"
         for member in members:
             if dict(member.spec) != told["spec"]:
                 differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
