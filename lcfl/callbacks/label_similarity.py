@@ -119,7 +119,9 @@ class LabelSimilarity(Callback):
         """Returns the models ``[n, P]`` after a local run of every client from what the server would send it."""
         exchange = server.method.exchange
         tasks = [
-            TrainingTask(i, state.round, state.clients[i], exchange.down(state, i, server.layout), self.fine_tuning)
+            TrainingTask(
+                i, state.round, state.clients.for_task(i), exchange.down(state, i, server.layout), self.fine_tuning
+            )
             for i in clients
         ]
         results = [each for each in server.transport.train(tasks) if not isinstance(each, Lost)]

@@ -1,18 +1,20 @@
 """What a client keeps between the rounds in which it takes part, and the store that holds it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lcfl.core.checkpoint_shards import CheckpointShardIndex
 from lcfl.core.files import unlinked_memory
-from lcfl.core.model_sums import ModelSums
+from lcfl.core.model_sums import ModelSums, Move
 
 __all__ = ["VECTORS", "ClientState", "ClientStore"]
+
+Result = TypeVar("Result")
 
 BLOCK_BYTES = 64 * 2**20  # the files of a mapped store grow by this much
 BLOCK_VECTORS = 4096  # most in a block: each becomes a tensor, and making millions of short ones takes too long
@@ -72,13 +74,17 @@ class ClientStore:
         self.sums: ModelSums | None = None
         self.checkpoint_shards = CheckpointShardIndex()
         self._states: dict[int, ClientState] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         self._mapped = {} if folder is None else {name: _MappedVectors(folder) for name in VECTORS}
 
     def __getitem__(self, client: int) -> ClientState:
         return self._states.get(client, self.blank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
-        self._take_out(client)
+        self.update({client: state})
+
+    def _set(self, client: int, state: ClientState) -> None:
         # The buffers of the blank state are shared and not copied, because a model is evaluated only once for all
         # clients that share both the model and the buffers.
         own = replace(state, buffers=None) if state.buffers is self.blank.buffers else state
@@ -98,7 +104,7 @@ class ClientStore:
 
     def forget(self, client: int) -> None:
         """Resets a client to the blank state."""
-        self._take_out(client)
+        self._take_out([client])
         for vectors in self._mapped.values():
             vectors.keep(client, None)
         self._states.pop(client, None)
@@ -106,12 +112,39 @@ class ClientStore:
 
     def update(self, states: Mapping[int, ClientState]) -> None:
         """Stores several states at once."""
+        self._take_out(states)
         for client, state in states.items():
-            self[client] = state
+            self._set(client, state)
 
-    def _take_out(self, client: int) -> None:
-        if self.sums is not None and client in self._states:
-            self.sums.take_out(client, self._states[client].stored_model)
+    def for_task(self, client: int) -> ClientState:
+        """Returns what a task of the client carries: its state, or the word that its state is kept elsewhere."""
+        return self[client]
+
+    def states(self, clients: Iterable[int]) -> Iterator[ClientState]:
+        """Yields the states of many clients. This is faster than one by one if they are kept elsewhere."""
+        return map(self.__getitem__, clients)
+
+    def at_owners(self, function: Callable[["ClientStore", list[int]], Result], clients: Sequence[int]) -> list[Result]:
+        """Calls ``function(store, clients)`` wherever states of these clients are kept, with the clients kept there.
+
+        A calculation that needs little of many models goes to the models, and not the models to it.
+
+        Args:
+            function: can be pickled, and changes nothing.
+            clients: in ascending order.
+
+        Returns:
+            The results in the order of the clients; here, where all clients are, one result.
+        """
+        return [function(self, list(clients))]
+
+    def move_models(self, sums: ModelSums, moves: Sequence[Move]) -> None:
+        """Carries out moves of the models that the server last received, in the order of the clients' numbers."""
+        sums.move(moves, lambda client: self[client].stored_model)
+
+    def _take_out(self, clients: Iterable[int]) -> None:
+        if self.sums is not None:
+            self.sums.take_out(clients, self.move_models)
 
 
 class _MappedVectors:

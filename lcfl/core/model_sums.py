@@ -3,19 +3,21 @@
 Legend: N clients, G groups of clients, P + Q length of a model's flat vector.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["ModelSums", "add_models"]
+__all__ = ["ModelSums", "Move", "Mover", "add_models"]
 
 BLOCK = 2**17  # entries of a model that are added together: a megabyte in float64, which fits into a core's cache
 AT_ONCE = 32  # models that are held at the same time while sums are updated
 
 HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
 TOLERANCE = 2.0**-30  # relative to the largest entry; sums with a larger error bound are not used any further
+
+Move = tuple[int, int, int]  # a client, the sum that its model leaves and the one that it joins; -1 for none
 
 
 def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]) -> None:
@@ -52,17 +54,17 @@ class ModelSums:
     largest: float = 0.0
 
     @classmethod
-    def from_models(cls, group_N: Tensor, num_groups: int, size: int, model_of: Callable[[int], Tensor]) -> "ModelSums":
+    def from_models(cls, group_N: Tensor, num_groups: int, size: int, move: "Mover") -> "ModelSums":
         """Computes the sums from scratch.
 
         Args:
             group_N: the group of each client ``[N]``, int64; -1 for clients that do not count.
             num_groups: G.
             size: P + Q.
-            model_of: returns the stored model of a client, given its number.
+            move: carries out moves, see `lcfl.core.clients.ClientStore.move_models`.
         """
         sums = cls(torch.zeros(num_groups, size, dtype=torch.float64), torch.full_like(group_N, -1))
-        sums.regroup(group_N, model_of)
+        sums.regroup(group_N, move)
         return sums
 
     @property
@@ -70,23 +72,27 @@ class ModelSums:
         """Whether `error` is at most 2**-30 of the largest entry, which is 64 times less than float32 rounds."""
         return self.error <= TOLERANCE * self.largest
 
-    def take_out(self, client: int, model: Tensor) -> None:
-        """Subtracts a client's model ``[P + Q]`` from the sum that it is in, if it is in one."""
-        group = int(self.group[client])
-        if group >= 0:
-            self._note(model)
-            self.total[group].sub_(model)
-            self.group[client] = -1
+    def take_out(self, clients: Iterable[int], move: "Mover") -> None:
+        """Subtracts the models of clients from the sums that they are in."""
+        moves = [(client, group, -1) for client in clients if (group := int(self.group[client])) >= 0]
+        if moves:
+            move(self, moves)
+            self.group[[client for client, *_ in moves]] = -1
 
-    def regroup(self, group_N: Tensor, model_of: Callable[[int], Tensor]) -> None:
+    def regroup(self, group_N: Tensor, move: "Mover") -> None:
         """Moves the models of clients whose group has changed, and adds models that are not in a sum yet."""
-        moved = torch.nonzero(self.group != group_N).flatten().tolist()
-        for begin in range(0, len(moved), AT_ONCE):
-            clients = moved[begin : begin + AT_ONCE]
-            models = [model_of(client) for client in clients]
+        changed = torch.nonzero(self.group != group_N).flatten().tolist()
+        move(self, [(client, int(self.group[client]), int(group_N[client])) for client in changed])
+        self.group = group_N.clone()
+        self.largest = _largest(self.total)
+
+    def move(self, moves: Sequence[Move], model_of: Callable[[int], Tensor]) -> None:
+        """Carries out moves one after the other, given the stored model ``[P + Q]`` of each client."""
+        for begin in range(0, len(moves), AT_ONCE):
             changes: dict[int, tuple[list[Tensor], list[int]]] = {}
-            for client, model in zip(clients, models, strict=True):
-                for group, sign in ((int(self.group[client]), -1), (int(group_N[client]), 1)):
+            for client, before, after in moves[begin : begin + AT_ONCE]:
+                model = model_of(client)
+                for group, sign in ((before, -1), (after, 1)):
                     if group >= 0:
                         self._note(model)
                         terms, signs = changes.setdefault(group, ([], []))
@@ -94,8 +100,6 @@ class ModelSums:
                         signs.append(sign)
             for group, (terms, signs) in changes.items():
                 add_models(self.total[group], terms, signs)
-        self.group = group_N.clone()
-        self.largest = _largest(self.total)
 
     def counts(self) -> Tensor:
         """Returns the number of models in each sum ``[G]``, int64."""
@@ -105,6 +109,9 @@ class ModelSums:
         """Updates the bounds for the addition or subtraction of a model."""
         self.largest += _largest(model)
         self.error += HALF_ULP * self.largest
+
+
+Mover = Callable[[ModelSums, Sequence[Move]], None]  # carries out moves in sums, where the models are
 
 
 def _largest(values: Tensor) -> float:

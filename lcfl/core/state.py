@@ -3,9 +3,8 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code, F length of what is frozen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,13 +68,13 @@ class FederationState:
         num_warmup_rounds: int = 0,
         newcomers: Iterable[int] = (),
         buffers: Tensor | None = None,
-        folder: Path | None = None,
+        new_store: Callable[[ClientState], ClientStore] = ClientStore,
         frozen: Tensor | None = None,
     ) -> "FederationState":
         """Returns the state before the first round, with all clients in one cluster and all models at the initial one.
 
-        If buffers are not exchanged, `initial` does not contain them, and `buffers` are those of the initial model. If
-        a `folder` is given, the clients' vectors live in memory-mapped files there.
+        If buffers are not exchanged, `initial` does not contain them, and `buffers` are those of the initial model. The
+        clients' states are kept by `new_store`, which is called with the blank state.
         """
         state = cls(
             round=-num_warmup_rounds,
@@ -84,7 +83,7 @@ class FederationState:
             centres=initial.unsqueeze(0),
             assignment=torch.zeros(num_clients, dtype=torch.int64),
             participated=torch.zeros(num_clients, dtype=torch.bool),
-            clients=ClientStore(ClientState(model=initial if keeps_model else None, buffers=buffers), folder),
+            clients=new_store(ClientState(model=initial if keeps_model else None, buffers=buffers)),
             frozen=frozen,
         )
         outside = list(newcomers)
@@ -110,6 +109,10 @@ class FederationState:
     def stored_model(self, client: int) -> Tensor:
         """Returns w_i as the server last received it. It exists only if clients keep models that they upload whole."""
         return self.clients[client].stored_model
+
+    def stored_models(self, clients: Iterable[int]) -> Iterator[Tensor]:
+        """Yields the `stored_model` of each of these clients."""
+        return (state.stored_model for state in self.clients.states(clients))
 
     def leave(self, clients: Iterable[int]) -> None:
         """Removes clients for good and forgets their models, so that no mean or clustering counts them any more."""

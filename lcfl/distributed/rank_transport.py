@@ -5,13 +5,12 @@ Legend: P + Q length of a model's flat vector.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
@@ -23,17 +22,28 @@ TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
 OwnModel = tuple[EvaluationTask, Tensor, Tensor | None]  # a task, its model, and buffers that are not part of the model
 
 
+class Pool(Protocol):
+    """All that carry out tasks: the `Ranks` of one host, or all `Hosts`."""
+
+    @property
+    def stop_signal(self) -> int:
+        """The number of the signal that requests a stop after this round; 0 if there was none."""
+
+    def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:
+        """Carries out tasks, given their costs, and returns the results in the tasks' order."""
+
+
 class RankTransport:
     """Hands the work of clients to all ranks. It is used on rank 0; the other ranks `Ranks.serve`.
 
     A task is sent with everything that a rank needs for it, so any rank can play any client.
 
     Args:
-        ranks: all ranks.
+        ranks: what carries out the tasks.
         worker: the worker of this rank, which knows the clients' data.
     """
 
-    def __init__(self, ranks: Ranks, worker: Worker) -> None:
+    def __init__(self, ranks: Pool, worker: Worker) -> None:
         self._ranks, self._worker = ranks, worker
         self._data, self._exchange, self._layout = worker.data, worker.method.exchange, worker.module.layout
         population = worker.data.population

@@ -1,4 +1,4 @@
-"""The ranks of a federation. The server distributes tasks, and every rank carries out its share."""
+"""The ranks of a host. Its first rank distributes tasks, and every rank carries out its share."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ from lcfl.distributed.connections import (
 )
 from lcfl.distributed.launch import LostRankError, StopFlag
 
-__all__ = ["Ranks"]
+__all__ = ["Farewell", "Ranks"]
 
 Carry = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -32,10 +32,11 @@ PATIENCE = timedelta(days=7)  # a rank waits for the server as long as necessary
 
 
 class Ranks:
-    """All ranks behind one `map`, which the server calls. The other ranks `serve` until the server is done.
+    """All ranks of one host behind one `map`, which the first of them calls. The others `serve` until it is done.
 
-    Only rank 0 runs the round loop, clusters, aggregates and writes. A task is sent with everything that another rank
-    needs for it, so its result does not depend on the rank that carries it out.
+    A task is sent with everything that another rank needs for it, so its result does not depend on the rank that
+    carries it out. The first rank of the first host, rank 0, is the server: it alone runs the round loop, clusters,
+    aggregates and writes. It reaches the ranks of other hosts through their first ranks (`lcfl.distributed.hosts`).
 
     Args:
         fabric: a launched Fabric.
@@ -43,11 +44,16 @@ class Ranks:
         flag: this process's stop flag, which is installed here; `stop_signal` combines the flags of all ranks.
 
     Attributes:
-        result: what `serve` returns on the other ranks; the server sets it before it leaves.
+        hosts: the numbers of the ranks of each host.
+        group: the group of all ranks, over which hosts are connected; None for a single rank.
+        result: what `serve` returns on the other ranks; the first rank sets it before it leaves.
     """
 
     def __init__(self, fabric: Fabric, run: Carry, flag: StopFlag) -> None:
+        self.hosts = [[0]]
+        self.group: dist.ProcessGroup | None = None
         self.result: Any = None
+        self._rank = fabric.global_rank
         self._run = run
         self._flag = flag
         self._signal = 0
@@ -57,14 +63,18 @@ class Ranks:
             before = open_files()
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(group, dist.ProcessGroup)
-            machines = _machines(fabric.world_size, group)
+            self.hosts, self.group = _hosts(fabric.world_size, group), group
             watch_links(open_files() - before)
-            near = [can_share_memory() and machine == machines[fabric.global_rank] for machine in machines]
-            peers = range(1, fabric.world_size) if fabric.is_global_zero else [0]
-            self._links = [
-                SharedMemoryConnection(peer, group) if near[peer] else NetworkConnection(peer, group) for peer in peers
-            ]
+            (own,) = (ranks for ranks in self.hosts if self._rank in ranks)
+            peers = own[1:] if self.is_first else own[:1]
+            kind = SharedMemoryConnection if can_share_memory() else NetworkConnection
+            self._links = [kind(peer, group) for peer in peers]
         flag.install()  # all ranks have met, so from now on a signal means a stop after the round
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return any(self._rank == ranks[0] for ranks in self.hosts)
 
     def map(self, tasks: Sequence[Any], costs: Sequence[float]) -> list[Any]:
         """Carries out the tasks on all ranks and returns the results in the tasks' order.
@@ -90,10 +100,10 @@ class Ranks:
         return results
 
     def serve(self) -> Any:
-        """Carries out the server's tasks until the server is done, and returns the server's `result`."""
-        (server,) = self._links
-        while not isinstance(message := server.receive(), _Farewell):
-            server.send((self._run(message), self._flag.signal))
+        """Carries out the first rank's tasks until that rank is done, and returns its `result`."""
+        (first,) = self._links
+        while not isinstance(message := first.receive(), Farewell):
+            first.send((self._run(message), self._flag.signal))
         return message.result
 
     @property
@@ -107,32 +117,32 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the other ranks, also after an error on the server.
+        """Ends the other ranks of this host, also after an error.
 
-        A rank that is busy with a share receives no message. It ends when it notices that the server is gone.
+        A rank that is busy with a share receives no message. It ends when it notices that this rank is gone.
         """
         for link in self._links:
             if link not in self._owed:
                 with suppress(LostRankError):  # the other ranks still need theirs
-                    link.send(_Farewell(self.result))
+                    link.send(Farewell(self.result))
 
 
 @dataclass(frozen=True)
-class _Farewell:
-    """The server's last message."""
+class Farewell:
+    """The last message to a rank."""
 
     result: Any
 
 
-def _machines(num_ranks: int, group: dist.ProcessGroup) -> list[str]:
-    """Returns a text per rank. Ranks with the same text see each other's processes and memory.
+def _hosts(num_ranks: int, group: dist.ProcessGroup) -> list[list[int]]:
+    """Returns the ranks of each host, ascending. Ranks of one host see each other's processes and memory.
 
     The name of the machine is not enough: two machines may have the same name, and containers on one machine do not
     see each other.
     """
     machines: list[str] = [""] * num_ranks
     dist.all_gather_object(machines, f"{platform.node()} {_boot()} {_processes()}", group)
-    return machines
+    return [[rank for rank in range(num_ranks) if machines[rank] == each] for each in dict.fromkeys(machines)]
 
 
 def _boot() -> str:

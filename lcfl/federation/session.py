@@ -1,11 +1,12 @@
 """Session of a `fit`, `validate` or `test`: every rank sets up, then leads (rank 0) or serves."""
 
+import functools
 import platform
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -19,13 +20,16 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 
 import lcfl
+from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.files import write_json
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
+from lcfl.distributed.hosts import Host, Hosts, HostTransport
 from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.spread_client_store import SpreadClientStore
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName
@@ -43,6 +47,8 @@ from lcfl.server.schedule import Schedule
 from lcfl.server.server import Server
 
 __all__ = ["Session", "expected", "run_of"]
+
+NewStore = Callable[[ClientState], ClientStore]
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,9 @@ class Session:
 
         The other ranks carry out the tasks of rank 0 until it has a result.
         """
+        new_store = functools.partial(ClientStore, folder=self._store_folder())
         if self.transport is not None:
-            return self._lead(fabric, self.transport)
+            return self._lead(fabric, self.transport, new_store)
         if fabric.local_rank == 0:
             self.data.prepare_data()
         fabric.barrier()
@@ -89,23 +96,45 @@ class Session:
         settings = self.settings
         engine = fabric.broadcast(self.engine)  # under torchrun each rank chooses, perhaps without a compiler
         max_steps = 1 if settings.fast_dev_run else None
-        deadline = ClientDeadline(settings.client_timeout, fabric.global_rank, partial(flag.note, fabric.global_rank))
+        deadline = ClientDeadline(
+            settings.client_timeout, fabric.global_rank, functools.partial(flag.note, fabric.global_rank)
+        )
         worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps, deadline)
         ranks = Ranks(fabric, worker.run_all, flag)
-        if not fabric.is_global_zero:
-            result: dict[str, Any] | None = ranks.serve()
+        result: dict[str, Any] | None
+        if not ranks.is_first:
+            result = ranks.serve()
             return result
         with ranks:
-            ranks.result = done = self._lead(fabric, RankTransport(ranks, worker))
-        return done
+            if len(ranks.hosts) == 1:
+                result = self._lead(fabric, RankTransport(ranks, worker), new_store)
+            elif fabric.is_global_zero:
+                with Hosts(Host(ranks, worker)) as hosts:
+                    result = self._lead(fabric, HostTransport(hosts, worker), self._spread_over(hosts))
+                    ranks.result = result
+            else:
+                result = Host(ranks, worker).serve()
+            ranks.result = result
+        return result
 
-    def _lead(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
-        return self._fit(fabric, transport) if self.stage == "fit" else self._evaluate(fabric, transport)
+    def _spread_over(self, hosts: Hosts) -> NewStore:
+        return functools.partial(
+            SpreadClientStore, hosts=hosts, num_clients=self.data.num_clients, folder=self._store_folder()
+        )
 
-    def _fit(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
+    def _store_folder(self) -> Path | None:
+        """Returns the folder of the clients' models on each host; None keeps them in memory."""
+        # The checkpoints must fit into this file system anyway.
+        return self.settings.root if self.settings.client_store == "mapped" else None
+
+    def _lead(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
+        lead = self._fit if self.stage == "fit" else self._evaluate
+        return lead(fabric, transport, new_store)
+
+    def _fit(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         run = self._locked()
         try:
-            state = self._state(None if run is None else self._resumed_in(run.path))
+            state = self._state(None if run is None else self._resumed_in(run.path), new_store)
             self._check_monitors()
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
@@ -150,9 +179,9 @@ class Session:
         for callback in self.settings.all_callbacks:
             callback.check_monitor(metrics, f"val/own_split/{kinds[0]}/{self.module.reported.name}")
 
-    def _evaluate(self, fabric: Fabric, transport: Transport) -> dict[str, Any]:
+    def _evaluate(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            state = self._state(self.resumed)
+            state = self._state(self.resumed, new_store)
             server = self._server(fabric, transport, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
@@ -161,12 +190,8 @@ class Session:
         metrics = evaluation.summary() | (server.trivial_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
-    def _state(self, resumed: Path | None) -> FederationState:
+    def _state(self, resumed: Path | None, new_store: NewStore) -> FederationState:
         """Returns the initial state, or the state of the checkpoint if its configuration is the same."""
-        folder = None
-        if self.settings.client_store == "mapped":
-            folder = self.settings.root  # the checkpoints must fit into this file system anyway
-            folder.mkdir(parents=True, exist_ok=True)
         if resumed is None:
             initial = self.module.initial_model(self.settings.seed)
             num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_initial_clients))
@@ -177,7 +202,7 @@ class Session:
                 num_warmup_rounds,
                 self.data.population.newcomers,
                 self.module.initial_buffers(self.settings.seed),
-                folder,
+                new_store,
                 self.module.frozen_part(),
             )
         now = self._identity()
@@ -193,7 +218,7 @@ class Session:
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
             )
-        loaded = checkpoint.read(resumed, folder, expected(self.module, self.data, self.method))
+        loaded = checkpoint.read(resumed, new_store, expected(self.module, self.data, self.method))
         if self.stage == "fit":
             loaded.restore([*self.method.clustering, *self.settings.all_callbacks], self.method.aggregation.remembers)
         return loaded.state

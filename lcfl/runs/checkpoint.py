@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -182,13 +182,14 @@ def identity_of(path: Path) -> dict[str, Any]:
     return identity
 
 
-def read(path: Path, store_folder: Path | None = None, expected: Expected | None = None) -> LoadedCheckpoint:
+def read(
+    path: Path, new_store: Callable[[ClientState], ClientStore] = ClientStore, expected: Expected | None = None
+) -> LoadedCheckpoint:
     """Reads and checks a checkpoint. Unpickles nothing but tensors and plain values.
 
     Args:
         path: the directory of the checkpoint.
-        store_folder: the folder of the memory-mapped files that hold the clients' vectors; None keeps the vectors in
-            memory.
+        new_store: makes the store of the clients' states, given the blank state.
         expected: the sizes of the run that reads it, if they are known.
 
     Raises:
@@ -206,7 +207,7 @@ def read(path: Path, store_folder: Path | None = None, expected: Expected | None
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged: state.pt: {_reason(error)}.") from None
     keeps_model, buffers = server.pop("keeps_model"), server.pop("buffers")
-    clients = ClientStore(ClientState(model=server["initial"] if keeps_model else None, buffers=buffers), store_folder)
+    clients = new_store(ClientState(model=server["initial"] if keeps_model else None, buffers=buffers))
     sums, current = server.pop("sums"), server.pop("current")
     frozen: Tensor | None = None
     for name, shard in parts:
@@ -225,9 +226,7 @@ def read(path: Path, store_folder: Path | None = None, expected: Expected | None
         except ValueError as error:
             raise CheckpointError(f"{path}: damaged: {name}: {error}.") from None
         saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), len(held), newest)
-        for client, own in shard_states(shard):
-            if client in newest:
-                clients[client] = own
+        clients.update({client: own for client, own in shard_states(shard) if client in newest})
         clients.checkpoint_shards.saved(saved)
     clients.sums = None if sums is None else ModelSums(**sums)
     if expected is not None and (frozen is not None) is not ("F" in expected.sizes):

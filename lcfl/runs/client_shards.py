@@ -9,7 +9,7 @@ is at most twice the size of all states. What is frozen in all models is a file 
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,28 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
         untouched = functools.partial(_is_untouched, stamp=shard.stamp)
         if not (shard.is_half_current and _linked(folder / shard.name, earlier, untouched)):
             store.checkpoint_shards.release(shard)
-    for clients in _portions(store):
-        shard = _written(folder, f"clients-{clients[0]:06d}", _shard(clients, store), earlier, clients)
-        store.checkpoint_shards.saved(shard)
+    write = functools.partial(_written_by_owner, folder=folder, earlier=earlier)
+    for clients, shards in store.at_owners(write, sorted(store.checkpoint_shards.unsaved)):
+        for shard in _new_shards(store, clients, folder, earlier) if shards is None else shards:
+            shard.stamp = stamp_of(folder / shard.name)
+            store.checkpoint_shards.saved(shard)
     return list(store.checkpoint_shards)
+
+
+def _written_by_owner(
+    store: ClientStore, clients: list[int], folder: Path, earlier: Sequence[Path]
+) -> tuple[list[int], list[CheckpointShard] | None]:
+    """Returns the clients and their new shards, or None if this host does not see the folder: the server must write."""
+    return clients, list(_new_shards(store, clients, folder, earlier)) if folder.is_dir() else None
+
+
+def _new_shards(
+    store: ClientStore, clients: Sequence[int], folder: Path, earlier: Sequence[Path]
+) -> Iterator[CheckpointShard]:
+    """Writes new shards with the states of these clients."""
+    for states in _portions(store, clients):
+        first = next(iter(states))
+        yield _written(folder, f"clients-{first:06d}", _shard(states, store.blank), earlier, list(states))
 
 
 def write_frozen(folder: Path, frozen: Tensor, store: ClientStore, earlier: Sequence[Path]) -> CheckpointShard:
@@ -60,36 +78,34 @@ def _written(
     return CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients))
 
 
-def _portions(store: ClientStore) -> Iterator[list[int]]:
-    """Yields the clients of each new shard, in ascending order. The bytes of their vectors limit its size."""
-    clients: list[int] = []
+def _portions(store: ClientStore, clients: Sequence[int]) -> Iterator[dict[int, ClientState]]:
+    """Yields the states of each new shard, in the order of the clients. The bytes of their vectors limit its size."""
+    portion: dict[int, ClientState] = {}
     num_bytes = 0
-    for client in sorted(store.checkpoint_shards.unsaved):
-        vectors = [getattr(store[client], name) for name in VECTORS]
-        size = 16 + sum(vector.nbytes for vector in vectors if vector is not None)
-        if clients and num_bytes + size > SHARD_BYTES:
-            yield clients
-            clients, num_bytes = [], 0
-        clients.append(client)
+    for client, state in zip(clients, store.states(clients), strict=True):
+        size = 16 + sum(vector.nbytes for name in VECTORS if (vector := getattr(state, name)) is not None)
+        if portion and num_bytes + size > SHARD_BYTES:
+            yield portion
+            portion, num_bytes = {}, 0
+        portion[client] = state
         num_bytes += size
-    if clients:
-        yield clients
+    if portion:
+        yield portion
 
 
-def _shard(clients: list[int], store: ClientStore) -> dict[str, Any]:
+def _shard(states: Mapping[int, ClientState], blank: ClientState) -> dict[str, Any]:
     """Returns the content of a shard.
 
     It holds the numbers of the clients and the samples that they have consumed. For each kind of vector, it holds the
     rows of the clients that have one, and the vectors.
     """
-    states = [store[client] for client in clients]
     shard: dict[str, Any] = {
-        "clients": torch.tensor(clients),
-        "consumed": torch.tensor([state.consumed for state in states]),
+        "clients": torch.tensor(list(states)),
+        "consumed": torch.tensor([state.consumed for state in states.values()]),
     }
     for name in VECTORS:
-        vectors = [getattr(state, name) for state in states]
-        rows = [row for row, vector in enumerate(vectors) if not (vector is None or vector is store.blank.buffers)]
+        vectors = [getattr(state, name) for state in states.values()]
+        rows = [row for row, vector in enumerate(vectors) if not (vector is None or vector is blank.buffers)]
         if rows:
             shard[name] = torch.tensor(rows), torch.stack([vectors[row] for row in rows])
     return shard

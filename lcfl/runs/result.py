@@ -1,7 +1,7 @@
 """The result of a federation: metrics, a run directory, and models for prediction."""
 
+import functools
 import json
-from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lcfl.core.client_names import client_number
+from lcfl.core.clients import ClientStore
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
@@ -50,7 +51,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    @cached_property
+    @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """The final metrics by name. They are empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
@@ -59,7 +60,7 @@ class Run:
         metrics: dict[str, float | None] = json.loads(summary.read_text())["metrics"]
         return {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
 
-    @cached_property
+    @functools.cached_property
     def state(self) -> FederationState:
         """The state in the checkpoint of the run.
 
@@ -67,9 +68,10 @@ class Run:
             CheckpointError: if there is no checkpoint, or if it is damaged.
         """
         folder = self.path if self._client_store == "mapped" else None
-        return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), folder).state
+        new_store = functools.partial(ClientStore, folder=folder)
+        return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), new_store).state
 
-    @cached_property
+    @functools.cached_property
     def client_names(self) -> list[str] | None:
         """The name of each client; None if clients have only numbers."""
         names: list[str] | None = json.loads((self.path / "partition.json").read_text()).get("names")

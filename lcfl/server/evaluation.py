@@ -82,7 +82,8 @@ class Evaluator:
                 downlink = exchange.evaluation_down(state, client, kind, layout)
             else:  # a run on a copy of the client, from what the server would send it now
                 downlink = exchange.down(state, client, layout)
-            yield EvaluationTask(client, state.round, state.clients[client], kind, downlink, local_update, names)
+            own = state.clients.for_task(client)
+            yield EvaluationTask(client, state.round, own, kind, downlink, local_update, names)
 
 
 def evaluated_metrics(

@@ -180,7 +180,7 @@ class Server:
             TrainingTask(
                 client=i,
                 round=state.round,
-                state=state.clients[i],
+                state=state.clients.for_task(i),
                 downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
                 local_update=extra.local_update,
                 exchange=extra.exchange,
@@ -207,7 +207,7 @@ class Server:
                 self.run_extra_round(extra, next(numbers))
 
         down = {i: exchange.down(state, i, self.layout) for i in sampled}
-        tasks = [TrainingTask(i, state.round, state.clients[i], down[i]) for i in sampled]
+        tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
         results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
         state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
         state.participated[list(results)] = True
@@ -278,11 +278,11 @@ class Server:
                 "client keeps its previous model. A smaller learning rate may help.",
                 stacklevel=2,
             )
-        if exchange.keeps_model and exchange.uploads_whole and "model" in payload:
-            if state is None:  # it stays at the client, and the server knows the model alone
+        if state is None:  # it stays at the client, and the server knows at most the model
+            if exchange.keeps_model and exchange.uploads_whole and "model" in payload:
                 state = ClientState(payload["model"])
-            elif exchange.transforms:
-                state = replace(state, received=payload["model"])
+        elif state.model is not None:  # otherwise a host keeps the state, or clients keep no model
+            state = exchange.as_received(state, payload)
         uplink = replace(result.uplink, payload=payload, answers=task.downlink)
         return replace(result, state=state, uplink=exchange.at_server(uplink, self.state, self.layout))
 

@@ -19,12 +19,18 @@ SIZE, NUM_CLIENTS, GROUPS = 5, 12, 3
 LAYOUT = Layout.from_network(linear((1, 1, 1)))  # four parameters
 
 
+def mover(models):
+    """Returns what carries out moves of these models."""
+    return lambda sums, moves: sums.move(moves, models.__getitem__)
+
+
 class Changing:
     """Models that are replaced and moved, and sums that follow these changes."""
 
     def __init__(self, seed, scale=1.0):
         self.draw, self.scale = np.random.default_rng(seed), scale
         self.models = {client: self.new() for client in range(NUM_CLIENTS)}
+        self.move = mover(self.models)
         self.group = torch.tensor(self.draw.integers(-1, GROUPS, NUM_CLIENTS))
         self.sums = self.anew()
 
@@ -33,16 +39,16 @@ class Changing:
         return torch.tensor(self.draw.normal(0, magnitude, SIZE), dtype=torch.float32)
 
     def anew(self):
-        return ModelSums.from_models(self.group, GROUPS, SIZE, self.models.__getitem__)
+        return ModelSums.from_models(self.group, GROUPS, SIZE, self.move)
 
     def round(self):
         for client in sorted(self.draw.choice(NUM_CLIENTS, 4, replace=False).tolist()):
-            self.sums.take_out(client, self.models[client])
+            self.sums.take_out([client], self.move)
             self.models[client] = self.new()
         self.group = self.group.clone()
         moved = self.draw.choice(NUM_CLIENTS, 3, replace=False)
         self.group[moved] = torch.tensor(self.draw.integers(-1, GROUPS, 3))
-        self.sums.regroup(self.group, self.models.__getitem__)
+        self.sums.regroup(self.group, self.move)
 
     def exact(self):
         """Returns the exact sums ``[G][P]`` as fractions, which do not round."""
@@ -71,8 +77,8 @@ def test_sums_of_more_models_than_are_held_at_once():
     many, draw = 2 * AT_ONCE + 3, np.random.default_rng(0)
     models = [torch.tensor(draw.normal(size=2), dtype=torch.float32) for _ in range(many)]
     first, then = (torch.tensor(draw.integers(-1, GROUPS, many)) for _ in range(2))
-    sums = ModelSums.from_models(first, GROUPS, 2, models.__getitem__)
-    sums.regroup(then, models.__getitem__)
+    sums = ModelSums.from_models(first, GROUPS, 2, mover(models))
+    sums.regroup(then, mover(models))
     for group in range(GROUPS):
         exact = torch.stack([model.double() for model, own in zip(models, then, strict=True) if own == group]).sum(
             dim=0
@@ -82,18 +88,18 @@ def test_sums_of_more_models_than_are_held_at_once():
 
 def test_new_sums_computed_by_hand():
     models = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]), torch.tensor([7.0, 7.0]), torch.tensor([0.5, -9.0])]
-    sums = ModelSums.from_models(torch.tensor([0, 1, -1, 0]), 3, 2, models.__getitem__)
+    sums = ModelSums.from_models(torch.tensor([0, 1, -1, 0]), 3, 2, mover(models))
     assert sums.total.tolist() == [[1.5, -7.0], [3.0, 5.0], [0.0, 0.0]] and sums.total.dtype == torch.float64
     assert sums.counts().tolist() == [2, 1, 0] and sums.largest == 7.0
 
 
 def test_taking_out_one_model_and_moving_another():
     models = [torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([7.0])]
-    sums = ModelSums.from_models(torch.tensor([0, 0, 1]), 2, 1, models.__getitem__)
-    sums.take_out(0, models[0])
-    sums.take_out(0, models[0])  # it is no longer in a sum
+    sums = ModelSums.from_models(torch.tensor([0, 0, 1]), 2, 1, mover(models))
+    sums.take_out([0], mover(models))
+    sums.take_out([0], mover(models))  # it is no longer in a sum
     assert sums.total.tolist() == [[3.0], [7.0]] and sums.counts().tolist() == [1, 1]
-    sums.regroup(torch.tensor([-1, 1, 1]), models.__getitem__)
+    sums.regroup(torch.tensor([-1, 1, 1]), mover(models))
     assert sums.total.tolist() == [[0.0], [10.0]] and sums.group.tolist() == [-1, 1, 1]
 
 
@@ -123,11 +129,11 @@ def test_the_error_bound_is_no_larger_than_the_additions_can_round():
 def test_a_huge_model_that_was_taken_out_leaves_a_sum_that_is_not_exact_enough():
     models = {0: torch.tensor([1e25]), 1: torch.tensor([1.0])}
     group = torch.tensor([0, 0])
-    sums = ModelSums.from_models(group, 1, 1, models.__getitem__)
+    sums = ModelSums.from_models(group, 1, 1, mover(models))
     assert sums.is_exact_enough
-    sums.take_out(0, models[0])
+    sums.take_out([0], mover(models))
     models[0] = torch.tensor([2.0])
-    sums.regroup(group, models.__getitem__)
+    sums.regroup(group, mover(models))
     assert sums.total.tolist() != [[3.0]] and not sums.is_exact_enough
     assert sums.error >= abs(sums.total.item() - 3.0)
 
@@ -186,7 +192,7 @@ def test_every_change_of_the_store_reaches_the_sums():
     state.clients.update({0: ClientState(torch.ones(LAYOUT.size), received=torch.full((LAYOUT.size,), 9.0))})
     state.leave([1])
     followed = stored_sums(state, groups(state), 3, LAYOUT)
-    anew = ModelSums.from_models(groups(state), 3, LAYOUT.size, state.stored_model)
+    anew = ModelSums.from_models(groups(state), 3, LAYOUT.size, state.clients.move_models)
     assert (followed.total - anew.total).abs().max() <= followed.error
     assert torch.equal(followed.group, anew.group) and followed.group[1] == -1
     assert followed.total[0, 0] == pytest.approx(9 + 1 + float(state.stored_model(5)[0]))

@@ -1,11 +1,12 @@
 """Tests that a checkpoint writes only the clients that have changed and links old shards as long as they are useful."""
 
+import functools
 import os
 
 import pytest
 import torch
 
-from lcfl.core.clients import ClientState
+from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.state import FederationState
 from lcfl.runs import checkpoint, client_shards
 from lcfl.runs.checkpoint import read, write
@@ -173,7 +174,7 @@ def test_clients_without_vectors_share_one_file(tmp_path, monkeypatch):
 
 def test_clients_are_read_into_memory_mapped_files(tmp_path, state):
     path = write(tmp_path, state, {})
-    mapped = read(path, tmp_path).state
+    mapped = read(path, functools.partial(ClientStore, folder=tmp_path)).state
     assert_same_state(mapped, state)
     with open("/proc/self/maps") as file:
         regions = [line.split()[0].split("-") for line in file if str(tmp_path) in line]

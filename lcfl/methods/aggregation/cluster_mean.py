@@ -3,6 +3,7 @@
 Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lcfl.core.clients import ClientStore
 from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.state import FederationState
@@ -37,11 +39,11 @@ def stored_sums(state: FederationState, group_N: Tensor, num_groups: int, layout
     """
     sums = state.clients.sums
     if sums is not None and len(sums.total) == num_groups and state.round % REFRESH_EVERY > 0:
-        sums.regroup(group_N, state.stored_model)
+        sums.regroup(group_N, state.clients.move_models)
         if sums.is_exact_enough:
             return sums
-    sums = state.clients.sums = ModelSums.from_models(group_N, num_groups, layout.size, state.stored_model)
-    return sums
+    state.clients.sums = ModelSums.from_models(group_N, num_groups, layout.size, state.clients.move_models)
+    return state.clients.sums
 
 
 def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: Layout) -> Tensor | None:
@@ -59,8 +61,14 @@ def stored_mean(state: FederationState, sums: ModelSums, groups: slice, layout: 
         is_counted[groups] = True
         clients = torch.nonzero(is_counted[sums.group] & (sums.group >= 0)).flatten().tolist()
         for entries in layout.integer_slices():
-            mean[entries] = torch.stack([state.stored_model(client)[entries] for client in clients]).amax(dim=0)
+            largest = state.clients.at_owners(functools.partial(_largest, entries=entries), clients)
+            mean[entries] = torch.stack(largest).amax(dim=0)
     return mean
+
+
+def _largest(store: ClientStore, clients: list[int], entries: slice) -> Tensor:
+    """Returns the largest value of each of these entries over the stored models of the clients."""
+    return torch.stack([store[client].stored_model[entries] for client in clients]).amax(dim=0)
 
 
 @dataclass(frozen=True)

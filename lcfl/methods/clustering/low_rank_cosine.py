@@ -189,7 +189,7 @@ def similarities(
         return _alike(similarity, state.codes[clients], project(centre_KP, state.projection, offset_P))
     rows = [torch.zeros(0, len(centre_KP))]
     for part in clients.split(CLIENTS_AT_A_TIME):
-        model_nP = torch.stack([state.stored_model(client)[: layout.num_parameters] for client in part.tolist()])
+        model_nP = torch.stack([model[: layout.num_parameters] for model in state.stored_models(part.tolist())])
         rows.append(_alike(similarity, model_nP, centre_KP))
     return torch.cat(rows)
 

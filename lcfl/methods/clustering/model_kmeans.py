@@ -78,7 +78,7 @@ class ModelKMeans(Clustering):
             models = {upload.client: upload.payload["model"] for upload in uploads}
         else:
             known = torch.nonzero(state.participated).flatten().tolist()
-            models = {client: state.stored_model(client) for client in known}
+            models = dict(zip(known, state.stored_models(known), strict=True))
         if not self._is_begun:
             models = {i: model for i, model in self._waiting.items() if state.active[i]} | models
             self._begin(models, server, state)

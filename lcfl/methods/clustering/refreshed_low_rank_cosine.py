@@ -152,12 +152,12 @@ class RefreshedLowRankCosine(Clustering):
     def _refresh(self, server: ServerInterface, state: FederationState, over: Tensor) -> None:
         """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""
         num_parameters, over = server.layout.num_parameters, _spread(over)
-        model_nP = torch.stack([state.stored_model(client)[:num_parameters] for client in over.tolist()])
+        model_nP = torch.stack([model[:num_parameters] for model in state.stored_models(over.tolist())])
         state.projection = fit_projection(model_nP, self.dimension, type(self).__name__)
         self._offset = model_nP.mean(dim=0) if self.center else None
         self._fitted = state.round
         codes, known = torch.zeros(state.num_clients, state.projection.shape[1]), state.participated
-        models = (state.stored_model(client) for client in torch.nonzero(known).flatten().tolist())
+        models = state.stored_models(torch.nonzero(known).flatten().tolist())
         codes[known] = project_all(models, state.projection, self._offset)
         state.codes = codes
         projection_floats = int(state.active.sum()) * state.projection.numel()

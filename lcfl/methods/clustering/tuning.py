@@ -3,9 +3,10 @@
 Legend: N clients, n clients with a model, K clusters, P parameters, D components.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf, isnan, nan
 from typing import ClassVar, Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lcfl.core import rng
+from lcfl.core.clients import ClientStore
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
@@ -49,9 +51,15 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
     intra = []
     for cluster, centre_P in enumerate(centre_KP):
         members = state.members(cluster)
-        total = sum(float((state.stored_model(i)[:num_parameters].double() - centre_P).square().sum()) for i in members)
-        intra.append(total / len(members) if members else nan)
+        parts = state.clients.at_owners(functools.partial(_squared_distances, centre_P=centre_P), members)
+        intra.append(sum(itertools.chain(*parts)) / len(members) if members else nan)
     return torch.tensor(intra, dtype=torch.float64), inter_K
+
+
+def _squared_distances(store: ClientStore, clients: list[int], centre_P: Tensor) -> list[float]:
+    """Returns the squared distance of each client's stored model to a centre."""
+    own = (state.stored_model[: len(centre_P)].double() for state in store.states(clients))
+    return [float((model_P - centre_P).square().sum()) for model_P in own]
 
 
 @dataclass
@@ -178,7 +186,7 @@ class StoredModelGeometry(ClusterGeometry):
         """Omega without buffers."""
         return self.state.centres[:, : self.server.layout.num_parameters]
 
-    @cached_property
+    @functools.cached_property
     def code_nD(self) -> Tensor:
         """Directions of the low-rank models of all clients that took part."""
         return self.directions(self.clients)
@@ -242,7 +250,7 @@ class StoredModelGeometry(ClusterGeometry):
             assignment[assignment == move.cluster] = move.other
         state.assignment, state.centres = assignment, centres
         for cluster in changed:
-            models = [state.stored_model(client) for client in state.members(cluster)]
+            models = list(state.stored_models(state.members(cluster)))
             if models:
                 state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
         drop_empty(state)
@@ -255,7 +263,7 @@ class StoredModelGeometry(ClusterGeometry):
         if self.state.codes is not None:
             return normalize(self.state.codes[clients].double(), dim=1)
         num_parameters = self.server.layout.num_parameters
-        model_nP = torch.stack([self.state.stored_model(client)[:num_parameters] for client in clients])
+        model_nP = torch.stack([model[:num_parameters] for model in self.state.stored_models(clients)])
         return normalize(project(model_nP, principal_components(model_nP, COMPONENTS)).double(), dim=1)
 
 

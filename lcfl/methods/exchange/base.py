@@ -154,6 +154,12 @@ class Exchange(CheckedFields, ABC):
             payload = transform.decode(payload, layout)
         return {name: vector + _known(name, downlink, len(vector)) for name, vector in payload.items()}
 
+    def as_received(self, state: ClientState, payload: Mapping[str, Tensor]) -> ClientState:
+        """Returns a client's state with the model that the server read from its upload, if transforms change it."""
+        if self.transforms and self.keeps_model and self.uploads_whole and "model" in payload:
+            return replace(state, received=payload["model"])
+        return state
+
     def before_aggregation(self, uploads: Sequence[Uplink], layout: Layout, seed: int, number: int) -> list[Uplink]:
         """Returns the uploads of round `number` with the noise that is added after the clustering."""
         read = list(uploads)

@@ -1,0 +1,318 @@
+"""Several hosts, each of which owns clients, give the same bits as one. The ranks of a test only seem to be apart."""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lcfl.callbacks import Checkpoint
+from lcfl.core.callback import Callback
+from lcfl.core.clients import ClientState, ClientStore
+from lcfl.core.model_sums import ModelSums
+from lcfl.distributed.client_output import ClientError
+from lcfl.distributed.hosts import Host, Hosts, StateElsewhere
+from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.spread_client_store import SpreadClientStore
+from lcfl.distributed.worker import Worker
+from lcfl.federation.federation import Federation
+from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.exchange.transforms import LowRankCompression
+from lcfl.methods.local import LocalTraining
+from lcfl.models.module import FederatedModule
+from lcfl.runs import client_shards
+from tests.helpers.bits import assert_same_state, same
+from tests.helpers.builders import NormedMLP, blobs, blobs_module, lcfed, loaded
+from tests.helpers.commandline import CONFIGS
+from tests.helpers.fits import ROUNDS, assert_same_run, fit, newest_run, newest_state, started  # noqa: F401 - fixture
+
+METHODS = sorted(path.stem for path in Path(f"{CONFIGS}/methods").glob("*.yaml"))
+QUICK = ("lcfed", "fedac", "lg_fedavg")  # all others are marked slow
+N, SIZE = 10, 3
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Provides ``apart(per_host)``, after which so many ranks each seem to be on a host of their own."""
+    return lambda per_host: monkeypatch.setattr(
+        "lcfl.distributed.ranks._boot", lambda: str(dist.get_rank() // per_host)
+    )
+
+
+# whole runs
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=[] if each in QUICK else [pytest.mark.slow]) for each in METHODS]
+)
+def test_hosts_that_own_clients_do_not_change_bits(tmp_path, reference, apart, method):
+    one, _ = reference(method)
+    apart(1)
+    assert_same_run(one, fit(tmp_path, method, 2).path)
+
+
+@pytest.mark.filterwarnings("ignore:trainer.devices")
+def test_hosts_of_different_size(tmp_path, reference, apart):
+    one, _ = reference("lcfed")
+    apart(2)
+    assert_same_run(one, fit(tmp_path, "lcfed", 3, ROUNDS, "--trainer.client_store=mapped").path)
+
+
+@pytest.mark.filterwarnings("ignore:trainer.devices")
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), (2, 3)])
+def test_a_run_goes_on_with_another_number_of_hosts(tmp_path, reference, apart, before, after):
+    one, _ = reference("lcfed")
+    apart(1)
+    fit(tmp_path, "lcfed", before, 4)
+    assert_same_run(one, fit(tmp_path, "lcfed", after, ROUNDS, "--ckpt_path=last").path)
+
+
+def small(root, devices, method, module=blobs_module, callbacks=(), **options):
+    """Returns the last state of a run of 12 clients, half of which take part in a round."""
+    federation = Federation(
+        3, 0.5, evaluate_every=1, final_models=None, devices=devices, accelerator="cpu", logger=False,
+        callbacks=[Checkpoint(every_n_rounds=1), *callbacks], enable_progress_bar=False, default_root_dir=root,
+        name="run",
+    )  # fmt: skip
+    return newest_state(federation.fit(module(), blobs(12, **options), method).path)
+
+
+def compressed():
+    method = lcfed()
+    method.exchange = CentreAndEmbedding(transforms=[LowRankCompression(energy=0.9)])
+    return method
+
+
+def normed(policy):
+    return FederatedModule(NormedMLP, functools.partial(torch.optim.SGD, lr=0.05), buffer_policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("method", "module", "options"),
+    [
+        (compressed, blobs_module, {}),
+        (lcfed, functools.partial(normed, "local"), {}),
+        (lcfed, functools.partial(normed, "average"), {}),
+        (lcfed, blobs_module, {"leavers": {1: 1, 8: 2}, "newcomers": 2}),
+        (functools.partial(lcfed, similarity="cosine"), blobs_module, {}),
+        (functools.partial(lcfed, keep_offline_models=True), blobs_module, {}),
+    ],
+    ids=["compressed", "local_buffers", "mean_buffers", "leavers", "whole_models", "offline_models"],
+)
+def test_everything_that_clients_keep_stays_with_its_owner(tmp_path, apart, method, module, options):
+    one = small(tmp_path / "one", 1, method(), module, **options)
+    apart(1)
+    assert_same_state(one, small(tmp_path / "two", 2, method(), module, **options))
+    assert len(list(one.clients)) > 6
+
+
+class Looking(Callback):
+    """Writes down what the process of the server keeps of its clients, and where they are."""
+
+    def on_round_logged(self, server, state):
+        clients = list(state.clients)
+        kept = state.clients.at_owners(_process, clients)
+        with (server.run_dir / "kept").open("a") as file:
+            print(
+                os.getpid(),
+                len(state.clients._states),
+                len(clients),
+                *(each for pair in kept for each in pair),
+                file=file,
+            )
+
+
+def _process(store, clients):
+    return os.getpid(), len(clients)
+
+
+def test_the_server_keeps_no_model_of_clients_that_others_own(tmp_path, apart):
+    apart(1)
+    small(tmp_path, 2, lcfed(), callbacks=[Looking()])
+    lines = [list(map(int, line.split())) for line in (newest_run(tmp_path) / "kept").read_text().splitlines()]
+    for pid, here, number, first, count, second, rest in lines[1:]:
+        assert here == 0 and count + rest == number and count > 0 < rest
+        assert pid == first != second
+    assert len(lines) > 2
+
+
+class Failing(LocalTraining):
+    """Fails in a later round on the second host."""
+
+    def __call__(self, state, downlink, data, engine):
+        if dist.get_rank() == 1 and data.round > 0:
+            raise KeyError("of a client")
+        return super().__call__(state, downlink, data, engine)
+
+
+def test_an_error_of_a_client_on_another_host_is_raised_on_the_server(tmp_path, apart):
+    apart(1)
+    with pytest.raises(ClientError, match=r"^client \d+, round 1, rank 1: KeyError: 'of a client'") as caught:
+        small(tmp_path, 2, lcfed(local=Failing(steps=1)))
+    assert any('raise KeyError("of a client")' in note for note in caught.value.__notes__)
+
+
+def test_an_owner_writes_its_states_itself(tmp_path, apart, monkeypatch):
+    written, original = tmp_path / "written", client_shards._written
+
+    def noting(folder, prefix, *more):
+        with written.open("a") as file:
+            print(dist.get_rank(), prefix, file=file)
+        return original(folder, prefix, *more)
+
+    monkeypatch.setattr(client_shards, "_written", noting)
+    apart(1)
+    small(tmp_path, 2, lcfed())
+    lines = [line.split() for line in written.read_text().splitlines()]
+    assert {rank for rank, _ in lines} == {"0", "1"}
+    assert all((int(name.partition("-")[2]) >= 6) == (rank == "1") for rank, name in lines)
+
+
+def test_an_owner_that_does_not_see_the_disk_sends_its_states(tmp_path, apart, monkeypatch):
+    one = small(tmp_path / "one", 1, lcfed())
+    is_dir = Path.is_dir
+    monkeypatch.setattr(
+        Path,
+        "is_dir",
+        lambda path: is_dir(path) and not (".ckpt" in path.name and dist.is_initialized() and dist.get_rank()),
+    )
+    apart(1)
+    assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
+
+
+# the store
+
+
+@pytest.fixture
+def with_hosts(on_ranks, apart):
+    """Provides ``with_hosts(number, function)``, which calls the function on the server with all hosts."""
+
+    def session(fabric, flag, function):
+        data, module = loaded(blobs(4)), blobs_module()
+        worker = Worker(fabric, module, data, lcfed(), 0, "sequential")
+        ranks = Ranks(fabric, worker.run_all, flag)
+        with ranks:
+            if not fabric.is_global_zero:
+                return Host(ranks, worker).serve()
+            with Hosts(Host(ranks, worker)) as hosts:
+                return function(hosts)
+
+    apart(1)
+    return lambda number, function: on_ranks(number, session, function)
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def changed(store):
+    """Makes changes of all kinds and returns what the store then holds."""
+    store.update({client: ClientState(vector(client, 1, 2), 5 * client) for client in (0, 3, 4, 9)})
+    store.update(
+        {1: ClientState(consumed=7), 4: ClientState(consumed=8), 9: ClientState(vector(9, 9, 9), 1, vector(1))}
+    )
+    store[5] = ClientState(vector(5, 5, 5), received=vector(6, 6, 6), memory=vector(1, 2))
+    store[2] = ClientState(vector(0, 0, 0))
+    store.forget(2)
+    store.forget(3)
+    store.forget(8)
+    return [
+        list(store), [client in store for client in range(N)], [store[client] for client in range(N)],
+        list(store.states([9, 1, 0, 5])), sorted(store.checkpoint_shards.unsaved),
+        [each for part in store.at_owners(_numbers, list(store)) for each in part],
+    ]  # fmt: skip
+
+
+def _numbers(store, clients):
+    return [(client, store[client].consumed) for client in clients]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_store_that_is_spread_holds_what_one_store_holds(tmp_path, with_hosts, number, mapped):
+    blank, folder = ClientState(vector(7, 7, 7), buffers=vector(0)), tmp_path if mapped else None
+
+    def lead(hosts):
+        torch.save(changed(SpreadClientStore(blank, hosts, N, folder)), tmp_path / "spread.pt")
+
+    with_hosts(number, lead)
+    held = torch.load(tmp_path / "spread.pt", weights_only=False)
+    expected = changed(ClientStore(blank))
+    for values in (held, expected):
+        values[-1].sort()  # states without vectors come first, because they stay on the server
+    assert same(held, expected)
+
+
+def follow(store):
+    """Returns sums that have followed changes of models and groups."""
+    draw = torch.Generator().manual_seed(0)
+    groups = torch.randint(-1, 3, (5, N), generator=draw)
+    store.update({client: ClientState(torch.randn(SIZE, generator=draw)) for client in range(N)})
+    store.sums = ModelSums.from_models(groups[0], 3, SIZE, store.move_models)
+    for group_N in groups[1:]:
+        clients = torch.randperm(N, generator=draw)[:4].sort().values.tolist()
+        store.update({client: ClientState(1e4 * torch.randn(SIZE, generator=draw)) for client in clients})
+        store.sums.regroup(group_N, store.move_models)
+    return store.sums
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_sums_over_models_of_several_owners_have_the_bits_of_sums_on_one_host(tmp_path, with_hosts, number):
+    def lead(hosts):
+        torch.save(follow(SpreadClientStore(ClientState(vector(0, 0, 0)), hosts, N)), tmp_path / "sums.pt")
+
+    with_hosts(number, lead)
+    assert same(torch.load(tmp_path / "sums.pt", weights_only=False), follow(ClientStore(ClientState(vector(0, 0, 0)))))
+
+
+def test_an_error_on_the_way_of_sums_reaches_the_server(with_hosts):
+    def lead(hosts):
+        store = SpreadClientStore(ClientState(vector(0, 0, 0)), hosts, N)
+        store.update({client: ClientState(vector(1, 2, 3)) for client in range(N)})
+        hosts.ask("update", {1: ({4: ClientState(vector(1, 2))},)})  # a model of another length, behind its back
+        with pytest.raises(ClientError, match=re.escape("Host.move: RuntimeError: The size of tensor")):
+            ModelSums.from_models(torch.zeros(N, dtype=torch.int64), 1, SIZE, store.move_models)
+        return [store[client].model.tolist() for client in (0, 9)]  # all hosts still answer
+
+    assert with_hosts(3, lead) == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_tasks_without_a_host_balance_those_with_one(with_hosts):
+    def lead(hosts):
+        hosts.sizes = [2, 1]
+        return hosts.place([4, 1, 8, 3, 2], [1, None, None, None, 0]), hosts.place([1] * 6, [None] * 6)
+
+    assert with_hosts(2, lead) == ([1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 1])
+
+
+def test_a_stop_on_any_host_reaches_the_server(on_ranks, apart):
+    from lcfl.distributed.launch import StopFlag
+
+    apart(1)
+
+    def session(fabric, flag):
+        own = StopFlag()  # ranks that were not forked do not share their flags
+        worker = Worker(fabric, blobs_module(), loaded(blobs(4)), lcfed(), 0, "sequential")
+        if fabric.global_rank == 1:
+            own._shared.fill_(15)
+        with Ranks(fabric, worker.run_all, own) as ranks:
+            if not fabric.is_global_zero:
+                return Host(ranks, worker).serve()
+            with Hosts(Host(ranks, worker)) as hosts:
+                return hosts.stop_signal, hosts.map([], []), hosts.ask("forget", {1: (0,)}), hosts.stop_signal
+
+    assert on_ranks(2, session) == (0, [], {1: None}, 15)
+
+
+def test_a_state_elsewhere_names_its_owner(with_hosts):
+    def lead(hosts):
+        store = SpreadClientStore(ClientState(), hosts, N)
+        store.update({0: ClientState(vector(1)), 9: ClientState(vector(1)), 5: ClientState(consumed=3)})
+        return [
+            (type(state) is StateElsewhere, getattr(state, "owner", None)) for state in map(store.for_task, (0, 9, 5))
+        ]
+
+    assert with_hosts(2, lead) == [(True, 0), (True, 1), (False, None)]
