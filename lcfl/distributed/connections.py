@@ -115,7 +115,7 @@ def unpack(content: bytes, tensors: list[Tensor]) -> Any:
 
 
 class Connection(ABC):
-    """A two-way connection between the server (rank 0) and one other rank.
+    """A two-way connection between two ranks.
 
     Args:
         peer: the rank at the other end.

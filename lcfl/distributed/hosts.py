@@ -139,11 +139,15 @@ class Hosts:
 
     Args:
         host: the host of the server, which has number 0.
+
+    Attributes:
+        result: what `Host.serve` returns on the other hosts; the server sets it before it leaves.
     """
 
     def __init__(self, host: Host) -> None:
         group, hosts = host.ranks.group, host.ranks.hosts
         assert group is not None, "there are several hosts"
+        self.result: Any = None
         self.sizes = [len(ranks) for ranks in hosts]
         self._host = host
         self._links = {number: NetworkConnection(ranks[0], group) for number, ranks in enumerate(hosts) if number}
@@ -246,7 +250,7 @@ class Hosts:
         for number, link in self._links.items():
             if number not in self._owed:
                 with suppress(LostRankError):
-                    link.send(Farewell(self._host.ranks.result))
+                    link.send(Farewell(self.result))
 
 
 class HostTransport:

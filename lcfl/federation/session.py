@@ -101,21 +101,24 @@ class Session:
         )
         worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps, deadline)
         ranks = Ranks(fabric, worker.run_all, flag)
-        result: dict[str, Any] | None
         if not ranks.is_first:
-            result = ranks.serve()
+            result: dict[str, Any] | None = ranks.serve()
             return result
         with ranks:
-            if len(ranks.hosts) == 1:
-                result = self._lead(fabric, RankTransport(ranks, worker), new_store)
-            elif fabric.is_global_zero:
-                with Hosts(Host(ranks, worker)) as hosts:
-                    result = self._lead(fabric, HostTransport(hosts, worker), self._spread_over(hosts))
-                    ranks.result = result
-            else:
-                result = Host(ranks, worker).serve()
-            ranks.result = result
-        return result
+            ranks.result = done = self._first(fabric, ranks, worker, new_store)
+        return done
+
+    def _first(self, fabric: Fabric, ranks: Ranks, worker: Worker, new_store: NewStore) -> dict[str, Any] | None:
+        """Runs the session on the first rank of a host."""
+        if len(ranks.hosts) == 1:
+            return self._lead(fabric, RankTransport(ranks, worker), new_store)
+        host = Host(ranks, worker)
+        if not fabric.is_global_zero:
+            result: dict[str, Any] | None = host.serve()
+            return result
+        with Hosts(host) as hosts:
+            hosts.result = done = self._lead(fabric, HostTransport(hosts, worker), self._spread_over(hosts))
+        return done
 
     def _spread_over(self, hosts: Hosts) -> NewStore:
         return functools.partial(

@@ -1,5 +1,7 @@
 """Carries messages through Flower's deployment runtime: SuperLink, SuperNodes, and the app that runs on them."""
 
+import threading
+import time
 from collections.abc import Collection, Mapping
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -11,6 +13,8 @@ from lcfl.fleet.parcel import MessageError, Parcel
 __all__ = ["FlowerLink", "packed", "unpacked"]
 
 TEXT, ARRAYS = "text", "arrays"
+THREADS = 32  # at most, that pull answers at the same time
+LONGEST_PULL = 1.0  # seconds that are waited for them at a time
 REASONS = {
     1: "the node could not load the app",
     2: "the app failed on the node",
@@ -32,6 +36,7 @@ class FlowerLink:
 
     def __init__(self, grid: Grid, ttl: float) -> None:
         self._grid, self._ttl = grid, ttl
+        self._pulled_by: dict[str, _Pull] = {}  # the pulls that are under way, by ticket
 
     def nodes(self) -> list[int]:
         """See `lcfl.fleet.link.Link.nodes`. Flower notices after about a minute that a node is away."""
@@ -47,13 +52,54 @@ class FlowerLink:
         return {node: next(tickets, None) or None for node in parcels}  # Flower's ticket is empty for what it refuses
 
     def receive(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
-        """See `lcfl.fleet.link.Link.receive`."""
+        """See `lcfl.fleet.link.Link.receive`.
+
+        Flower waits for an answer that has begun to arrive, which takes minutes on a slow link. Answers are therefore
+        pulled in threads, and only those that come by the same thread wait with it.
+        """
+        idle = [ticket for ticket in tickets if ticket not in self._pulled_by]
+        pulls = [_Pull(self._grid, idle[place::THREADS]) for place in range(min(THREADS, len(idle)))]
+        self._pulled_by |= {ticket: pull for pull in pulls for ticket in pull.tickets}
+        end = time.monotonic() + LONGEST_PULL
+        for pull in pulls:
+            pull.join(max(0.0, end - time.monotonic()))
+        done = {pull for pull in self._pulled_by.values() if not pull.is_alive()}
+        self._pulled_by = {ticket: pull for ticket, pull in self._pulled_by.items() if pull not in done}
+        answers = {ticket: answer for pull in done for ticket, answer in pull.result().items()}
+        return {ticket: answer for ticket, answer in answers.items() if ticket in tickets}
+
+
+class _Pull(threading.Thread):
+    """Pulls the answers to some tickets that have arrived."""
+
+    def __init__(self, grid: Grid, tickets: Collection[str]) -> None:
+        super().__init__(daemon=True)  # the process does not wait for it
+        self.tickets = tickets
+        self._grid = grid
+        self._answers: dict[str, Parcel | Undelivered] = {}
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Pulls."""
+        try:
+            self._answers = self._pulled(self.tickets)
+        except Exception as error:  # of any kind, to be raised by `result`
+            self._error = error
+
+    def result(self) -> dict[str, Parcel | Undelivered]:
+        """Returns the answers by ticket, after the thread has ended."""
+        if self._error is not None:
+            raise self._error
+        return self._answers
+
+    def _pulled(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
         try:
             messages = list(self._grid.pull_messages(tickets))
         except (ValueError, TypeError, KeyError) as error:  # Flower reads what a node sent before lcfl can check it
             if len(tickets) == 1:
                 return dict.fromkeys(tickets, Undelivered(f"the answer cannot be read ({error})"))
-            return {each: answer for ticket in tickets for each, answer in self.receive([ticket]).items()}
+            return {each: answer for ticket in tickets for each, answer in self._pulled([ticket]).items()}
         return {message.metadata.reply_to_message_id: _parcel(message) for message in messages}
 
 
