@@ -28,7 +28,7 @@ def test_scale_measures_every_method_and_population(tmp_path, monkeypatch):
 
     words = ["--populations", "60", "120", "--clients", "10", "--rounds", "3", "--images", "3000"]
     words += ["--folder", str(tmp_path), "--json", str(tmp_path / "scale.json")]
-    monkeypatch.setattr(scale, "subprocess", SimpleNamespace(run=here))
+    monkeypatch.setattr(scale, "subprocess", SimpleNamespace(run=here, PIPE=None))
     monkeypatch.setattr(sys, "argv", ["scale.py", *words])
     scale.main()
     entries = json.loads((tmp_path / "scale.json").read_text())

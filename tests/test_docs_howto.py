@@ -102,10 +102,10 @@ def test_every_page_is_followed_except_the_one_for_other_machines():
 
 
 def test_a_fleet_of_hospitals_as_its_page_says(here, capsys):
-    """All nine nodes exchange messages through the folder of the page's last example."""
+    """All nine nodes exchange messages through a folder, as the page on methods shows."""
     pytest.importorskip("flwr")
     write_files("clients", here)
-    write_files("fleet", here)
+    write_files("method", here)
     runpy.run_path("make_hospitals.py", run_name="__main__")
     sys.path.insert(0, str(here))
     mailbox = import_module("mailbox")

@@ -20,7 +20,7 @@ MIB = 2**20
 SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
 OF_THE_RUN = (*SHARED, "newcomers", "leavers", "seed")
 WHOLE = {"num_clients": 1, "partition": {"class_path": "lcfl.data.partition.IID"}}  # all samples are one client's
-NODE_KEYS = {"data": str, "state": str, "name": str, "client": int, "max-message-mib": int}
+NODE_KEYS = {"data": str, "state": str, "name": str, "client": int, "begin-anew": bool, "max-message-mib": int}
 
 
 def options_of(config: Path, run_config: Mapping[str, Any]) -> FleetOptions:
@@ -67,8 +67,8 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
     Args:
         config: the configuration of the run.
         settings: the node's own: ``data``, a YAML file with its data section; ``state``, a folder for what is private;
-            ``name``, what the server calls it; and ``client``, which one of the clients of a data section that deals
-            samples out it is. Without ``client``, all samples are its own.
+            ``name``, what the server calls it; ``client``, which one of the clients of a data section that deals
+            samples out it is; and ``begin-anew``, see `NodeSettings`. Without ``client``, all samples are its own.
 
     Raises:
         ValueError: for unknown or missing settings, and if network and data do not fit together.
@@ -77,18 +77,21 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
         if name not in NODE_KEYS or type(value) is not NODE_KEYS[name]:
             raise ValueError(f"--node-config: got {name}={value!r}; allowed are {', '.join(NODE_KEYS)}.")
     if missing := [name for name in ("data", "state") if name not in settings]:
-        raise ValueError(f"--node-config: {' and '.join(missing)} must be given.")
+        raise ValueError(
+            f"--node-config: {' and '.join(missing)} must be given, as in "
+            '--node-config \'data="/etc/lcfl/hospital.yaml" state="/var/lib/lcfl"\'.'
+        )
     file, client = Path(settings["data"]), settings.get("client")
     data = _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
     module, method = instantiate(config, with_weights=True)
     name = settings.get("name", None if client is None else f"client {client}")
-    own = NodeSettings(Path(settings["state"]), name, client or 0, client)
+    own = NodeSettings(Path(settings["state"]), name, client, client, settings.get("begin-anew", False))
     return Node(module, method, data, instantiate_trainer(config), own)
 
 
 def _own_data(file: Path, changes: Mapping[str, Any]) -> FederatedDataModule:
     if not file.is_file():
-        raise ValueError(f"--node-config: data={file} is not a file; give a YAML file with a data section.")
+        raise ValueError(f"data: {file} is not a file; give a YAML file with a data section.")
     return instantiate_data(file, changes)
 
 

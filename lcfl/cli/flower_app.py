@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from lcfl.fleet.flower import packed, unpacked
-from lcfl.fleet.parcel import MessageError, refusal
+from lcfl.fleet.parcel import MessageError, in_words, refusal
 from lcfl.fleet.relay import relayed
 
 __all__ = ["client_app", "server_app"]
@@ -59,6 +59,7 @@ def client_app(config: Path) -> ClientApp:
             reply = relayed(request, command, "\n".join([*command, config.read_text(), _text(section)]))
         except MessageError as error:
             reply = refusal(request, str(error))
+        print(in_words(request, reply), flush=True)
         return Message(packed(reply), reply_to=message)
 
     return app

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def lead(config: Path, grid: Grid, run_config: Mapping[str, Any]) -> Run:
         grid: reaches the nodes.
         run_config: what ``flwr run`` was given.
     """
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the line of lcfl's code
     ours = logging.getLogger("lcfl")
     if not ours.hasHandlers():
         ours.addHandler(logging.StreamHandler())

@@ -67,7 +67,7 @@ def read_regular(path: Path, size: int | None = None) -> bytes:
 def check_new(path: Path) -> None:
     """Raises a FileExistsError if a file or folder of that name exists."""
     if path.exists():
-        raise FileExistsError(f"{path} exists already; name a new file. Nothing is overwritten.")
+        raise FileExistsError(f"{path} exists already; name a new one. Nothing is overwritten.")
 
 
 @contextmanager

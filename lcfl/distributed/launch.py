@@ -32,6 +32,7 @@ __all__ = [
     "Placement",
     "StopFlag",
     "device_type",
+    "handlers_kept",
     "launch",
     "one_thread",
     "resolve_placement",
@@ -172,6 +173,7 @@ class StopFlag:
         self._notes = torch.zeros(num_ranks, NOTE_BYTES, dtype=torch.uint8).share_memory_()
         self._owner = os.getpid()
         self._asked = False
+        self._outer: StopFlag | None = None  # that of a caller, which must hear of a signal as well
 
     @property
     def signal(self) -> int:
@@ -205,6 +207,8 @@ class StopFlag:
         else:
             self._asked = True
             self._shared.fill_(number)
+            if self._outer is not None and not self._outer._asked:
+                self._outer(number, frame)
 
     def install(self) -> None:
         """Installs the flag as the handler of the two signals, in the process that made it.
@@ -213,7 +217,9 @@ class StopFlag:
         """
         if os.getpid() == self._owner and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self)
+                before = signal.signal(number, self)
+                if isinstance(before, StopFlag) and before is not self:
+                    self._outer = before
 
 
 @contextmanager

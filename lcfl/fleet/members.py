@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ class Admission:
         sets: the sets of samples that clients are measured on.
         identity: see `lcfl.fleet.node.identity_of`.
         fits: raises a ValueError if the network of the run cannot take samples that look so.
+        refused: why nodes have been refused; they are told when they are asked again.
     """
 
     post: Post
     sets: Sequence[str]
     identity: str
     fits: Fits
+    refused: dict[int, str] = field(default_factory=dict)
 
     def ask(self, nodes: Collection[int], known: Collection[Member] = ()) -> list[Member]:
         """Returns those of the nodes that fit. The others are refused with a warning that says why.
@@ -78,11 +80,15 @@ class Admission:
             nodes: the nodes to ask.
             known: who has joined already; the samples of all members must look alike, and their names must differ.
         """
-        request = Message("join", {"lcfl": lcfl.__version__, "sets": list(self.sets)})
+        asked = {"lcfl": lcfl.__version__, "sets": list(self.sets)}
+        requests = {node: Message("join", {**asked, "refused": self.refused.get(node)}) for node in nodes}
         members = list(known)
-        for node, answer in self.post.ask(dict.fromkeys(nodes, request), enough=0).items():
+        for node, answer in self.post.ask(requests, enough=0).items():
             if reason := self._reason(answer, members):
-                warnings.warn(f"node {node} does not take part: {reason}.", stacklevel=2)
+                name = answer.fields["name"] if isinstance(answer, Message) else ""
+                who = f"{name} (node {node})" if is_word(name) else f"node {node}"
+                warnings.warn(f"{who} does not take part: {reason.rstrip('.')}.", stacklevel=2)
+                self.refused[node] = reason
                 continue
             assert isinstance(answer, Message), "there is an answer"
             told = answer.fields
@@ -110,7 +116,7 @@ class Admission:
             if dict(member.spec) != told["spec"]:
                 differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
                 pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
-                return f"its samples look different from those of {member.name} ({pairs})"
+                return f"its samples look different from those of {member.name} ({pairs}); change its data section"
             if member.name == told["name"]:
                 return f"its name {member.name} is taken; give it another one"
         return ""

@@ -1,5 +1,6 @@
 """Nodes that register during a run: each becomes one of the newcomers of ``data.newcomers``."""
 
+import logging
 import time
 import warnings
 
@@ -13,6 +14,7 @@ from lcfl.server.server import Server
 
 __all__ = ["Newcomers"]
 
+LOGGER = logging.getLogger(__name__)
 AGAIN = 30.0  # seconds until a node that could not be added is tried again
 
 
@@ -57,6 +59,7 @@ class Newcomers(Callback):
         for client, member in numbered(joined, [client for client in newcomers if client not in members]).items():
             members[client] = member
             data.enter(client, member.name, member.sizes)
+            LOGGER.info("round %d: %s has registered and is a newcomer", state.round - 1, member.name)
             write_members(server.run_dir, self._record.run, members)
         for client in newcomers:
             if client in members and self._later.get(client, 0.0) <= now:

@@ -47,7 +47,7 @@ ADDRESS = {"run": str, "nonce": str, "identity": str, "client": Number(int, 0), 
 CLIENT = ADDRESS | {"round": int, "after": (str, None), "needed": (Number(int, 0), None)}
 WORK = {"local_update": (dict, None), "exchange": (dict, None)}
 REQUESTS = {
-    "join": {"nonce": str, "lcfl": str, "sets": [str]},
+    "join": {"nonce": str, "lcfl": str, "sets": [str], "refused": (str, None)},
     "train": CLIENT | WORK | {"extra": Number(int, 0)},
     "evaluate": CLIENT | {"kinds": [WORK | {"kind": str, "sets": [str]}]},
     "trivial": ADDRESS,
@@ -84,14 +84,16 @@ class NodeSettings:
     Args:
         folder: where the private states of its client are kept.
         name: what the server calls the client; None for what its data call it, or else for the name of the machine.
-        place: which client of the node's data it is.
+        place: which client of the node's data it is; None if there is only one.
         number: the number that it asks for in the federation; None for any.
+        begins_anew: whether its client goes on as if it had never taken part if a state that it needs is lost.
     """
 
     folder: Path
     name: str | None = None
-    place: int = 0
+    place: int | None = None
     number: int | None = None
+    begins_anew: bool = False
 
 
 class Node:
@@ -119,7 +121,13 @@ class Node:
         self._fabric = Fabric(accelerator=trainer.device_type, devices=1, precision=precision)
         data.prepare_data()
         data.setup()
-        if own.place >= data.num_clients:
+        if own.place is None and data.num_clients > 1:
+            raise ValueError(
+                f"client: the data section has {data.num_clients} clients, but a node is one of them: give its number "
+                "as client, or a data section with one client."
+            )
+        self._own_place = own.place or 0
+        if self._own_place >= data.num_clients:
             raise ValueError(f"client: got {own.place}, but the data section has {data.num_clients}; the first is 0.")
         self._whole, self.place, self._initial = data, (0, 1), self._first_state()
         self._worker = self._placed()
@@ -130,7 +138,7 @@ class Node:
     def name(self) -> str:
         """What the server calls the client."""
         names = self._whole.population.names
-        return self.own.name or (socket.gethostname() if names is None else names[self.own.place])
+        return self.own.name or (socket.gethostname() if names is None else names[self._own_place])
 
     @property
     def data(self) -> FederatedDataModule:
@@ -139,7 +147,7 @@ class Node:
 
     def _placed(self) -> Worker:
         """Returns a worker for the client under its number in the federation."""
-        data = self._whole.alone(self.own.place, *self.place)
+        data = self._whole.alone(self._own_place, *self.place)
         return Worker(self._fabric, self.module, data, self.method, self.seed, self.engine)
 
     def _first_state(self) -> ClientState:
@@ -278,7 +286,7 @@ class Node:
         run, client = message.fields["run"], message.fields["client"]
         if not RUN.fullmatch(run):
             raise MessageError(f"{run!r:.40} is no run.")
-        return NodeStates(self.own.folder / run / f"client-{client}", self._initial)
+        return NodeStates(self.own.folder / run / f"client-{client}", self._initial, self.own.begins_anew)
 
     def _run(self, task: TrainingTask) -> TrainingResult:
         result = self._worker.run(task)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["WIRE_VERSION", "MessageError", "Parcel", "refusal"]
+__all__ = ["WIRE_VERSION", "MessageError", "Parcel", "in_words", "refusal"]
 
 WIRE_VERSION = 1
 
@@ -39,3 +39,22 @@ def refusal(request: Parcel, reason: str) -> Parcel:
         nonce = None
     fields = {"nonce": nonce, "reason": reason}
     return Parcel(json.dumps({"wire": WIRE_VERSION, "kind": "refused", "fields": fields, "arrays": []}))
+
+
+def in_words(request: Parcel, reply: Parcel) -> str:
+    """Returns a line for the log of a node: what it was asked for, and how it answered."""
+    try:
+        asked, told = (json.loads(parcel.text) for parcel in (request, reply))
+        fields, answer = asked["fields"], told["fields"]
+        text = f"round {fields['round']}, {asked['kind']}" if "round" in fields else str(asked["kind"])
+        if told["kind"] == "refused":
+            text += f": refused, because {answer['reason']}"
+        elif asked["kind"] == "join":
+            text += f" as {answer['name']} with {answer['sizes']['train']} training samples"
+            if fields["refused"]:
+                text += f"; the server has not let it in: {fields['refused']}"
+        elif answer.get("loss") is not None:
+            text += f": loss {answer['loss']:.4f}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = "a message that cannot be read"
+    return "lcfl: " + "".join(sign if sign.isprintable() else " " for sign in text)[:500]

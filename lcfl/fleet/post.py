@@ -46,6 +46,8 @@ class Patience:
         if not 0 < self.deadline < math.inf:
             raise ValueError(f"deadline: got {self.deadline}; it must be a number of seconds above 0.")
         share = isinstance(self.min_answers, float)
+        if not share and not isinstance(self.min_answers, int):
+            raise ValueError(f"min-answers: got {self.min_answers!r}; it must be a number (8) or a share (0.5).")
         if self.min_answers < (0 if share else 1) or (share and self.min_answers > 1):
             raise ValueError(
                 f"min-answers: got {self.min_answers}; it must be a number of answers from 1, or a share in [0.0, 1.0]."
@@ -85,24 +87,33 @@ class Post:
             requests: the request to each node. Its ``nonce`` may be given; otherwise it is drawn.
             enough: the number of answers that are waited for even after the deadline; None for what `patience` says.
             check: refuses the answer of a node by raising a MessageError.
+
+        Raises:
+            InterruptedError: if the run is asked to stop and there cannot be enough answers.
         """
         enough = self.patience.enough(len(requests)) if enough is None else enough
         asking = _Asking(self, requests, check)
         begin = reminded = time.monotonic()
         pause = SHORTEST_WAIT
-        while not asking.is_complete and not self.stopped():
+        while not asking.is_complete:
             asking.send()
             has_arrived = asking.receive()
             seconds = time.monotonic() - begin
             is_late = seconds > self.patience.deadline
-            if len(asking.answers) >= enough and (is_late or not asking.waiting):
+            is_over = is_late or not asking.waiting
+            if len(asking.answers) >= enough and (is_over or (not enough and self.stopped())):
                 break
+            if is_over and self.stopped():
+                raise InterruptedError(
+                    "the run was asked to stop, and there are too few answers to complete the round. It can be resumed "
+                    "from its last checkpoint."
+                )
             if is_late and time.monotonic() - reminded > REMINDER:
                 reminded = time.monotonic()
                 self._remind(len(asking.answers), enough, seconds, asking.missing("no answer"))
             pause = SHORTEST_WAIT if has_arrived else min(1.2 * pause, LONGEST_WAIT)
             time.sleep(pause)
-        why = "the run was asked to stop" if self.stopped() else f"no answer within {self.patience.deadline:g} s"
+        why = f"no answer within {self.patience.deadline:g} s"
         missing = {node: Lost(reason) for node, reason in asking.missing(why).items()}
         return {node: asking.answers[node] if node in asking.answers else missing[node] for node in requests}
 
@@ -176,7 +187,7 @@ class _Asking:
                 self._check(node, answer)
                 self.answers[node] = answer
             except MessageError as error:
-                LOGGER.info("no answer from %s yet: %s", self._post.names.get(node, node), error)
+                LOGGER.info("%s: %s", self._post.names.get(node, f"node {node}"), error)
                 self._lose(node, str(error), AGAIN)
         return bool(arrived)
 

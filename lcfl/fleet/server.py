@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.launch import StopFlag, handlers_kept
 from lcfl.distributed.worker import Worker
 from lcfl.federation.federation import Federation
 from lcfl.federation.session import run_of
@@ -53,6 +53,7 @@ class FleetOptions:
     newcomer_epochs: int = 5
 
 
+@handlers_kept()
 def fit(
     federation: Federation,
     module: FederatedModule,
@@ -81,6 +82,9 @@ def fit(
         CheckpointError: if a checkpoint is not one of a fleet.
     """
     _check(federation, method)
+    wanted_answers = options.patience.min_answers
+    if isinstance(wanted_answers, int) and wanted_answers > options.num_clients:
+        raise ValueError(f"min-answers: got {wanted_answers}, but data.num_clients is {options.num_clients}.")
     flag = StopFlag()
     flag.install()
     identity = identity_of(module, method, federation.seed)

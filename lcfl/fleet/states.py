@@ -31,10 +31,11 @@ class NodeStates:
     Args:
         folder: where the files are.
         blank: the state of a client that has never taken part.
+        begins_anew: whether a state that is lost is replaced by the blank one.
     """
 
-    def __init__(self, folder: Path, blank: ClientState) -> None:
-        self.folder, self.blank = folder, blank
+    def __init__(self, folder: Path, blank: ClientState, begins_anew: bool = False) -> None:
+        self.folder, self.blank, self.begins_anew = folder, blank, begins_anew
 
     def __getitem__(self, name: str | None) -> ClientState:
         """Returns the state with this name; the blank state for None.
@@ -48,8 +49,13 @@ class NodeStates:
             content = deserialized(read_regular(self._path(name)))
             check_form("", content, FORM, {})
         except FileNotFoundError:
+            if self.begins_anew:
+                return self.blank
             kept = ", ".join(self._kept()) or "nothing"
-            raise MessageError(f"this node has no state {name} of this run; its folder has {kept}.") from None
+            raise MessageError(
+                f"this node has no state {name} of this run; its folder has {kept}. Restore the folder or, if it is "
+                "lost, start the node with begin-anew=true in its node-config."
+            ) from None
         except MessageError:
             raise
         except Exception as error:

@@ -114,7 +114,9 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
             summary = folder / "summary.json"
             if not summary.is_file():
                 warnings.warn(
-                    f"{folder} is left out: it is not finished. Resume it with lcfl fit --ckpt_path last.", stacklevel=2
+                    f"{folder} is left out: it is not finished. Resume it with --ckpt_path last, or ckpt-path='last' "
+                    "on a fleet.",
+                    stacklevel=2,
                 )
                 continue
             run = FinishedRun(folder, json.loads(summary.read_text()))

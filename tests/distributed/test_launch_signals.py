@@ -26,6 +26,18 @@ def test_the_first_signal_is_recorded_and_the_second_ends_everything():
     assert handlers() == before
 
 
+def test_the_flag_of_a_caller_hears_of_a_signal_as_well():
+    outer, inner, before = StopFlag(), StopFlag(), handlers()
+    with handlers_kept():
+        outer.install()
+        with handlers_kept():
+            inner.install()
+            inner.install()
+            signal.raise_signal(signal.SIGTERM)
+        assert outer.signal == inner.signal == signal.SIGTERM
+    assert handlers() == before
+
+
 def test_handlers_are_restored_after_an_error():
     before = handlers()
     with pytest.raises(ValueError, match="inside"), handlers_kept():

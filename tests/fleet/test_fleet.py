@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import signal
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import lcfl
 import lcfl.federation.session
 from lcfl.callbacks import Checkpoint
 from lcfl.cli import federated_cli
@@ -21,11 +24,11 @@ from lcfl.federation.onboarding import onboard
 from lcfl.fleet import server
 from lcfl.fleet.link import Undelivered
 from lcfl.fleet.messages import decode
-from lcfl.fleet.parcel import Parcel
+from lcfl.fleet.parcel import Parcel, in_words, refusal
 from lcfl.fleet.post import Patience
 from lcfl.runs.checkpoint import CheckpointError
 from lcfl.server.schedule import Schedule
-from tests.fleet.fleets import FIRST, data, module, nodes, on_fleet, simulated
+from tests.fleet.fleets import FIRST, data, module, node, nodes, on_fleet, simulated
 from tests.helpers.builders import alone, fedavg, fedper, lcfed
 from tests.helpers.commandline import KIND_OF_METHOD, SYNTHETIC
 from tests.helpers.loopback import NEVER, Loopback
@@ -189,6 +192,94 @@ class Stop(Callback):
             raise RuntimeError("stop")
 
 
+def test_a_node_whose_folder_is_lost_begins_anew_if_it_is_told_to(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)], clients_per_round=6)
+    shutil.rmtree(tmp_path / "node0")
+    made = nodes(tmp_path, fedper)
+
+    def anew():
+        node = made[FIRST]()
+        node.own = replace(node.own, begins_anew=True)
+        return node
+
+    watch = on_fleet(
+        tmp_path, fedper, link=Loopback(made | {FIRST: anew}), ckpt_path="last", clients_per_round=6, final_models=[]
+    )
+    assert watch.state.round == 4 and not any(row.get("train/dropped_clients") for row in watch.rows)
+    assert len(list((tmp_path / "node0").glob("*/client-*/*.pt"))) > 0
+
+
+class Signal(Callback):
+    """Sends SIGTERM to this process in the middle of a round."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_clients_sampled(self, state):
+        if state.round == self.number:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_fleet_that_is_told_to_stop_completes_its_round(tmp_path):
+    stopped = on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=10), Signal(1)])
+    assert stopped.run.signal == signal.SIGTERM and stopped.state.round == 2
+    watch = on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=10)], ckpt_path="last")
+    whole = simulated(tmp_path / "simulation", lcfed)
+    for name in SERVER:
+        a, b = getattr(watch.state, name), getattr(whole.state, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def test_a_fleet_that_cannot_complete_its_round_stops_all_the_same(tmp_path):
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: AWAY if message.kind == "train" else None)
+    with pytest.raises(InterruptedError, match="too few answers to complete the round"):
+        on_fleet(tmp_path, fedavg, link=link, callbacks=[Signal(0)])
+
+
+def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        return replace(answer, text=answer.text.replace(f'"lcfl": "{lcfl.__version__}"', '"lcfl": "0.0.1"'))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 0 else None)
+    with pytest.warns(UserWarning, match=r"hospital 0 \(node 1000\) does not take part: it has lcfl 0\.0\.1"):
+        on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    asked = [(request, answer) for node, request, answer in link.sent if node == FIRST and '"join"' in request.text]
+    first, second = (in_words(*pair) for pair in asked[:2])
+    assert re.fullmatch(r"lcfl: join as hospital 0 with \d+ training samples", first)
+    assert second.startswith(f"{first}; the server has not let it in: it has lcfl 0.0.1, and the server")
+
+
+def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
+    link = Loopback(nodes(tmp_path, fedavg))
+    on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    lines = {re.sub(r"\d+\.\d{4}", "x", in_words(request, answer)) for _, request, answer in link.sent}
+    assert {"lcfl: round 0, train: loss x", "lcfl: round 1, evaluate", "lcfl: trivial"} <= lines
+    request = Parcel('{"kind": "train", "fields": {"round": 1}}')
+    assert in_words(request, refusal(request, "a\nb")) == "lcfl: round 1, train: refused, because a b"
+    assert in_words(Parcel("x"), Parcel("{}")) == "lcfl: a message that cannot be read"
+
+
+def test_a_node_is_one_client_of_its_data(tmp_path):
+    with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one of them"):
+        node(tmp_path, fedavg, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"), [("abc", "min-answers: got 'abc'; it must be a number"), (0, "from 1"), (1.5, "a share in")]
+)
+def test_patience_with_other_values_is_refused(wanted, words):
+    with pytest.raises(ValueError, match=words):
+        Patience(min_answers=wanted)
+
+
+def test_more_answers_than_clients_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"min-answers: got 7, but data\.num_clients is 6"):
+        on_fleet(tmp_path, fedavg, patience=Patience(min_answers=7))
+
+
 def test_the_checkpoint_of_a_simulation_is_no_run_of_a_fleet(tmp_path):
     simulated(tmp_path, fedavg)
     with pytest.raises(CheckpointError, match=r"version_0 is not the run of a fleet: it has no fleet.json"):
@@ -269,11 +360,11 @@ def test_an_old_request_that_arrives_late_changes_nothing(tmp_path):
     class Late(Loopback):
         def send(self, parcels):
             tickets = super().send(parcels)
-            for node, parcel in parcels.items():
-                if node in old:
-                    self.made[node]().answer(decode(old[node], 2**30))
+            for number, parcel in parcels.items():
+                if number in old:
+                    self.made[number]().answer(decode(old[number], 2**30))
                 if json.loads(parcel.text)["kind"] == "train":
-                    old.setdefault(node, parcel)
+                    old.setdefault(number, parcel)
             return tickets
 
     watch = on_fleet(tmp_path, fedper, link=Late(nodes(tmp_path, fedper)))
@@ -366,7 +457,7 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(tmp_path, monk
         return replace(answer, text=json.dumps(header))
 
     link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 0 else None)
-    with pytest.warns(UserWarning, match=f"node 1000 does not take part: .*{words}"):
+    with pytest.warns(UserWarning, match=rf"node 1000\)? does not take part: .*{words}"):
         watch = on_fleet(tmp_path, fedavg, link=link, rounds=1)
     assert watch.state.round == 1
 

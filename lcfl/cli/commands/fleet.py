@@ -16,6 +16,7 @@ import lcfl
 from lcfl.cli.federated_cli import FederatedCLI, class_paths
 from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.core.files import check_new
+from lcfl.fleet.data import described_spec
 
 __all__ = ["main", "parser"]
 
@@ -138,6 +139,8 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         app: the folder of the run's app.
         client: which client of the data section the node is; None if all samples are its own.
     """
+    if not (app / "config.yaml").is_file():
+        raise ValueError(f"--app: {app} has no config.yaml; give the folder that lcfl fleet app wrote.")
     sys.path.append(str(app))  # the run's own modules
     with tempfile.TemporaryDirectory() as state:
         own: dict[str, Any] = {"data": str(data), "state": state} | ({} if client is None else {"client": client})
@@ -145,10 +148,13 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
         yield f"name: {node.name}"
-        yield f"input: {list(node.data.dataset.shape)}, {node.data.dataset.num_classes or 'no'} classes"
+        spec = described_spec(node.data.dataset)
+        yield f"input: {spec['shape']}, {spec['num_classes'] or 'no'} classes"
+        if spec["classes"]:
+            yield f"classes, in the order that all nodes must have: {', '.join(spec['classes'])}"
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
         yield f"engine: {node.engine}"
-        yield "network, loss, metrics and data fit together; the node can join"
+        yield "network, loss, metrics and data fit together"
 
 
 class _ConfigOnly(FederatedCLI):

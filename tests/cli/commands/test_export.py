@@ -52,7 +52,7 @@ def test_nothing_is_overwritten_and_no_partial_file_or_folder_remains(run, tmp_p
     main([*words, "--out=folder/one"])
     assert capsys.readouterr().out == "written to folder/one\n"
     before = files(tmp_path)
-    with pytest.raises(FileExistsError, match=r"folder/one exists already; name a new file"):
+    with pytest.raises(FileExistsError, match=r"folder/one exists already; name a new one"):
         main([*words, "--client=99", "--out=folder/one"])
     for out in ("folder/two", "new/folder/two"):
         with pytest.raises(ValueError, match="there is no client '99'"):
