@@ -4,12 +4,16 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from tests.helpers.hosts import why_not
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -44,6 +48,20 @@ def test_scale_measures_every_method_and_population(tmp_path, monkeypatch):
     changed = [each["next_checkpoint_mb"] for each in lcfed]
     assert changed[0] == pytest.approx(changed[1], abs=12 * model_mb), "a checkpoint depends on the population"
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"], "temporary files remain"
+
+
+@pytest.mark.slow
+def test_scale_on_two_hosts_shows_the_memory_of_each(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    words = [sys.executable, str(BENCHMARKS / "scale.py"), "--methods", "lcfed", "--populations", "60", "--hosts", "2"]
+    words += ["--clients", "10", "--rounds", "3", "--images", "3000", "--folder", str(tmp_path)]
+    words += ["--json", str(tmp_path / "scale.json")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads((tmp_path / "scale.json").read_text())
+    assert len(entry["own_mb"]) == len(entry["mapped_mb"]) == 2
+    assert min(entry["crossed_mb"]) > 0
 
 
 def test_clustering_cost_compares_whole_and_low_rank_models(tmp_path, monkeypatch, capsys):
