@@ -70,13 +70,17 @@ def test_a_run_goes_on_with_another_number_of_hosts(tmp_path, reference, apart, 
     assert_same_run(one, fit(tmp_path, "lcfed", after, ROUNDS, "--ckpt_path=last").path)
 
 
-def small(root, devices, method, module=blobs_module, callbacks=(), **options):
-    """Returns the last state of a run of 12 clients, half of which take part in a round."""
-    federation = Federation(
+def settings(root, devices, callbacks=()):
+    return Federation(
         3, 0.5, evaluate_every=1, final_models=None, devices=devices, accelerator="cpu", logger=False,
         callbacks=[Checkpoint(every_n_rounds=1), *callbacks], enable_progress_bar=False, default_root_dir=root,
         name="run",
     )  # fmt: skip
+
+
+def small(root, devices, method, module=blobs_module, callbacks=(), **options):
+    """Returns the last state of a run of 12 clients, half of which take part in a round."""
+    federation = settings(root, devices, callbacks)
     return newest_state(federation.fit(module(), blobs(12, **options), method).path)
 
 
@@ -107,6 +111,14 @@ def test_everything_that_clients_keep_stays_with_its_owner(tmp_path, apart, meth
     apart(1)
     assert_same_state(one, small(tmp_path / "two", 2, method(), module, **options))
     assert len(list(one.clients)) > 6
+
+
+def test_a_checkpoint_is_tested_on_several_hosts_as_on_one(tmp_path, apart):
+    small(tmp_path, 1, lcfed())
+    one = settings(tmp_path, 1).test(blobs_module(), blobs(12), lcfed())
+    apart(1)
+    assert settings(tmp_path, 2).test(blobs_module(), blobs(12), lcfed()) == one
+    assert len(one) > 8
 
 
 class Looking(Callback):

@@ -141,21 +141,25 @@ def test_the_servers_own_signal_counts(on_ranks):
 @pytest.mark.parametrize(
     "apart", ["", "platform.node", "lcfl.distributed.ranks._boot", "lcfl.distributed.ranks._processes"]
 )
-def test_only_ranks_that_see_each_other_share_memory(on_ranks, monkeypatch, apart):
-    """They do not share it on two machines, with different names or the same, or in containers on one machine."""
-    kind = NetworkConnection if apart else SharedMemoryConnection
+def test_only_ranks_that_see_each_other_are_on_one_host_and_share_memory(on_ranks, monkeypatch, apart):
+    """They are not on two machines, with different names or the same, or in containers on one machine."""
     if apart:
         monkeypatch.setattr(apart, lambda: f"{os.getpid()}")
 
     def work(fabric, flag):
         ranks = Ranks(fabric, lambda tasks: [task * 2 for task in tasks], flag)
-        assert [type(link) for link in ranks._links] == [kind] * (2 if fabric.is_global_zero else 1)
-        if not fabric.is_global_zero:
+        others = 0 if apart else 2 if fabric.is_global_zero else 1
+        assert [type(link) for link in ranks._links] == [SharedMemoryConnection] * others
+        assert ranks.is_first == (fabric.is_global_zero or bool(apart))
+        if not ranks.is_first:
             return ranks.serve()
         with ranks:
-            return [tensor.tolist() for tensor in ranks.map([torch.tensor([n]) for n in range(5)], [1] * 5)]
+            return ranks.hosts, [
+                tensor.tolist() for tensor in ranks.map([torch.tensor([n]) for n in range(5)], [1] * 5)
+            ]
 
-    assert on_ranks(3, work) == [[0], [2], [4], [6], [8]]
+    hosts = [[0], [1], [2]] if apart else [[0, 1, 2]]
+    assert on_ranks(3, work) == (hosts, [[0], [2], [4], [6], [8]])
 
 
 def test_the_network_is_used_if_memory_cannot_be_shared(on_ranks, monkeypatch):
