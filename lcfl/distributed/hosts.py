@@ -168,11 +168,19 @@ class Hosts:
         for number in others:
             self._links[number].send((method, arguments[number]))
             self._owed.add(number)
-        answers = {0: getattr(self._host, method)(*arguments[0])} if 0 in arguments else {}
+        answers: dict[int, Any] = {}
+        failed: ClientError | None = None
+        try:
+            if 0 in arguments:
+                answers[0] = getattr(self._host, method)(*arguments[0])
+        except ClientError as error:  # raised when the others have answered, so that they can be told to end
+            failed = error
         for number in others:
             answers[number], signal = self._links[number].receive()
             self._owed.remove(number)
             self._signal = self._signal or signal
+        if failed is not None:
+            raise failed
         raise_failures(list(answers.values()))
         return answers
 

@@ -292,6 +292,19 @@ def test_an_error_on_the_way_of_sums_reaches_the_server(with_hosts):
     assert with_hosts(3, lead) == [[1, 2, 3], [1, 2, 3]]
 
 
+def test_an_error_of_a_client_on_the_servers_host_leaves_no_answer_on_its_way(with_hosts):
+    def fail(tasks, costs):
+        raise ClientError("client 0")
+
+    def lead(hosts):
+        hosts._host.map = fail
+        with pytest.raises(ClientError, match="client 0"):
+            hosts.ask("map", {0: ([], []), 1: ([], [])})
+        return hosts._owed, hosts.ask("forget", {1: (0,)})
+
+    assert with_hosts(2, lead) == (set(), {1: None})
+
+
 def test_tasks_without_a_host_balance_those_with_one(with_hosts):
     def lead(hosts):
         hosts.sizes = [2, 1]
