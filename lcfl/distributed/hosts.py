@@ -81,8 +81,8 @@ class Host:
 
     def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult]:
         """Trains clients. The new states of those whose states are kept here stay here."""
-        results = self._transport.train([self._with_state(task) for task in tasks])
         self._trained = {}
+        results = self._transport.train([self._with_state(task) for task in tasks])
         return [self._without_state(*pair) for pair in zip(tasks, results, strict=True)]
 
     def evaluate(self, tasks: Sequence[EvaluationTask]) -> list[Measured]:
@@ -169,11 +169,13 @@ class Hosts:
             self._links[number].send((method, arguments[number]))
             self._owed.add(number)
         answers: dict[int, Any] = {}
-        failed: ClientError | None = None
+        failed: Exception | None = None
         try:
             if 0 in arguments:
                 answers[0] = getattr(self._host, method)(*arguments[0])
-        except ClientError as error:  # raised when the others have answered, so that they can be told to end
+        except LostRankError:
+            raise
+        except Exception as error:  # of any kind, to be raised when the others have answered
             failed = error
         for number in others:
             answers[number], signal = self._links[number].receive()
@@ -196,8 +198,8 @@ class Hosts:
             return item
         ranks = [0, *(self._links[number].peer for number in chain), 0]
         for place, number in enumerate(chain):
+            self._owed.add(number)
             self._links[number].send(_Relay(method, arguments[number], ranks[place], ranks[place + 2]))
-        self._owed.update(chain)
         self._links[chain[0]].send(item)
         item = self._links[chain[-1]].receive()
         self._owed.difference_update(chain)

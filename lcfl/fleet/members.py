@@ -18,6 +18,7 @@ from lcfl.runs.checkpoint import CheckpointError
 __all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
 
 FILE = "fleet.json"
+COMPARED = "its name is taken, or its samples look different from those of other nodes; ask the operator"
 Fits = Callable[[Mapping[str, Any]], None]
 FORM = {
     "run": str,
@@ -88,7 +89,8 @@ class Admission:
                 name = answer.fields["name"] if isinstance(answer, Message) else ""
                 who = f"{name} (node {node})" if is_word(name) else f"node {node}"
                 warnings.warn(f"{who} does not take part: {reason.rstrip('.')}.", stacklevel=2)
-                self.refused[node] = reason
+                if isinstance(answer, Message):  # without a word about the others
+                    self.refused[node] = self._reason(answer, []) or COMPARED
                 continue
             assert isinstance(answer, Message), "there is an answer"
             told = answer.fields

@@ -6,6 +6,7 @@ again. The bytes written for a checkpoint are therefore on average at most twice
 is at most twice the size of all states. What is frozen in all models is a file of its own, which is written once.
 """
 
+import errno
 import functools
 import hashlib
 import os
@@ -35,7 +36,9 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
             store.checkpoint_shards.release(shard)
     write = functools.partial(_written_by_owner, folder=folder, earlier=earlier)
     for clients, shards in store.at_owners(write, sorted(store.checkpoint_shards.unsaved)):
-        for shard in _new_shards(store, clients, folder, earlier) if shards is None else shards:
+        if shards is None or not all((folder / shard.name).is_file() for shard in shards):  # an owner's disk is another
+            shards = list(_new_shards(store, clients, folder, earlier))
+        for shard in shards:
             shard.stamp = stamp_of(folder / shard.name)
             store.checkpoint_shards.saved(shard)
     return list(store.checkpoint_shards)
@@ -44,8 +47,13 @@ def write_shards(folder: Path, store: ClientStore, earlier: Sequence[Path]) -> l
 def _written_by_owner(
     store: ClientStore, clients: list[int], folder: Path, earlier: Sequence[Path]
 ) -> tuple[list[int], list[CheckpointShard] | None]:
-    """Returns the clients and their new shards, or None if this host does not see the folder: the server must write."""
-    return clients, list(_new_shards(store, clients, folder, earlier)) if folder.is_dir() else None
+    """Returns the clients and their new shards, or None if this host cannot write into the folder."""
+    try:
+        return clients, list(_new_shards(store, clients, folder, earlier)) if folder.is_dir() else None
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        return clients, None
 
 
 def _new_shards(

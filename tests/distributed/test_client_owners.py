@@ -195,6 +195,21 @@ def test_an_owner_that_does_not_see_the_disk_sends_its_states(tmp_path, apart, m
     assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
 
 
+def test_an_owner_that_may_not_write_sends_its_states(tmp_path, apart, monkeypatch):
+    one, original = small(tmp_path / "one", 1, lcfed()), client_shards.write_bytes
+
+    def write(path, content):
+        if dist.is_initialized() and dist.get_rank():
+            (tmp_path / "refused").touch()
+            raise OSError(30, "Read-only file system")
+        original(path, content)
+
+    monkeypatch.setattr(client_shards, "write_bytes", write)
+    apart(1)
+    assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
+    assert (tmp_path / "refused").exists()
+
+
 # the store
 
 
@@ -292,13 +307,14 @@ def test_an_error_on_the_way_of_sums_reaches_the_server(with_hosts):
     assert with_hosts(3, lead) == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_an_error_of_a_client_on_the_servers_host_leaves_no_answer_on_its_way(with_hosts):
+@pytest.mark.parametrize("kind", [ClientError, OSError])
+def test_an_error_on_the_servers_host_leaves_no_answer_on_its_way(with_hosts, kind):
     def fail(tasks, costs):
-        raise ClientError("client 0")
+        raise kind("client 0")
 
     def lead(hosts):
         hosts._host.map = fail
-        with pytest.raises(ClientError, match="client 0"):
+        with pytest.raises(kind, match="client 0"):
             hosts.ask("map", {0: ([], []), 1: ([], [])})
         return hosts._owed, hosts.ask("forget", {1: (0,)})
 
