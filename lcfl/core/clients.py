@@ -66,7 +66,7 @@ class ClientStore:
     Attributes:
         sums: the sums of the models that the server has received, if an aggregation keeps them; they follow every
             change.
-        shards: the index of the states that the newest checkpoint holds.
+        checkpoint_shards: the index of the states that the newest checkpoint holds.
     """
 
     def __init__(self, blank: ClientState, folder: Path | None = None) -> None:
@@ -130,7 +130,7 @@ class ClientStore:
         A calculation that needs little of many models goes to the models, and not the models to it.
 
         Args:
-            function: can be pickled, and changes nothing.
+            function: can be pickled, and changes no state.
             clients: in ascending order.
 
         Returns:

@@ -290,7 +290,7 @@ class HostTransport:
     def evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured]:
         """See `lcfl.distributed.transport.Transport.evaluate`.
 
-        Models that clients share are measured as on one host. The others are measured where they are kept.
+        Models that clients share are measured on any host, and the others where they are kept.
         """
         tasks = [self._as_shared(task) for task in tasks]
         owners = [_owner(task) for task in tasks]

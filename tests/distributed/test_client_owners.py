@@ -184,15 +184,20 @@ def test_an_owner_writes_its_states_itself(tmp_path, apart, monkeypatch):
 
 
 def test_an_owner_that_does_not_see_the_disk_sends_its_states(tmp_path, apart, monkeypatch):
-    one = small(tmp_path / "one", 1, lcfed())
-    is_dir = Path.is_dir
-    monkeypatch.setattr(
-        Path,
-        "is_dir",
-        lambda path: is_dir(path) and not (".ckpt" in path.name and dist.is_initialized() and dist.get_rank()),
-    )
+    one, is_dir, original = small(tmp_path / "one", 1, lcfed()), Path.is_dir, client_shards.write_bytes
+
+    def seen(path):
+        return is_dir(path) and not (".ckpt" in path.name and dist.is_initialized() and dist.get_rank())
+
+    def noting(path, content):
+        (tmp_path / f"written by {dist.get_rank()}").touch()
+        original(path, content)
+
+    monkeypatch.setattr(Path, "is_dir", seen)
+    monkeypatch.setattr(client_shards, "write_bytes", noting)
     apart(1)
     assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
+    assert [path.name for path in tmp_path.glob("written by *")] == ["written by 0"]
 
 
 def test_an_owner_that_may_not_write_sends_its_states(tmp_path, apart, monkeypatch):
