@@ -52,9 +52,9 @@ VECTORS = tuple(field.name for field in fields(ClientState) if field.name != "co
 class ClientStore:
     """The states of all clients, by number. A client that has never taken part has the `blank` state.
 
-    The server holds the store. It hands the state of a client to the rank that trains the client, and the rank hands
-    the new state back, so any rank can train any client. If a client uploads its whole model, the model kept here is
-    also what the server last received from it.
+    The host of the server, or each host of several, holds a store. It hands the state of a client to the rank that
+    trains the client, and the rank hands the new state back, so any rank of the host can train the client. If a client
+    uploads its whole model, the model kept here is also what the server last received from it.
 
     Args:
         blank: the state of every client that has never taken part; they share it and take up no further memory.
@@ -134,7 +134,7 @@ class ClientStore:
             clients: in ascending order.
 
         Returns:
-            The results in the order of the clients; here, where all clients are, one result.
+            The results, in the order of their first clients; here, where all clients are, one result.
         """
         return [function(self, list(clients))]
 

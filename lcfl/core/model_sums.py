@@ -74,7 +74,7 @@ class ModelSums:
 
     def take_out(self, clients: Iterable[int], move: "Mover") -> None:
         """Subtracts the models of clients from the sums that they are in."""
-        moves = [(client, group, -1) for client in clients if (group := int(self.group[client])) >= 0]
+        moves = [(client, group, -1) for client in sorted(clients) if (group := int(self.group[client])) >= 0]
         if moves:
             move(self, moves)
             self.group[[client for client, *_ in moves]] = -1

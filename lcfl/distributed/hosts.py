@@ -6,7 +6,7 @@ network for a client is what it is sent and what it sends, and not what it keeps
 Legend: P + Q length of a model's flat vector.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from lcfl.core.model_sums import ModelSums, Move
 from lcfl.distributed.client_output import ClientError
 from lcfl.distributed.connections import NetworkConnection
 from lcfl.distributed.launch import LostRankError
-from lcfl.distributed.rank_transport import RankTransport
+from lcfl.distributed.rank_transport import TASKS_AT_A_TIME, RankTransport
 from lcfl.distributed.ranks import Farewell, Ranks
 from lcfl.distributed.tasks import EvaluationTask, Failure, Measured, TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.worker import Worker, details_of
@@ -94,9 +94,10 @@ class Host:
         here = {i: self._trained.pop(i) for i, state in states.items() if isinstance(state, StateElsewhere)}
         self._clients.update({**states, **here})
 
-    def forget(self, client: int) -> None:
-        """Forgets the state of a client."""
-        self._clients.forget(client)
+    def forget(self, clients: Sequence[int]) -> None:
+        """Forgets the states of clients."""
+        for client in clients:
+            self._clients.forget(client)
 
     def call(self, function: Callable[[ClientStore, list[int]], Any], clients: list[int]) -> Any:
         """See `ClientStore.at_owners`."""
@@ -290,15 +291,30 @@ class HostTransport:
     def evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured]:
         """See `lcfl.distributed.transport.Transport.evaluate`.
 
-        Models that clients share are measured on any host, and the others where they are kept.
+        Models that clients share are measured on any host, and the others where they are kept, some at a time.
         """
-        tasks = [self._as_shared(task) for task in tasks]
-        owners = [_owner(task) for task in tasks]
-        kept = [(task, owner) for task, owner in zip(tasks, owners, strict=True) if owner is not None]
-        own = iter(self._hosts.spread("evaluate", [owner for _, owner in kept], [task for task, _ in kept]))
-        pairs = zip(tasks, owners, strict=True)
-        shared = iter(self._anywhere.evaluate(task for task, owner in pairs if owner is None))
-        return [next(shared if owner is None else own) for owner in owners]
+        owners: list[int | None] = []  # and not the tasks, which hold a downlink each
+        waiting: list[EvaluationTask] = []
+        kept: list[Measured] = []
+
+        def measure_kept() -> None:
+            places = [owner for task in waiting if (owner := _owner(task)) is not None]
+            kept.extend(self._hosts.spread("evaluate", places, waiting))
+            waiting.clear()
+
+        def shared() -> Iterator[EvaluationTask]:
+            for task in map(self._as_shared, tasks):
+                owners.append(_owner(task))
+                if owners[-1] is None:
+                    yield task
+                    continue
+                waiting.append(task)
+                if len(waiting) == TASKS_AT_A_TIME:
+                    measure_kept()
+            measure_kept()
+
+        answers, own = iter(self._anywhere.evaluate(shared())), iter(kept)
+        return [next(answers if owner is None else own) for owner in owners]
 
     def trivial_baseline(self, clients: Sequence[int]) -> list[dict[str, float]]:
         """See `lcfl.distributed.transport.Transport.trivial_baseline`."""

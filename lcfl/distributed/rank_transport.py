@@ -15,7 +15,7 @@ from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, Tra
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
 
-__all__ = ["RankTransport"]
+__all__ = ["TASKS_AT_A_TIME", "RankTransport"]
 
 TASKS_AT_A_TIME = 256  # limits how many models travel between ranks at once
 

@@ -62,7 +62,10 @@ class SpreadClientStore(ClientStore):
                 yield next(fetched[state.owner]) if isinstance(state, StateElsewhere) else state
 
     def at_owners(self, function: Callable[[ClientStore, list[int]], Result], clients: Sequence[int]) -> list[Result]:
-        """Calls ``function(store, clients)`` on every host with the clients that it owns, at the same time."""
+        """Calls ``function(store, clients)`` on every host with the clients that it owns.
+
+        A result for the clients without vectors, which the server keeps, comes first.
+        """
         here = [client for client in clients if client not in self._kept]
         owners = {owner: (function, own) for owner, own in self._by_owner(clients).items()}
         results: list[Result] = [function(self, here)] if here or not owners else []
@@ -72,12 +75,15 @@ class SpreadClientStore(ClientStore):
         """Stores several states at once."""
         self._take_out(states)
         by_owner: dict[int, dict[int, ClientState]] = {}
+        here: dict[int, ClientState] = {}
         for client, state in states.items():
             if isinstance(state, StateElsewhere) or self._has_vectors(state):
                 by_owner.setdefault(self._owner(client), {})[client] = state
             else:
-                self._drop(client)
-                self._set(client, state)
+                here[client] = state
+        self._drop(here)
+        for client, state in here.items():
+            self._set(client, state)
         self._hosts.ask("update", {owner: (own,) for owner, own in by_owner.items()})
         for own in by_owner.values():
             for client in own:
@@ -88,7 +94,7 @@ class SpreadClientStore(ClientStore):
     def forget(self, client: int) -> None:
         """Resets a client to the blank state."""
         super().forget(client)
-        self._drop(client)
+        self._drop([client])
 
     def move_models(self, sums: ModelSums, moves: Sequence[Move]) -> None:
         """Carries out moves in the rows of the sums that they change, which go from owner to owner."""
@@ -116,10 +122,11 @@ class SpreadClientStore(ClientStore):
         vectors = (getattr(state, name) for name in VECTORS)
         return any(vector is not None and vector is not self.blank.buffers for vector in vectors)
 
-    def _drop(self, client: int) -> None:
-        if client in self._kept:
-            self._kept.remove(client)
-            self._hosts.ask("forget", {self._owner(client): (client,)})
+    def _drop(self, clients: Iterable[int]) -> None:
+        """Has the owners of clients forget what they keep of them."""
+        by_owner = self._by_owner(clients)
+        self._kept.difference_update(*by_owner.values())
+        self._hosts.ask("forget", {owner: (own,) for owner, own in by_owner.items()})
 
 
 def _states(store: ClientStore, clients: list[int]) -> list[ClientState]:

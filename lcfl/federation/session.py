@@ -127,7 +127,7 @@ class Session:
 
     def _store_folder(self) -> Path | None:
         """Returns the folder of the clients' models on each host; None keeps them in memory."""
-        # The checkpoints must fit into this file system anyway.
+        # On the server's host, the checkpoints must fit into this file system anyway.
         return self.settings.root if self.settings.client_store == "mapped" else None
 
     def _lead(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:

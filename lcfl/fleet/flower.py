@@ -65,7 +65,8 @@ class FlowerLink:
             pull.join(max(0.0, end - time.monotonic()))
         done = {pull for pull in self._pulled_by.values() if not pull.is_alive()}
         self._pulled_by = {ticket: pull for ticket, pull in self._pulled_by.items() if pull not in done}
-        answers = {ticket: answer for pull in done for ticket, answer in pull.result().items()}
+        asked = [pull for pull in done if not set(tickets).isdisjoint(pull.tickets)]  # others may fail unnoticed
+        answers = {ticket: answer for pull in asked for ticket, answer in pull.result().items()}
         return {ticket: answer for ticket, answer in answers.items() if ticket in tickets}
 
 

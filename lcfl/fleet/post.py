@@ -94,7 +94,7 @@ class Post:
         enough = self.patience.enough(len(requests)) if enough is None else enough
         asking = _Asking(self, requests, check)
         begin = reminded = time.monotonic()
-        pause = SHORTEST_WAIT
+        is_late, pause = False, SHORTEST_WAIT
         while not asking.is_complete:
             asking.send()
             has_arrived = asking.receive()
@@ -113,7 +113,7 @@ class Post:
                 self._remind(len(asking.answers), enough, seconds, asking.missing("no answer"))
             pause = SHORTEST_WAIT if has_arrived else min(1.2 * pause, LONGEST_WAIT)
             time.sleep(pause)
-        why = f"no answer within {self.patience.deadline:g} s"
+        why = f"no answer within {self.patience.deadline:g} s" if is_late else "no answer before the run was stopped"
         missing = {node: Lost(reason) for node, reason in asking.missing(why).items()}
         return {node: asking.answers[node] if node in asking.answers else missing[node] for node in requests}
 

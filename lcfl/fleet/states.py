@@ -1,5 +1,6 @@
 """The private states of a client, on the disk of its node, which they never leave."""
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from lcfl.runs.serialization import deserialized, serialized
 
 __all__ = ["NodeStates", "state_name"]
 
+LOGGER = logging.getLogger(__name__)
 NAME = re.compile(r"round-(\d{6,})-[0-9a-f]{16}")
 FORM = {name: (Array((None,)), None) for name in VECTORS} | {"consumed": Number(int, 0)}
 
@@ -50,6 +52,7 @@ class NodeStates:
             check_form("", content, FORM, {})
         except FileNotFoundError:
             if self.begins_anew:
+                LOGGER.warning("%s has no state %s: the client begins anew", self.folder, name)
                 return self.blank
             kept = ", ".join(self._kept()) or "nothing"
             raise MessageError(

@@ -12,11 +12,14 @@ import torch.distributed as dist
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
+from lcfl.core.messages import Downlink
 from lcfl.core.model_sums import ModelSums
+from lcfl.distributed import hosts as hosts_of_a_run
 from lcfl.distributed.client_output import ClientError
-from lcfl.distributed.hosts import Host, Hosts, StateElsewhere
+from lcfl.distributed.hosts import Host, Hosts, HostTransport, StateElsewhere
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.spread_client_store import SpreadClientStore
+from lcfl.distributed.tasks import EvaluationTask
 from lcfl.distributed.worker import Worker
 from lcfl.federation.federation import Federation
 from lcfl.methods.exchange import CentreAndEmbedding
@@ -321,7 +324,7 @@ def test_an_error_on_the_servers_host_leaves_no_answer_on_its_way(with_hosts, ki
         hosts._host.map = fail
         with pytest.raises(kind, match="client 0"):
             hosts.ask("map", {0: ([], []), 1: ([], [])})
-        return hosts._owed, hosts.ask("forget", {1: (0,)})
+        return hosts._owed, hosts.ask("forget", {1: ([0],)})
 
     assert with_hosts(2, lead) == (set(), {1: None})
 
@@ -348,7 +351,7 @@ def test_a_stop_on_any_host_reaches_the_server(on_ranks, apart):
             if not fabric.is_global_zero:
                 return Host(ranks, worker).serve()
             with Hosts(Host(ranks, worker)) as hosts:
-                return hosts.stop_signal, hosts.map([], []), hosts.ask("forget", {1: (0,)}), hosts.stop_signal
+                return hosts.stop_signal, hosts.map([], []), hosts.ask("forget", {1: ([0],)}), hosts.stop_signal
 
     assert on_ranks(2, session) == (0, [], {1: None}, 15)
 
@@ -362,3 +365,24 @@ def test_a_state_elsewhere_names_its_owner(with_hosts):
         ]
 
     assert with_hosts(2, lead) == [(True, 0), (True, 1), (False, None)]
+
+
+def test_models_that_hosts_keep_are_measured_some_at_a_time(with_hosts, monkeypatch):
+    monkeypatch.setattr(hosts_of_a_run, "TASKS_AT_A_TIME", 2)
+
+    def task(client, state):
+        downlink = Downlink({"model": vector(0)}) if client % 3 else Downlink({})
+        return EvaluationTask(client, 0, state, "personal", downlink, None, ("test/own_split",))
+
+    def lead(hosts):
+        asked = []
+        transport = HostTransport(hosts, hosts._host._transport._worker)
+        hosts.spread = lambda method, places, tasks: asked.append(places) or [{"kept": each.client} for each in tasks]
+        transport._anywhere.evaluate = lambda tasks: [{"shared": each.client} for each in tasks]
+        elsewhere = [StateElsewhere(owner=client % 2) for client in range(7)]
+        return transport.evaluate(task(client, state) for client, state in enumerate(elsewhere)), asked
+
+    kept = {0, 3, 6}
+    assert with_hosts(2, lead) == (
+        [{"kept" if client in kept else "shared": client} for client in range(7)], [[0, 1], [0]],
+    )  # fmt: skip

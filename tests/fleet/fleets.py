@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from lcfl.core.callback import Callback
 from lcfl.federation.federation import Federation
 from lcfl.federation.settings import Settings
 from lcfl.fleet import server
@@ -12,8 +13,10 @@ from tests.helpers.builders import Watch, blobs, blobs_module
 from tests.helpers.loopback import Loopback
 
 NUM_CLIENTS = 6
-OPTIONS = {"rounds": 4, "clients_per_round": 4, "evaluate_every": 2, "final_models": None, "accelerator": "cpu"}
+BOTH = {"seed": 3, "accelerator": "cpu", "engine": "sequential", "logger": False}  # for the server and its nodes
+OPTIONS = {"rounds": 4, "clients_per_round": 4, "evaluate_every": 2, "final_models": None, "devices": 1, **BOTH}
 FIRST = 1000  # the number of the first node
+SOME = Patience(deadline=0.2, min_answers=0.25)
 EVERYBODY = Patience(deadline=60, min_answers=1.0)
 
 
@@ -28,7 +31,7 @@ def data(num_clients=NUM_CLIENTS, **options):
 def federation(root, **options):
     """Returns a federation that keeps a `Watch` among its callbacks."""
     watch = Watch()
-    options = {**OPTIONS, "seed": 3, "devices": 1, "logger": False, "enable_progress_bar": False, **options}
+    options = {**OPTIONS, "enable_progress_bar": False, **options}
     made = Federation(default_root_dir=root, name="run", callbacks=[watch, *options.pop("callbacks", ())], **options)
     made.watch = watch
     return made
@@ -43,7 +46,7 @@ def simulated(root, method, num_clients=NUM_CLIENTS, **options):
 
 def node(root, method, place, section=data, network=module, **settings):
     """Returns a node that plays client `place` of the blobs, made anew from what is on the disk."""
-    trainer = Settings(seed=3, accelerator="cpu", logger=False, **settings)
+    trainer = Settings(**{**BOTH, **settings})
     own = NodeSettings(root / f"node{place}", f"hospital {place}", place, place)
     return Node(network(), method(), section(), trainer, own)
 
@@ -62,3 +65,14 @@ def on_fleet(root, method, link=None, ckpt_path=None, patience=EVERYBODY, most_b
     run = server.fit(watched, module(), method(), link, told, ckpt_path)
     watched.watch.metrics, watched.watch.link, watched.watch.run = run.metrics, link, run
     return watched.watch
+
+
+class Stop(Callback):
+    """Ends a run with an error after so many rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_checkpoint(self, state):
+        if state.round == self.rounds:
+            raise RuntimeError("stop")

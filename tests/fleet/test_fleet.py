@@ -2,10 +2,9 @@
 
 import json
 import re
-import shutil
 import signal
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -24,11 +23,11 @@ from lcfl.federation.onboarding import onboard
 from lcfl.fleet import server
 from lcfl.fleet.link import Undelivered
 from lcfl.fleet.messages import decode
-from lcfl.fleet.parcel import Parcel, in_words, refusal
+from lcfl.fleet.parcel import Parcel
 from lcfl.fleet.post import Patience
 from lcfl.runs.checkpoint import CheckpointError
 from lcfl.server.schedule import Schedule
-from tests.fleet.fleets import FIRST, data, module, node, nodes, on_fleet, simulated
+from tests.fleet.fleets import FIRST, SOME, Stop, data, module, nodes, on_fleet, simulated
 from tests.helpers.builders import alone, fedavg, fedper, lcfed
 from tests.helpers.commandline import KIND_OF_METHOD, SYNTHETIC
 from tests.helpers.loopback import NEVER, Loopback
@@ -36,18 +35,21 @@ from tests.methods.clustering.test_one_shot import fedclust
 from tests.server.test_dropouts import losing
 
 SERVER = ("global_model", "centres", "assignment", "participated", "active", "codes", "projection", "round")
-SOME = Patience(deadline=0.2, min_answers=0.25)
 AWAY = Undelivered("the node is away")
 SMALL = ("--data.num_clients=10", "--trainer.rounds=3", "--trainer.clients_per_round=4", "--trainer.evaluate_every=2")
 SMALL += ("--trainer.devices=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false")
 OWN = {"lg_fedavg": ("--method.exchange.global_layers=1",)}
 
 
+def assert_same_state(one, other):
+    for name in SERVER:
+        a, b = getattr(one, name), getattr(other, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
 def assert_same_server(one, other):
     """Asserts that the servers of two runs know the same, and that all rows and final metrics are equal."""
-    for name in SERVER:
-        a, b = getattr(one.state, name), getattr(other.state, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_state(one.state, other.state)
     assert one.state.total_bytes == other.state.total_bytes
     assert_same_rows(one, other)
 
@@ -88,6 +90,7 @@ def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     write_app(here / "app", words)
     config = here / "app" / "config.yaml"
 
+    @cache  # reading the configuration takes most of the time
     def node(place):
         own = {"data": str(here / "app/config.yaml"), "state": str(here / f"node{place}"), "client": place}
         return node_of(config, own)
@@ -95,9 +98,7 @@ def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     link = Loopback({FIRST + place: partial(node, place) for place in range(10)})
     options = options_of(config, {"min-answers": 1.0})
     run = server.fit(instantiate_trainer(config), *instantiate(config), link, options)
-    for name in SERVER:
-        a, b = getattr(run.state, name), getattr(simulation.state, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_state(run.state, simulation.state)
     assert_same_numbers(run.metrics, simulation.metrics)
 
 
@@ -136,9 +137,7 @@ def test_a_client_without_an_answer_is_dropped_and_stays_as_it_was(tmp_path, mon
     assert dropped(watch) == [0, 1, 0, 0]
     monkeypatch.setattr(lcfl.federation.session, "Server", losing({(1, client)}))
     without = simulated(tmp_path / "simulation", method)
-    for name in SERVER:
-        a, b = getattr(watch.state, name), getattr(without.state, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_state(watch.state, without.state)
     assert_same_numbers(watch.metrics, without.metrics)
 
 
@@ -156,58 +155,10 @@ def test_a_resumed_server_takes_its_clients_back_to_the_checkpoint(tmp_path, met
         on_fleet(tmp_path, method, callbacks=[saved, Dying()])
     watch = on_fleet(tmp_path, method, callbacks=[Checkpoint(every_n_rounds=2)], ckpt_path="last")
     whole = simulated(tmp_path / "simulation", method)
-    for name in SERVER:
-        a, b = getattr(watch.state, name), getattr(whole.state, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_state(watch.state, whole.state)
     assert watch.state.total_bytes == whole.state.total_bytes
     assert_same_numbers(watch.metrics, whole.metrics)
     assert watch.run.path.name == "version_0"
-
-
-def test_nodes_keep_only_the_states_that_the_server_may_go_back_to(tmp_path):
-    on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1)], rounds=6, clients_per_round=6)
-    for place in range(6):
-        (folder,) = (tmp_path / f"node{place}").glob("*/client-*")
-        # those that the last two checkpoints need, and that of the last round
-        assert sorted(int(path.name.split("-")[1]) for path in folder.iterdir()) == [3, 4, 5]
-
-
-def test_a_node_without_the_state_that_the_server_names_says_so(tmp_path):
-    with pytest.raises(RuntimeError, match="stop"):
-        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)])
-    for path in (tmp_path / "node0").glob("*/client-*/*.pt"):
-        path.unlink()
-    with pytest.warns(UserWarning, match=r"the node says: this node has no state round-00000\d-.*nothing"):
-        on_fleet(tmp_path, fedper, callbacks=[Checkpoint()], ckpt_path="last", patience=SOME)
-
-
-class Stop(Callback):
-    """Ends a run with an error after so many rounds."""
-
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def on_checkpoint(self, state):
-        if state.round == self.rounds:
-            raise RuntimeError("stop")
-
-
-def test_a_node_whose_folder_is_lost_begins_anew_if_it_is_told_to(tmp_path):
-    with pytest.raises(RuntimeError, match="stop"):
-        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)], clients_per_round=6)
-    shutil.rmtree(tmp_path / "node0")
-    made = nodes(tmp_path, fedper)
-
-    def anew():
-        node = made[FIRST]()
-        node.own = replace(node.own, begins_anew=True)
-        return node
-
-    watch = on_fleet(
-        tmp_path, fedper, link=Loopback(made | {FIRST: anew}), ckpt_path="last", clients_per_round=6, final_models=[]
-    )
-    assert watch.state.round == 4 and not any(row.get("train/dropped_clients") for row in watch.rows)
-    assert len(list((tmp_path / "node0").glob("*/client-*/*.pt"))) > 0
 
 
 class Signal(Callback):
@@ -226,45 +177,13 @@ def test_a_fleet_that_is_told_to_stop_completes_its_round(tmp_path):
     assert stopped.run.signal == signal.SIGTERM and stopped.state.round == 2
     watch = on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=10)], ckpt_path="last")
     whole = simulated(tmp_path / "simulation", lcfed)
-    for name in SERVER:
-        a, b = getattr(watch.state, name), getattr(whole.state, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    assert_same_state(watch.state, whole.state)
 
 
 def test_a_fleet_that_cannot_complete_its_round_stops_all_the_same(tmp_path):
     link = Loopback(nodes(tmp_path, fedavg), lambda message, count: AWAY if message.kind == "train" else None)
     with pytest.raises(InterruptedError, match="too few answers to complete the round"):
         on_fleet(tmp_path, fedavg, link=link, callbacks=[Signal(0)])
-
-
-def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
-
-    def change(answer):
-        return replace(answer, text=answer.text.replace(f'"lcfl": "{lcfl.__version__}"', '"lcfl": "0.0.1"'))
-
-    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 0 else None)
-    with pytest.warns(UserWarning, match=r"hospital 0 \(node 1000\) does not take part: it has lcfl 0\.0\.1"):
-        on_fleet(tmp_path, fedavg, link=link, rounds=1)
-    asked = [(request, answer) for node, request, answer in link.sent if node == FIRST and '"join"' in request.text]
-    first, second = (in_words(*pair) for pair in asked[:2])
-    assert re.fullmatch(r"lcfl: join as hospital 0 with \d+ training samples", first)
-    assert second.startswith(f"{first}; the server has not let it in: it has lcfl 0.0.1, and the server")
-
-
-def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
-    link = Loopback(nodes(tmp_path, fedavg))
-    on_fleet(tmp_path, fedavg, link=link, rounds=1)
-    lines = {re.sub(r"\d+\.\d{4}", "x", in_words(request, answer)) for _, request, answer in link.sent}
-    assert {"lcfl: round 0, train: loss x", "lcfl: round 1, evaluate", "lcfl: trivial"} <= lines
-    request = Parcel('{"kind": "train", "fields": {"round": 1}}')
-    assert in_words(request, refusal(request, "a\nb")) == "lcfl: round 1, train: refused, because a b"
-    assert in_words(Parcel("x"), Parcel("{}")) == "lcfl: a message that cannot be read"
-
-
-def test_a_node_is_one_client_of_its_data(tmp_path):
-    with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one of them"):
-        node(tmp_path, fedavg, None)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +295,9 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
     """It is added between two rounds as ``lcfl onboard`` adds it to the checkpoint of a simulation."""
     more = {"newcomers": 1}
     (newcomer,) = data(newcomers=1).newcomer_clients
-    made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in nodes(tmp_path, method).items()}
+    engine = {"engine": "auto"}  # that of lcfl onboard
+    made = nodes(tmp_path, method, **engine)
+    made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in made.items()}
     link = Loopback(made, away=[FIRST + newcomer])
 
     class Registering(Callback):
@@ -384,9 +305,9 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
             if state.round == 3:
                 link.away.clear()
 
-    watch = on_fleet(tmp_path, method, link=link, callbacks=[Registering()], more=more)
+    watch = on_fleet(tmp_path, method, link=link, callbacks=[Registering()], more=more, **engine)
     simulation = tmp_path / "simulation"
-    whole = simulated(simulation, method, data=data(newcomers=1), callbacks=[Checkpoint(every_n_rounds=1)])
+    whole = simulated(simulation, method, data=data(newcomers=1), callbacks=[Checkpoint(every_n_rounds=1)], **engine)
     assert_same_server(watch, whole)
     path = simulation / "run/version_0/checkpoints/round-000004.ckpt"
     by_hand = onboard(path, module(), data(newcomers=1), method(), accelerator="cpu")

@@ -5,11 +5,13 @@ Legend: N clients, n clients with a model, K clusters, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from lcfl.core.clients import ClientStore
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
@@ -20,8 +22,6 @@ from lcfl.methods.clustering.initialisation import kmeans
 from lcfl.methods.clustering.similarity import assign, leading_coordinates, squared_distances_to_centres
 
 __all__ = ["ModelKMeans"]
-
-CLIENTS_AT_A_TIME = 16  # whole models in memory at once
 
 
 @dataclass
@@ -74,28 +74,24 @@ class ModelKMeans(Clustering):
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms the first clusters once there are K models, and runs the E-step afterwards."""
-        if self.over == "participants":
-            models = {upload.client: upload.payload["model"] for upload in uploads}
-        else:
-            known = torch.nonzero(state.participated).flatten().tolist()
-            models = dict(zip(known, state.stored_models(known), strict=True))
+        known = torch.nonzero(state.participated).flatten().tolist()
         if not self._is_begun:
-            models = {i: model for i, model in self._waiting.items() if state.active[i]} | models
+            if self.uses_stored_models:
+                models = dict(zip(known, state.stored_models(known), strict=True))
+            else:
+                models = {i: model for i, model in self._waiting.items() if state.active[i]} | _uploaded(uploads)
             self._begin(models, server, state)
             self._waiting = {} if self._is_begun or self.uses_stored_models else models
-        elif models:
-            clients, num_parameters = list(models), server.layout.num_parameters
-            centre_KP = state.centres[:, :num_parameters]
-            far_nK = torch.cat(
-                [
-                    squared_distances_to_centres(
-                        torch.stack([models[client][:num_parameters] for client in part]), centre_KP
-                    )
-                    for part in _parts(clients)
-                ]
-            )
+            return
+        centre_KP = state.centres[:, : server.layout.num_parameters]
+        if self.uses_stored_models:  # centres go to the models, of which there are more
+            clients, parts = known, state.clients.at_owners(partial(_far_from_stored, centre_KP=centre_KP), known)
+        else:
+            models = _uploaded(uploads)
+            clients, parts = list(models), [squared_distances_to_centres(models.values(), centre_KP)]
+        if clients:
             assignment = state.assignment.clone()
-            assignment[clients] = assign(-far_nK, assignment[clients])
+            assignment[clients] = assign(-torch.cat(parts), assignment[clients])
             state.assignment = assignment
 
     def _begin(self, models: dict[int, Tensor], server: ServerInterface, state: FederationState) -> None:
@@ -118,5 +114,10 @@ class ModelKMeans(Clustering):
         state.centres = torch.stack([mean_model(each, [1] * len(each), server.layout) for each in members])
 
 
-def _parts(clients: list[int]) -> list[list[int]]:
-    return [clients[start : start + CLIENTS_AT_A_TIME] for start in range(0, len(clients), CLIENTS_AT_A_TIME)]
+def _uploaded(uploads: Sequence[Uplink]) -> dict[int, Tensor]:
+    return {upload.client: upload.payload["model"] for upload in uploads}
+
+
+def _far_from_stored(store: ClientStore, clients: list[int], centre_KP: Tensor) -> Tensor:
+    """Returns the squared distances of the stored models of some clients to the centres."""
+    return squared_distances_to_centres((state.stored_model for state in store.states(clients)), centre_KP)

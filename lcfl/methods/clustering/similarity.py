@@ -100,9 +100,14 @@ def cosine_silhouette(direction_nD: Tensor, label_n: Tensor) -> float:
     return float(torch.where(others_n > 0, score_n, 0).mean())
 
 
-def squared_distances_to_centres(row_nP: Tensor, centre_KP: Tensor) -> Tensor:
-    """Returns |w - Omega|^2 of every row and centre ``[n, K]``. It sums over differences, so that equal centres tie."""
-    return torch.stack([(row_nP - centre_P).square().sum(dim=1) for centre_P in centre_KP], dim=1)
+def squared_distances_to_centres(models: Iterable[Tensor], centre_KP: Tensor) -> Tensor:
+    """Returns |w - Omega|^2 of every model and centre ``[n, K]``. It sums over differences, so that equal centres tie.
+
+    The buffers of the models do not count.
+    """
+    num_centres, num_parameters = centre_KP.shape
+    far = [(model[:num_parameters] - centre_KP).square().sum(dim=1) for model in models]
+    return torch.stack(far) if far else torch.zeros(0, num_centres)
 
 
 def kl_divergence(count_NC: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+"""A node keeps its client's states, gives away nothing else, and says what it does."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import lcfl
+from lcfl.callbacks import Checkpoint
+from lcfl.fleet.parcel import Parcel, in_words, refusal
+from tests.fleet.fleets import FIRST, SOME, Stop, node, nodes, on_fleet
+from tests.helpers.builders import fedavg, fedper, lcfed
+from tests.helpers.loopback import Loopback
+
+
+def test_nodes_keep_only_the_states_that_the_server_may_go_back_to(tmp_path):
+    on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1)], rounds=6, clients_per_round=6)
+    for place in range(6):
+        (folder,) = (tmp_path / f"node{place}").glob("*/client-*")
+        # those that the last two checkpoints need, and that of the last round
+        assert sorted(int(path.name.split("-")[1]) for path in folder.iterdir()) == [3, 4, 5]
+
+
+def test_a_node_without_the_state_that_the_server_names_says_so(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)])
+    for path in (tmp_path / "node0").glob("*/client-*/*.pt"):
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"the node says: this node has no state round-00000\d-.*nothing"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint()], ckpt_path="last", patience=SOME)
+
+
+def test_a_node_whose_folder_is_lost_begins_anew_if_it_is_told_to(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)], clients_per_round=6)
+    shutil.rmtree(tmp_path / "node0")
+    made = nodes(tmp_path, fedper)
+
+    def anew():
+        node = made[FIRST]()
+        node.own = replace(node.own, begins_anew=True)
+        return node
+
+    watch = on_fleet(
+        tmp_path, fedper, link=Loopback(made | {FIRST: anew}), ckpt_path="last", clients_per_round=6, final_models=[]
+    )
+    assert watch.state.round == 4 and not any(row.get("train/dropped_clients") for row in watch.rows)
+    assert len(list((tmp_path / "node0").glob("*/client-*/*.pt"))) > 0
+
+
+def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        return replace(answer, text=answer.text.replace(f'"lcfl": "{lcfl.__version__}"', '"lcfl": "0.0.1"'))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 0 else None)
+    with pytest.warns(UserWarning, match=r"hospital 0 \(node 1000\) does not take part: it has lcfl 0\.0\.1"):
+        on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    asked = [(request, answer) for node, request, answer in link.sent if node == FIRST and '"join"' in request.text]
+    first, second = (in_words(*pair) for pair in asked[:2])
+    assert re.fullmatch(r"lcfl: join as hospital 0 with \d+ training samples", first)
+    assert second.startswith(f"{first}; the server has not let it in: it has lcfl 0.0.1, and the server")
+
+
+def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
+    link = Loopback(nodes(tmp_path, fedavg))
+    on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    lines = {re.sub(r"\d+\.\d{4}", "x", in_words(request, answer)) for _, request, answer in link.sent}
+    assert {"lcfl: round 0, train: loss x", "lcfl: round 1, evaluate", "lcfl: trivial"} <= lines
+    request = Parcel('{"kind": "train", "fields": {"round": 1}}')
+    assert in_words(request, refusal(request, "a\nb")) == "lcfl: round 1, train: refused, because a b"
+    assert in_words(Parcel("x"), Parcel("{}")) == "lcfl: a message that cannot be read"
+
+
+def test_a_node_is_one_client_of_its_data(tmp_path):
+    with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one of them"):
+        node(tmp_path, fedavg, None)
