@@ -75,6 +75,7 @@ def test_help_and_version_import_no_torch(arguments):
     assert done.stdout.startswith(f"lcfl {lcfl.__version__}" if arguments == ["--version"] else "usage: lcfl")
 
 
+@pytest.mark.slow
 def test_a_spawned_rank_and_a_first_round_import_only_what_they_use():
     """Lightning's command line imports a lot. lcfl must not add packages that a run of FedAvg does not use.
 

@@ -228,6 +228,7 @@ def test_every_point_of_cifar10_is_a_valid_configuration(module, capsys, partiti
         assert (config["model"]["cluster_weight"], config["model"]["global_weight"]) == (1, 0.5)
 
 
+@pytest.mark.slow
 def test_frozen_measures_fewer_bytes_for_a_smaller_part(module, tmp_path, capsys):
     tiny = ["--num_clients=2", "--batch_size=2", "--steps=1", "--rounds=2", "--image_size=32", "--turns=1"]
     rows = module("frozen").main([*tiny, "--json", str(tmp_path / "frozen.json")])

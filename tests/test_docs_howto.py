@@ -64,9 +64,9 @@ def followed(here):
 
 @pytest.mark.parametrize(
     ("page", "block"),
-    # a sweep starts a process for each run
+    # a sweep starts a process for each run, and the one for femnist trains a CNN
     [
-        pytest.param(*each, marks=[pytest.mark.slow] if each[1] == "hospitals" else [])
+        pytest.param(*each, marks=[pytest.mark.slow] if each[1] in ("hospitals", "femnist") else [])
         for each in BLOCKS
         if each[0] != "fleet"
     ],

@@ -41,7 +41,7 @@ def parts():
         ("python_api", "personal accuracy"),
         ("tabular", "global accuracy"),
         ("text", "personal accuracy"),
-        ("lora", "lora: personal accuracy"),
+        pytest.param("lora", "lora: personal accuracy", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_runs(here, capsys, script, accuracy):

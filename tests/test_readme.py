@@ -52,6 +52,7 @@ def test_shown_files_equal_the_files(name):
     assert marked(STARTED, f"file: {name}") == (ROOT / name).read_text()
 
 
+@pytest.mark.slow
 def test_user_defined_data_and_network_as_written_in_a_shell_train_quietly(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for name in ("own.py", "own.yaml"):

@@ -86,9 +86,9 @@ import sys
 from tests.distributed.test_client_deadline import Crashing, Deaf, method
 from tests.helpers.builders import blobs, blobs_module, fit
 
-what, devices, engine = sys.argv[1:]
+what, devices = sys.argv[1:]
 method = method({"deaf": Deaf, "crashing": Crashing}[what](steps=1))
-fit(blobs_module(), blobs(4), method, "run", devices=int(devices), engine=engine, client_timeout=1.0)
+fit(blobs_module(), blobs(4), method, "run", devices=int(devices), engine="sequential", client_timeout=1.0)
 """
 
 
@@ -102,12 +102,10 @@ def run_script(folder, *words):
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("devices", "engine"),
-    [("1", "sequential"), pytest.param("2", "sequential", marks=pytest.mark.slow)],
-)
-def test_code_that_cannot_be_interrupted_ends_the_process_with_a_sentence(tmp_path, devices, engine):
-    status, said = run_script(tmp_path, "deaf", devices, engine)
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_code_that_cannot_be_interrupted_ends_the_process_with_a_sentence(tmp_path, devices):
+    status, said = run_script(tmp_path, "deaf", devices)
     assert status == 1
     assert re.search(
         r"^lcfl: error: client 2, round 0.*, rank \d: not done after trainer\.client_timeout=1", said, re.M
@@ -121,7 +119,7 @@ def test_a_client_that_crashes_is_named(tmp_path, deadline):
 
 @pytest.mark.slow
 def test_a_crash_of_the_only_process_shows_the_line(tmp_path):
-    status, said = run_script(tmp_path, "crashing", "1", "sequential")
+    status, said = run_script(tmp_path, "crashing", "1")
     assert status == -signal.SIGSEGV and "Segmentation fault" in said and __file__ in said
 
 

@@ -149,6 +149,7 @@ def test_an_error_larger_than_a_pipe_does_not_hang(on_ranks):
     assert len(str(caught.value)) <= 1000 and "test_launch.py" in caught.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_starting_and_failing_ranks_print_nothing():
     script = """
 import lightning.pytorch  # whose logger then reports the ranks

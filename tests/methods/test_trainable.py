@@ -19,7 +19,7 @@ NETWORK = ["--model.network=tests.helpers.builders.Pretrained", '--model.trainab
 OPTIONS = {"ascfl": ["--data.proxy=40"], "ascfl_no_lowrank": ["--data.proxy=40"]}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("stacked", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_two_rounds(tmp_path, method, engine):
     run = fits.fit(tmp_path, method, 1, 2, *NETWORK, *OPTIONS.get(method, ()), f"--trainer.engine={engine}")
