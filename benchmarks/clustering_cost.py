@@ -7,11 +7,11 @@ distance (FeSEM) or by cosine, or low-rank models by cosine (LCFed). For low-ran
 and the models that were uploaded in this round. IFCA's server compares nothing, but it sends K models instead of one to
 every client of a round.
 
-K = 10, D = 50, and the network has 4.8 million parameters, as in the paper. Models are random. Whole models are
-compared in blocks of 16, as in the package. So many of them do not fit into memory and would take too long. Therefore,
-at most --models of them are compared, and the seconds are scaled to N. The column `compared` shows their number.
-Low-rank models are measured for all N. Seconds are those of the processor, which do not depend on the load of the
-machine. With --threads above 1, they are the sum over threads.
+K = 10, D = 50, and the network has 4.8 million parameters, as in the paper. Models are random. By cosine, whole models
+are compared in blocks of 16, as in the package. So many of them do not fit into memory and would take too long.
+Therefore, at most --models of them are compared, and the seconds are scaled to N. The column `compared` shows their
+number. Low-rank models are measured for all N. Seconds are those of the processor, which do not depend on the load of
+the machine. With --threads above 1, they are the sum over threads.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lcfl.methods.clustering.model_kmeans import CLIENTS_AT_A_TIME
+from lcfl.methods.clustering.low_rank_cosine import CLIENTS_AT_A_TIME
 from lcfl.methods.clustering.similarity import assign, cosine, project, project_all, squared_distances_to_centres
 from lcfl.models import CNN, Layout
 

@@ -65,7 +65,7 @@ def test_hosts_of_different_size(tmp_path, reference, apart):
 
 
 @pytest.mark.filterwarnings("ignore:trainer.devices")
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_hosts(tmp_path, reference, apart, before, after):
     one, _ = reference("lcfed")
     apart(1)

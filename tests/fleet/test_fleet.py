@@ -4,7 +4,7 @@ import json
 import re
 import signal
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,7 +90,6 @@ def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     write_app(here / "app", words)
     config = here / "app" / "config.yaml"
 
-    @cache  # reading the configuration takes most of the time
     def node(place):
         own = {"data": str(here / "app/config.yaml"), "state": str(here / f"node{place}"), "client": place}
         return node_of(config, own)
@@ -121,7 +120,8 @@ def test_with_enough_patience_a_lost_answer_changes_no_bit(tmp_path, monkeypatch
     monkeypatch.setattr("lcfl.fleet.post.AGAIN", 0.01)
     if method is alone and fate is not AWAY:
         return  # its answers have no arrays
-    link = Loopback(nodes(tmp_path, method), lambda message, count: fate if count in (8, 12, 13, 20) else None)
+    faults = dict.fromkeys((8, 12, 13, 20), fate)
+    link = Loopback(nodes(tmp_path, method), lambda message, count: faults.get(count), restarts=True)
     assert_same_server(on_fleet(tmp_path, method, link=link), simulated(tmp_path / "simulation", method))
 
 

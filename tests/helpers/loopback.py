@@ -1,5 +1,7 @@
 """A link whose nodes live in this process: every parcel is written, read and answered as on a real fleet."""
 
+import functools
+
 from lcfl.fleet.link import Undelivered
 from lcfl.fleet.messages import decode, encode
 
@@ -11,27 +13,32 @@ class Loopback:
     """Carries parcels to nodes in this process.
 
     Args:
-        nodes: makes a node anew for each message, by the number of the node, as a restarted node is a new process.
+        nodes: makes a node, by its number.
         fault: what becomes of an answer, given the message and how many were sent before: None for nothing, `NEVER`, an
             `Undelivered`, or a function of the answer's parcel.
         away: the nodes that cannot be reached.
+        restarts: whether every node is made anew for each message.
 
     Attributes:
         sent: the number of the node, the request and the answer of every message.
     """
 
-    def __init__(self, nodes, fault=lambda message, count: None, away=()):
+    def __init__(self, nodes, fault=lambda message, count: None, away=(), restarts=False):
         self.made, self.fault, self.away = nodes, fault, set(away)
+        self._node = self._made_anew if restarts else functools.cache(self._made_anew)
         self.sent, self._arrived = [], {}
 
     def nodes(self):
         return [node for node in self.made if node not in self.away]
 
+    def _made_anew(self, node):
+        return self.made[node]()
+
     def send(self, parcels):
         tickets = {}
         for node, parcel in parcels.items():
             message = decode(parcel, MOST_BYTES)
-            answer = encode(self.made[node]().answer(message))
+            answer = encode(self._node(node).answer(message))
             fate = self.fault(message, len(self.sent))
             tickets[node] = f"ticket {len(self.sent)}"
             self.sent.append((node, parcel, answer))

@@ -1,28 +1,22 @@
 """Every method trains, sends and keeps only the trained part of a network."""
 
-import re
-
 import pytest
 import torch
 
 from lcfl.models.module import FederatedModule
 from tests.helpers import fits
 from tests.helpers.builders import Pretrained
-from tests.helpers.commandline import CONFIGS
+from tests.helpers.commandline import KIND_OF_METHOD
 
-VARIANTS = re.compile(r".*_(plus|prox|silhouette|no_\w+)")
-METHODS = [
-    pytest.param(path.stem, marks=[pytest.mark.slow] if VARIANTS.fullmatch(path.stem) else [])
-    for path in sorted((CONFIGS / "methods").glob("*.yaml"))
-]
 NETWORK = ["--model.network=tests.helpers.builders.Pretrained", '--model.trainable=["*adapter", decision]']
 OPTIONS = {"ascfl": ["--data.proxy=40"], "ascfl_no_lowrank": ["--data.proxy=40"]}
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("stacked", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
 def test_every_method_trains_two_rounds(tmp_path, method, engine):
-    run = fits.fit(tmp_path, method, 1, 2, *NETWORK, *OPTIONS.get(method, ()), f"--trainer.engine={engine}")
+    words = *NETWORK, *OPTIONS.get(method.stem, ()), f"--trainer.engine={engine}"
+    run = fits.fit(tmp_path, method.stem, 1, 2, *words)
     state = fits.newest_state(run.path)
     assert state.initial.shape == (144,) and state.centres.shape[1] == 144 and state.frozen.shape == (258,)
     module = FederatedModule(Pretrained, trainable=["*adapter", "decision"])
