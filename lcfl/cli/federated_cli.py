@@ -56,6 +56,7 @@ class FederatedCLI(LightningCLI):
         **options: Any,
     ) -> None:
         words = sys.argv[1:] if args is None else args
+        self._first_word = next(iter(words), None)
         defaults: dict[str, Any] = {
             "trainer_class": Federation,
             "parser_class": Parser,
@@ -100,11 +101,14 @@ class FederatedCLI(LightningCLI):
         parser.add_group("model", self._model_class, self.subclass_mode_model)
         parser.add_group("data", self._datamodule_class, self.subclass_mode_data)
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Returns the commands, each with those of its arguments that are groups and not options."""
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Returns the commands, each with those of its arguments that are groups and not options.
+
+        If the first argument is a command, it is the only one, because the parser of a command takes long to make.
+        """
         groups = {"model", "datamodule", "method"}
-        return {"fit": {*groups, "transport"}, "validate": groups, "test": groups}
+        commands = {"fit": {*groups, "transport"}, "validate": groups, "test": groups}
+        return {name: each for name, each in commands.items() if name == self._first_word} or commands
 
     def before_instantiate_classes(self) -> None:
         """Checks the configuration and prepares how classes are instantiated.
