@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lcfl.core.model_sums import ModelSums
 from lcfl.distributed import hosts as hosts_of_a_run
 from lcfl.distributed.client_output import ClientError
 from lcfl.distributed.hosts import Host, Hosts, HostTransport, StateElsewhere
+from lcfl.distributed.launch import LostRankError
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.spread_client_store import SpreadClientStore
 from lcfl.distributed.tasks import EvaluationTask
@@ -218,6 +220,21 @@ def test_an_owner_that_may_not_write_sends_its_states(tmp_path, apart, monkeypat
     assert (tmp_path / "refused").exists()
 
 
+def test_an_owner_with_a_folder_of_the_same_name_on_its_own_disk_sends_its_states(tmp_path, apart, monkeypatch):
+    one, original = small(tmp_path / "one", 1, lcfed()), client_shards._written
+
+    def write(folder, *rest):
+        if dist.is_initialized() and dist.get_rank():
+            folder = tmp_path / "another disk"
+            folder.mkdir(exist_ok=True)
+        return original(folder, *rest)
+
+    monkeypatch.setattr(client_shards, "_written", write)
+    apart(1)
+    assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
+    assert list((tmp_path / "another disk").iterdir())
+
+
 # the store
 
 
@@ -313,6 +330,25 @@ def test_an_error_on_the_way_of_sums_reaches_the_server(with_hosts):
         return [store[client].model.tolist() for client in (0, 9)]  # all hosts still answer
 
     assert with_hosts(3, lead) == [[1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_host_that_is_lost_while_sums_go_from_host_to_host_ends_the_run(with_hosts, monkeypatch, rank):
+    original = Host.move
+
+    def move(self, *arguments):
+        if dist.get_rank() == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *arguments)
+
+    def lead(hosts):
+        store = SpreadClientStore(ClientState(vector(0, 0, 0)), hosts, N)
+        store.update({client: ClientState(vector(1, 2, 3)) for client in range(N)})
+        ModelSums.from_models(torch.zeros(N, dtype=torch.int64), 1, SIZE, store.move_models)
+
+    monkeypatch.setattr(Host, "move", move)
+    with pytest.raises(LostRankError, match=rf"rank {rank} ended with SIGKILL"):
+        with_hosts(4, lead)
 
 
 @pytest.mark.parametrize("kind", [ClientError, OSError])

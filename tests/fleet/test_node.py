@@ -1,5 +1,6 @@
 """A node keeps its client's states, gives away nothing else, and says what it does."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 
 import lcfl
 from lcfl.callbacks import Checkpoint
+from lcfl.fleet.members import COMPARED
 from lcfl.fleet.parcel import Parcel, in_words, refusal
 from tests.fleet.fleets import FIRST, SOME, Stop, node, nodes, on_fleet
 from tests.helpers.builders import fedavg, fedper, lcfed
@@ -62,6 +64,21 @@ def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch
     first, second = (in_words(*pair) for pair in asked[:2])
     assert re.fullmatch(r"lcfl: join as hospital 0 with \d+ training samples", first)
     assert second.startswith(f"{first}; the server has not let it in: it has lcfl 0.0.1, and the server")
+
+
+def test_a_refused_node_is_told_nothing_of_the_others(tmp_path, monkeypatch):
+    """The second node first answers with the name of the first."""
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        return replace(answer, text=answer.text.replace("hospital 1", "hospital 0"))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+    with pytest.warns(UserWarning, match=r"hospital 0 \(node 1001\) does not take part: its name hospital 0 is taken"):
+        on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    told = [json.loads(request.text)["fields"] for node, request, _ in link.sent if node == FIRST + 1]
+    assert [fields["refused"] for fields in told[:2]] == [None, COMPARED]
+    assert "hospital 0" not in str(told)
 
 
 def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
