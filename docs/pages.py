@@ -63,6 +63,7 @@ NAVIGATION = {
             "howto/callback",
             "howto/machines",
             "howto/fleet",
+            "howto/robust",
         ],
         "Background": [
             "architecture",

@@ -31,6 +31,8 @@ PARTS: dict[str, tuple[ModuleType, type]] = {
     "method.exchange": (lcfl.methods.exchange, lcfl.methods.exchange.Exchange),
     "method.exchange.init_args.transforms": (lcfl.methods.exchange.transforms, UploadTransform),
     "method.aggregation": (lcfl.methods.aggregation, lcfl.methods.aggregation.Aggregation),
+    "method.aggregation.init_args.rule": (lcfl.methods.aggregation, lcfl.methods.aggregation.AggregationRule),
+    "method.aggregation.init_args.optimizer": (lcfl.methods.aggregation, lcfl.methods.aggregation.ServerOptimizer),
     "method.clustering": (lcfl.methods.clustering, lcfl.methods.clustering.Clustering),
     "model.network": (lcfl.models, nn.Module),
     "data.dataset": (lcfl.data.datasets, lcfl.data.datasets.FederatedDataset),

@@ -4,8 +4,8 @@ Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -16,9 +16,11 @@ from lcfl.core.model_sums import add_models
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import CheckedFields
+from lcfl.methods.aggregation.rules import AggregationRule
+from lcfl.methods.aggregation.server_optimizers import MEMORIES, ServerOptimizer
 from lcfl.models.layout import Layout
 
-__all__ = ["Aggregation", "NoAggregation", "Weights", "mean_model"]
+__all__ = ["Aggregation", "Merge", "NoAggregation", "Weights", "mean_model"]
 
 Weights = Literal["samples", "uniform"]
 
@@ -73,3 +75,38 @@ class NoAggregation(Aggregation):
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """Leaves the state as it is."""
+
+
+@dataclass(frozen=True)
+class Merge(Aggregation):
+    """Base class of aggregations that merge the models of groups, by a mean unless they are given another rule.
+
+    Args:
+        rule: how the models of a group become one; None for their weighted mean.
+        optimizer: makes a step from the model of a group towards the merged one; None to replace the model by it.
+            Buffers are always those of the merged model.
+    """
+
+    remembers: ClassVar[Forms] = MEMORIES
+
+    rule: AggregationRule | None = field(default=None, kw_only=True)
+    optimizer: ServerOptimizer | None = field(default=None, kw_only=True)
+
+    def merged(self, models: Sequence[Tensor], weights: Sequence[float], start: Tensor, layout: Layout) -> Tensor:
+        """Returns the merged model ``[P + Q]`` of a group, given its model before the round."""
+        return mean_model(models, weights, layout) if self.rule is None else self.rule(models, weights, start, layout)
+
+    def stepped(self, state: FederationState, merged_GM: Tensor, rows: Iterable[int], layout: Layout) -> Tensor:
+        """Returns the models of the server ``[G, P + Q]`` after the step of the optimizer from ``state.centres``.
+
+        Args:
+            state: the state, which holds what the optimizer remembers.
+            merged_GM: the merged models.
+            rows: the models for which there were uploads.
+            layout: the layout of the models.
+        """
+        if self.optimizer is None:
+            return merged_GM
+        end = layout.num_parameters
+        after_GP = self.optimizer(state.aggregation, state.centres[:, :end], merged_GM[:, :end], rows)
+        return torch.cat([after_GP, merged_GM[:, end:]], dim=1)

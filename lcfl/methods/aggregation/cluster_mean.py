@@ -16,7 +16,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
-from lcfl.methods.aggregation.base import Aggregation, Weights, mean_model
+from lcfl.methods.aggregation.base import Merge, Weights
 from lcfl.models.layout import Layout
 
 __all__ = ["REFRESH_EVERY", "BlendedClusterMean", "ClusterMean", "stored_mean", "stored_sums"]
@@ -72,7 +72,7 @@ def _largest(store: ClientStore, clients: list[int], entries: slice) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClusterMean(Aggregation):
+class ClusterMean(Merge):
     """Takes means per cluster and over all clients, unweighted as in LCFed section III-A and FedAC Eq. 3 and 5.
 
     Omega_k is the mean of the models of cluster k. Phi is the embedding of the mean of all models. The paper prints Phi
@@ -90,9 +90,11 @@ class ClusterMean(Aggregation):
             ``participants``: this round's clients (FedAC Algorithm 1, line 9).
         weights: ``uniform`` gives every client the same weight. ``samples`` weighs a client by n_i, which is FedAvg
             inside every cluster; it is allowed over participants only.
+        rule: how models are merged, for example `TrimmedMean`, allowed over participants only; None for the mean.
+        optimizer: the optimizer of the centres, for example `ServerAdam`; None to take the merged models as they are.
 
     Raises:
-        ValueError: for an unknown word, or for weights by samples over stored models.
+        ValueError: for an unknown word, or for weights by samples or a rule over stored models.
     """
 
     over: Literal["stored", "participants"] = "stored"
@@ -106,6 +108,12 @@ class ClusterMean(Aggregation):
                 f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="
                 f"{self.embedding_over!r}; only the uploads of a round can be weighed by samples. Set both to "
                 "participants, or weights to uniform."
+            )
+        if self.rule is not None and self.uses_stored_models:
+            raise ValueError(
+                f"method.aggregation: ClusterMean got the rule {type(self.rule).__name__} with over={self.over!r} and "
+                f"embedding_over={self.embedding_over!r}; over stored models there are only means. Set both to "
+                "participants, or rule to null."
             )
 
     @property
@@ -124,26 +132,29 @@ class ClusterMean(Aggregation):
         else:
             cluster_n = state.assignment[[upload.client for upload in uploads]].tolist()
             sent = list(zip(uploads, cluster_n, strict=True))
-            means = [self._mean([upload for upload, own in sent if own == k], layout) for k in range(num_clusters)]
+            means = [
+                self._mean([upload for upload, own in sent if own == k], centres[k], layout)
+                for k in range(num_clusters)
+            ]
             if self.embedding_over == "stored":
                 sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
-        for cluster, mean in enumerate(means):
-            if mean is not None:
-                centres[cluster] = mean
-        state.centres = centres
+        given = {cluster: mean for cluster, mean in enumerate(means) if mean is not None}
+        for cluster, merged in given.items():
+            centres[cluster] = merged
+        state.centres = self.stepped(state, centres, given, layout)
         if self.embedding_over == "stored":
             mean = stored_mean(state, sums, slice(None), layout)
         else:
-            mean = self._mean(uploads, layout)
+            mean = self._mean(uploads, state.global_model, layout)
         assert mean is not None, "at least one client has just sent a model"
         state.global_model = mean
 
-    def _mean(self, uploads: Sequence[Uplink], layout: Layout) -> Tensor | None:
-        """Returns the mean of the models that were just sent, or None if there are none."""
+    def _mean(self, uploads: Sequence[Uplink], start: Tensor, layout: Layout) -> Tensor | None:
+        """Returns what the models that were just sent are merged to, or None if there are none."""
         if not uploads:
             return None
         weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
-        return mean_model([upload.payload["model"] for upload in uploads], weights, layout)
+        return self.merged([upload.payload["model"] for upload in uploads], weights, start, layout)
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,20 @@ from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
-from lcfl.methods.aggregation.base import Aggregation, Weights, mean_model
+from lcfl.methods.aggregation.base import Aggregation, Merge, Weights, mean_model
 from lcfl.models.layout import Layout
 
 __all__ = ["GlobalMean", "NormalisedMean", "normalised_step"]
 
 
 @dataclass(frozen=True)
-class GlobalMean(Aggregation):
+class GlobalMean(Merge):
     """Takes FedAvg's mean: ``w <- sum_i n_i w_i / sum_i n_i`` over this round's uploads.
 
     Args:
         weights: ``samples`` weighs a client by n_i. ``uniform`` gives every client the same weight.
+        rule: how models are merged, for example `TrimmedMean`; None for the weighted mean.
+        optimizer: the optimizer of the server, for example `ServerAdam`; None to take the merged model as it is.
 
     Raises:
         ValueError: for an unknown word.
@@ -40,8 +42,10 @@ class GlobalMean(Aggregation):
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """Replaces the global model."""
         weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
-        state.global_model = mean_model([upload.payload["model"] for upload in uploads], weights, layout)
-        state.centres = state.global_model.unsqueeze(0)
+        models = [upload.payload["model"] for upload in uploads]
+        merged = self.merged(models, weights, state.global_model, layout)
+        state.centres = self.stepped(state, merged.unsqueeze(0), [0], layout)
+        state.global_model = state.centres[0]
 
 
 def normalised_step(
