@@ -189,6 +189,12 @@ def navigation(page: str) -> str:
     return "\n".join(lines)
 
 
+def method_page(path: Path) -> str:
+    """The page of a file in configs/methods/, to which its row in methods.md links."""
+    (row,) = [row for row in (DOCS / "methods.md").read_text().splitlines() if f"`methods/{path.name}`" in row]
+    return re.findall(r"\]\((methods/\w+\.md)", row)[0]
+
+
 def methods_table() -> str:
     """The four parts of every method in configs/methods/, from the files."""
     lines = [
@@ -201,8 +207,7 @@ def methods_table() -> str:
     lines += ["|---" * 5 + "|"]
     for path in sorted((ROOT / "configs/methods").glob("*.yaml")):
         parts = yaml.safe_load(path.read_text())["method"]
-        page = DOCS / f"methods/{re.sub(r'_(plus|prox|no_.*)$', '', path.stem)}.md"
-        name = f"[{path.stem}](methods/{page.name})" if page.is_file() else path.stem
+        name = f"[{path.stem}]({method_page(path)})"
         listed = [[parts[part]] for part in ("local_update", "exchange", "aggregation")] + [parts["clustering"]]
         cells = ["<br>".join(map(_shown, each)) or "none" for each in listed]
         lines.append(f"| {' | '.join([name, *cells])} |")
@@ -224,9 +229,12 @@ def _shown(part: dict[str, Any]) -> str:
     module, _, name = part["class_path"].rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), name)).parameters
     given = {key: value for key, value in part.get("init_args", {}).items() if value != parameters[key].default}
-    return " ".join(
-        [f"`{name}`", ", ".join(f"{key}: {json.dumps(value).strip(chr(34))}" for key, value in given.items())]
-    ).strip()
+    return " ".join([f"`{name}`", ", ".join(f"{key}: {_value(value)}" for key, value in given.items())]).strip()
+
+
+def _value(value: Any) -> str:
+    is_part = isinstance(value, dict) and "class_path" in value
+    return _shown(value) if is_part else json.dumps(value).strip('"')
 
 
 def _summary(module: str) -> str:
