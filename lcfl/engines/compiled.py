@@ -131,8 +131,8 @@ class CompiledEngine(SequentialEngine):
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
-        targets = self._targets(pulls)
-        pointers = [None if each is None else each.data_ptr() for each in (model, self._gradient, velocity, *targets)]
+        vectors = (model, self._gradient, velocity, *self._targets(pulls), self._correction(pulls))
+        pointers = [None if each is None else each.data_ptr() for each in vectors]
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
             loss = self._differentiate_at(model, buffers, indices)
@@ -152,6 +152,8 @@ class CompiledEngine(SequentialEngine):
                 apart = parameters[: len(target)] - target
                 vector[: len(target)] += weight * apart
                 loss += weight / 2 * float(apart.square().sum())
+        if (correction := self._correction(pulls)) is not None:
+            vector += correction
         self._close(buffers)
         kept = model[self._num_parameters :] if self.layout.buffers else torch.empty(0)
         return Gradient(vector, kept, torch.tensor(loss), {})
@@ -182,8 +184,14 @@ class CompiledEngine(SequentialEngine):
         weights = self._descent.cluster_weight, self._descent.global_weight
         return [
             None if target is None or weight == 0 else _vector(target[:length], length, name).contiguous()
-            for target, weight, (name, length) in zip(pulls, weights, lengths.items(), strict=True)
+            for target, weight, (name, length) in zip(pulls[:2], weights, lengths.items(), strict=True)
         ]
+
+    def _correction(self, pulls: Pulls) -> Tensor | None:
+        """Returns what is added to every gradient ``[P]`` as the kernels read it."""
+        if pulls.correction is None:
+            return None
+        return _vector(pulls.correction, self._num_parameters, "the correction").contiguous()
 
     def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices) -> float:
         """Writes the gradient of L_sup ``[P]`` into `_gradient` and returns the loss."""

@@ -93,7 +93,7 @@ class OptimizerRequest:
     def kind(self, by_size: bool) -> Hashable:
         """Returns what requests that are answered at once must have in common. Batches are grouped step by step."""
         drawn = isinstance(self.batches[0], tuple)
-        return type(self), self.rate_scale, self.pulls.centre is None, self.pulls.embedding is None, drawn
+        return type(self), self.rate_scale, *(each is None for each in self.pulls), drawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,7 @@ def load() -> ctypes.CDLL:
         ("close", None, [pointer]),
         ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
-        ("update", c_double, [POINTER(Sgd), pointer, pointer, pointer, pointer, pointer]),
+        ("update", c_double, [POINTER(Sgd), *[pointer] * 6]),
     ):
         function = getattr(library, f"lcfl_{name}")
         function.restype, function.argtypes = result, arguments

@@ -171,11 +171,8 @@ class SequentialEngine:
         return self._differentiate(model, batch, number, direction)
 
     def _pull_towards(self, pulls: Pulls) -> None:
-        centre, embedding = pulls
-        self.module.pulls = Pulls(
-            None if centre is None else centre[: self.layout.num_parameters].to(self.device),
-            None if embedding is None else embedding.to(self.device),
-        )
+        own = pulls if pulls.centre is None else pulls._replace(centre=pulls.centre[: self.layout.num_parameters])
+        self.module.pulls = Pulls._make(None if each is None else each.to(self.device) for each in own)
 
     def _differentiate(self, model: Tensor, indices: Indices, number: int, direction: Tensor | None) -> Gradient:
         """Returns the gradient, or its derivative along `direction`, and the other outputs of the forward pass."""

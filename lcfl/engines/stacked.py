@@ -307,9 +307,11 @@ class StackedEngine(SequentialEngine):
         pulls = [request.pulls for request in requests]
         centres = [each.centre[: self.layout.num_parameters] for each in pulls if each.centre is not None]
         embeddings = [each.embedding for each in pulls if each.embedding is not None]
+        corrections = [each.correction for each in pulls if each.correction is not None]
         return Pulls(
             self._stack(centres) if centres and self.module.cluster_weight > 0 else None,
             self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None,
+            self._stack(corrections) if corrections else None,
         )
 
     def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,7 @@ class VmappedModule:
             inputs: ``[C, B, ...]``.
             targets: ``[C, B, ...]``.
             number: the number of the step.
-            pulls: Omega ``[C, P]`` and Phi ``[C, P_phi]``.
+            pulls: Omega ``[C, P]``, Phi ``[C, P_phi]`` and a correction ``[C, P]``.
         """
         module = self.module.train()
 

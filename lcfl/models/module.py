@@ -34,15 +34,17 @@ BufferPolicy = Literal["average", "keep_server", "local"]
 
 
 class Pulls(NamedTuple):
-    """What a local update is pulled towards.
+    """What a local update is pulled towards, and what its gradients are corrected by.
 
     Attributes:
         centre: Omega ``[P]``, the centre of the client's cluster; None for no cluster pull.
         embedding: Phi ``[P_phi]``, the global embedding; None for no global pull.
+        correction: a vector ``[P]`` that is added to every gradient (SCAFFOLD, FedDyn); None for none.
     """
 
     centre: Tensor | None = None
     embedding: Tensor | None = None
+    correction: Tensor | None = None
 
 
 NO_PULLS = Pulls()
@@ -202,10 +204,14 @@ class FederatedModule(pl.LightningModule):
         self._logged.setdefault(name, []).append(number)
 
     def regularizer(self) -> Tensor | float:
-        """Returns L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32."""
+        """Returns L_cluster + L_global = mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, in float32.
+
+        A correction changes the gradient and not the value.
+        """
         centre = self.pulls.centre if self.cluster_weight > 0 else None
         target = self.pulls.embedding if self.global_weight > 0 else None
-        if centre is None and target is None:
+        correction = self.pulls.correction
+        if centre is None and target is None and correction is None:
             return 0.0
         parameters = torch.cat([parameter.reshape(-1) for parameter in self.trained_parameters()])
         penalty = parameters.new_zeros(())
@@ -214,6 +220,8 @@ class FederatedModule(pl.LightningModule):
         if target is not None:
             embedding = self.layout.embedding_of(parameters)
             penalty = penalty + self.global_weight / 2 * (embedding - target).square().sum()
+        if correction is not None:
+            penalty = penalty + ((parameters - parameters.detach()) * correction).sum()
         return penalty
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:

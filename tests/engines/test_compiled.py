@@ -106,16 +106,16 @@ def test_scores_and_loss_in_evaluation(name):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("pulls", ["none", "centre", "embedding", "both"])
+@pytest.mark.parametrize("pulls", ["none", "centre", "embedding", "both", "corrected"])
 def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
     optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
     both = engines(Plain, SHAPE, optimizer, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
-    centre = near(model) if pulls in ("centre", "both") else None
+    centre = near(model) if pulls in ("centre", "both", "corrected") else None
     embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
-    expected, actual = (
-        each.run_optimizer(model, batches_of(32, 5, 17), Pulls(centre, embedding), rate_scale=0.5) for each in both
-    )
+    correction = near(model, 4)[: both[0].layout.num_parameters] if pulls == "corrected" else None
+    targets = Pulls(centre, embedding, correction)
+    expected, actual = (each.run_optimizer(model, batches_of(32, 5, 17), targets, rate_scale=0.5) for each in both)
     torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
     assert not torch.equal(actual.model, model)
@@ -124,7 +124,8 @@ def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
 def test_gradients_include_the_pulls():
     both = engines(Plain, SHAPE, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
-    targets = Pulls(near(model), near(model, 2)[: both[0].layout.num_embedding])
+    layout = both[0].layout
+    targets = Pulls(near(model), near(model, 2)[: layout.num_embedding], near(model, 4)[: layout.num_parameters])
     expected, actual = (each.gradient(model, batches_of(10)[0], 0, targets) for each in both)
     torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
     assert float(actual.loss) == pytest.approx(float(expected.loss), rel=1e-5)

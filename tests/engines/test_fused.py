@@ -71,7 +71,8 @@ def test_clients_with_and_without_pulls(optimizer, precision):
         model = model_of(engine, client)
         centre = near(model, 7) if client != 1 else None
         embedding = near(model, 8)[: engine.layout.num_embedding] if client != 2 else None
-        return engine.run_optimizer(model, batches_of(client, SIZES[client]), Pulls(centre, embedding))
+        correction = near(model, 9)[: engine.layout.num_parameters] if client != 3 else None
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), Pulls(centre, embedding, correction))
 
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if precision == "32-true" else {"rtol": 0.05, "atol": 0.01}
     expected, actual = both(pair, task)
@@ -87,7 +88,7 @@ def test_gradients_of_batches_with_and_without_a_program():
 
     for size in (8, 12):
         assert_same_gradients(*both(pair, partial(task, size)))
-    assert list(pair[1]._programs) == [(4, True, True)]
+    assert list(pair[1]._programs) == [(4, True, True, True)]
 
 
 def test_hessian_products():
@@ -111,7 +112,7 @@ def test_programs_are_for_powers_of_two_and_their_results_are_not_overwritten(ca
 
     with caplog.at_level("INFO"):
         first, again = (both(pair, task, range(5))[1] for _ in range(2))
-    assert sorted(pair[1]._programs) == [(2, True, True), (4, True, True), (8, True, True)]
+    assert sorted(pair[1]._programs) == [(2, True, True, True), (4, True, True, True), (8, True, True, True)]
     assert caplog.text.count("Engine fused: compiled a step of 8 clients in") == 1
     assert all(torch.equal(one.model, other.model) for (one, _), (other, _) in zip(first, again, strict=True))
 

@@ -48,6 +48,8 @@ def test_a_vector_of_another_length_or_type_is_refused(spoil):
                 run(model, [BATCH], Pulls(embedding=spoil(phi)))
             with pytest.raises(ValueError, match="the cluster's centre: got"):
                 run(model, [BATCH], Pulls(centre=spoil(model[:23])))
+            with pytest.raises(ValueError, match="the correction: got"):
+                run(model, [BATCH], Pulls(correction=spoil(model[:23])))
 
 
 def test_buffers_of_another_length_are_refused():

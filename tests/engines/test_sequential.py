@@ -42,6 +42,19 @@ def test_one_step_by_hand():
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_correction_is_added_to_every_gradient_and_not_to_the_loss():
+    module = linear_module(lr=0.2)
+    w, correction = start(module), torch.linspace(-1, 2, 17)
+    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)], Pulls(correction=correction))
+    v, losses = w.double().numpy(), []
+    for rows in ([0, 1], [2, 3]):
+        part, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
+        losses.append(part)
+        v = v - 0.2 * (slope + correction.numpy())
+    np.testing.assert_allclose(model, v, atol=1e-6)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
 def test_a_step_with_both_pulls_by_hand():
     module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
     w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)

@@ -68,19 +68,19 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize(
     ("pulls", "optimizer"),
-    [*((pulls, SGD) for pulls in ("centre", "embedding")), *(("both", each) for each in OPTIMIZERS)],
+    [*((pulls, SGD) for pulls in ("centre", "embedding")), *(("all", each) for each in OPTIMIZERS)],
 )
 def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
     pair = stacked_pair(Inner, (7,), optimizer, cluster_weight=0.5, global_weight=0.3)
 
     def task(client, engine):
         model = model_of(engine, client)
-        centre = near(model, 7) if pulls in ("centre", "both") else None
-        embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "both") else None
+        centre = near(model, 7) if pulls in ("centre", "all") else None
+        embedding = near(model, 8)[: engine.layout.num_embedding] if pulls in ("embedding", "all") else None
+        correction = near(model, 9)[: engine.layout.num_parameters] if pulls == "all" and client else None
+        targets = Pulls(centre, embedding, correction)
         scale = 0.5 if client < 3 else 1.0  # one client has a different learning rate
-        return engine.run_optimizer(
-            model, batches_of(client, SIZES[client]), Pulls(centre, embedding), rate_scale=scale
-        )
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), targets, rate_scale=scale)
 
     assert_same_runs(*both(pair, task), rtol=1e-3, atol=1e-4)
 
@@ -108,7 +108,10 @@ def test_gradients_and_their_other_outputs(name, pulled):
 
     def task(client, engine):
         model = model_of(engine, client)
-        targets = Pulls(near(model, 7), near(model, 8)[: engine.layout.num_embedding]) if pulled else NO_PULLS
+        layout = engine.layout
+        centre, embedding, correction = (near(model, seed) for seed in (7, 8, 9))
+        targets = Pulls(centre, embedding[: layout.num_embedding], correction[: layout.num_parameters])
+        targets = targets if pulled else NO_PULLS
         first = engine.gradient(model, batches_of(client, [5 + 3 * (client % 2)])[0], 0, targets)
         return engine.gradient(first.step_from(model, 0.1), batches_of(client, [12])[0], 1, targets)
 

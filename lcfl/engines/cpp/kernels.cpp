@@ -51,10 +51,10 @@ void lcfl_scores(void* program, const float* model, float* buffers, const float*
     static_cast<Program*>(program)->scores(model, buffers, inputs, samples, scores);
 }
 
-// One step of torch.optim.SGD on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2; returns the terms of
-// the two pulls. Omega, Phi and the velocity may be null.
+// One step of torch.optim.SGD on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, whose gradient is corrected by a
+// vector; returns the terms of the two pulls. Omega, Phi, the correction and the velocity may be null.
 double lcfl_update(const Sgd* sgd, float* model, const float* gradient, float* velocity, const float* centre,
-                   const float* embedding) {
+                   const float* embedding, const float* correction) {
     constexpr int64_t BLOCK = 1024;  // what is read several times stays in the first-level cache
     alignas(64) float slope[BLOCK];
     double penalty = 0;
@@ -66,6 +66,8 @@ double lcfl_update(const Sgd* sgd, float* model, const float* gradient, float* v
         if (embedding && begin < sgd->num_embedding)
             penalty +=
                 pull(w, embedding + begin, std::min(size, sgd->num_embedding - begin), sgd->global_weight, slope);
+        if (correction)
+            for (int64_t i = 0; i < size; ++i) slope[i] += correction[begin + i];
         if (velocity) {
             float* v = velocity + begin;
             for (int64_t i = 0; i < size; ++i) {

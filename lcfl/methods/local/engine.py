@@ -84,7 +84,7 @@ class Engine(Protocol):
         Args:
             start: the model to start from, ``[P + Q]``.
             batches: indices into the pool of samples, one array per step.
-            pulls: Omega ``[P + Q]`` and Phi ``[P_phi]``.
+            pulls: Omega ``[P + Q]``, Phi ``[P_phi]`` and a correction ``[P]``.
             rate_scale: the factor by which the learning rates of the optimizer are multiplied.
         """
         ...
@@ -96,7 +96,7 @@ class Engine(Protocol):
             model: the model, ``[P + Q]``.
             batch: indices into the pool of samples.
             number: the number of the step within the local run.
-            pulls: Omega ``[P + Q]`` and Phi ``[P_phi]``.
+            pulls: Omega ``[P + Q]``, Phi ``[P_phi]`` and a correction ``[P]``.
         """
         ...
 
