@@ -96,9 +96,9 @@ def _own_data(file: Path, changes: Mapping[str, Any]) -> FederatedDataModule:
 
 
 def _whole(file: Path) -> dict[str, Any]:
-    """Returns the arguments that make all samples one client's, except those that the file gives."""
+    """Returns the arguments that make all samples one client's, unless the file has a partition or a number."""
     given = _data_section(file) if file.is_file() else {}
-    return {name: value for name, value in WHOLE.items() if given.get(name) is None}
+    return {} if any(given.get(name) is not None for name in WHOLE) else WHOLE
 
 
 def _data_section(config: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Fleet:
             len(requests) if is_opening else None,
         )
         if tasks:
-            self._warn(f"round {tasks[0].round}", answers)
+            self._warn(f"round {tasks[0].round}" if tasks[0].round >= 0 else "additional round", answers)
         return [self._result(task, answers[task.client]) for task in tasks]
 
     def evaluate(self, tasks: Iterable[EvaluationTask]) -> list[Measured | Lost]:

@@ -129,7 +129,7 @@ def unpacked(content: RecordDict) -> Parcel:
 def _parcel(message: Message) -> Parcel | Undelivered:
     if message.has_error():
         reason = REASONS.get(message.error.code, f"Flower's error {message.error.code}")
-        more = "" if message.error.code == 5 else f" ({(message.error.reason or '')[:200]})"
+        more = "" if message.error.code == 5 else f" ({(message.error.reason or '')[:200].rstrip('.')})"
         return Undelivered(reason + more)
     try:
         return unpacked(message.content)

@@ -18,7 +18,6 @@ from lcfl.runs.checkpoint import CheckpointError
 __all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
 
 FILE = "fleet.json"
-COMPARED = "its name is taken, or its samples look different from those of other nodes; ask the operator"
 Fits = Callable[[Mapping[str, Any]], None]
 FORM = {
     "run": str,
@@ -66,6 +65,7 @@ class Admission:
         identity: see `lcfl.fleet.node.identity_of`.
         fits: raises a ValueError if the network of the run cannot take samples that look so.
         refused: why nodes have been refused; they are told when they are asked again.
+        warned: what has been said of nodes, which is not said twice in a row.
     """
 
     post: Post
@@ -73,6 +73,7 @@ class Admission:
     identity: str
     fits: Fits
     refused: dict[int, str] = field(default_factory=dict)
+    warned: dict[int, str] = field(default_factory=dict)
 
     def ask(self, nodes: Collection[int], known: Collection[Member] = ()) -> list[Member]:
         """Returns those of the nodes that fit. The others are refused with a warning that says why.
@@ -88,17 +89,19 @@ class Admission:
             if reason := self._reason(answer, members):
                 name = answer.fields["name"] if isinstance(answer, Message) else ""
                 who = f"{name} (node {node})" if is_word(name) else f"node {node}"
-                warnings.warn(f"{who} does not take part: {reason.rstrip('.')}.", stacklevel=2)
-                if isinstance(answer, Message):  # without a word about the others
-                    self.refused[node] = self._reason(answer, []) or COMPARED
+                if self.warned.get(node) != reason:
+                    warnings.warn(f"{who} does not take part: {reason.rstrip('.')}.", stacklevel=2)
+                self.warned[node] = reason
+                if isinstance(answer, Message):
+                    self.refused[node] = self._reason(answer, members, is_for_node=True)
                 continue
             assert isinstance(answer, Message), "there is an answer"
             told = answer.fields
             members.append(Member(node, told["name"], told["sizes"], told["spec"], told["fingerprint"], told["client"]))
         return members[len(known) :]
 
-    def _reason(self, answer: Message | Lost, members: Collection[Member]) -> str:
-        """Returns why a node cannot take part; empty if it can."""
+    def _reason(self, answer: Message | Lost, members: Collection[Member], is_for_node: bool = False) -> str:
+        """Returns why a node cannot take part; empty if it can. What a node is told names no other node."""
         if isinstance(answer, Lost):
             return answer.reason
         told = answer.fields
@@ -117,6 +120,11 @@ class Admission:
         for member in members:
             if dict(member.spec) != told["spec"]:
                 differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
+                if is_for_node:
+                    return (
+                        f"its samples look different from those of other nodes, in {', '.join(differing)}; ask the "
+                        "operator, and change the data section"
+                    )
                 pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
                 return f"its samples look different from those of {member.name} ({pairs}); change its data section"
             if member.name == told["name"]:

@@ -73,7 +73,8 @@ class Newcomers(Callback):
             self._onboarding.add(client)
         except ValueError as error:
             self._later[client] = time.monotonic() + AGAIN
-            warnings.warn(f"round {state.round - 1}: {error}", stacklevel=2)
+            name = self._record.members[client].name
+            warnings.warn(f"round {state.round - 1}: {name}: {error}", stacklevel=2)
             return
         finally:
             state.assignment = before

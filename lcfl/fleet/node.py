@@ -20,7 +20,7 @@ import lcfl
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.core.schema import Array, Number, check_form
-from lcfl.core.validation import shortened
+from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
@@ -115,16 +115,21 @@ class Node:
     ) -> None:
         self.module, self.method, self.seed, self.own = module, method, trainer.seed, own
         self.identity = identity_of(module, method, trainer.seed)
-        check_network(module, data)
+        try:
+            check_network(module, data)
+        except ValueError as error:
+            raise ValueError(f"{error} The network is that of the run, so a node changes its data instead.") from error
         self.engine = choose_engine(trainer.engine, module, data, trainer.device_type, trainer.precision)
         precision = cast(Precision, trainer.precision)
         self._fabric = Fabric(accelerator=trainer.device_type, devices=1, precision=precision)
         data.prepare_data()
         data.setup()
         if own.place is None and data.num_clients > 1:
+            named = data.population.names
+            who = "" if named is None else f" ({abbreviated(named)})"
             raise ValueError(
-                f"client: the data section has {data.num_clients} clients, but a node is one of them: give its number "
-                "as client, or a data section with one client."
+                f"client: the data section has {data.num_clients} clients{who}, but a node is one client: give its "
+                "number as client, or a data section with one client. Without a partition, all samples are its own."
             )
         self._own_place = own.place or 0
         if self._own_place >= data.num_clients:

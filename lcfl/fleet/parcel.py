@@ -46,7 +46,8 @@ def in_words(request: Parcel, reply: Parcel) -> str:
     try:
         asked, told = (json.loads(parcel.text) for parcel in (request, reply))
         fields, answer = asked["fields"], told["fields"]
-        text = f"round {fields['round']}, {asked['kind']}" if "round" in fields else str(asked["kind"])
+        kind = "trivial baseline" if asked["kind"] == "trivial" else str(asked["kind"])
+        text = f"round {fields['round']}, {kind}" if "round" in fields else kind
         if told["kind"] == "refused":
             text += f": refused, because {answer['reason']}"
         elif asked["kind"] == "join":

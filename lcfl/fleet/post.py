@@ -92,7 +92,7 @@ class Post:
             InterruptedError: if the run is asked to stop and there cannot be enough answers.
         """
         enough = self.patience.enough(len(requests)) if enough is None else enough
-        asking = _Asking(self, requests, check)
+        asking = _Asking(self, requests, check, is_quiet=not enough)
         begin = reminded = time.monotonic()
         is_late, pause = False, SHORTEST_WAIT
         while not asking.is_complete:
@@ -139,10 +139,10 @@ class _Asking:
         waiting: the nodes whose answers are on their way, by ticket.
     """
 
-    def __init__(self, post: Post, requests: Mapping[int, Message], check: Check) -> None:
+    def __init__(self, post: Post, requests: Mapping[int, Message], check: Check, is_quiet: bool) -> None:
         self.answers: dict[int, Message] = {}
         self.waiting: dict[str, int] = {}
-        self._post, self._check = post, check
+        self._post, self._check, self._is_quiet = post, check, is_quiet
         self._requests = {
             node: replace(each, fields={"nonce": token_hex(8)} | dict(each.fields)) for node, each in requests.items()
         }
@@ -187,7 +187,8 @@ class _Asking:
                 self._check(node, answer)
                 self.answers[node] = answer
             except MessageError as error:
-                LOGGER.info("%s: %s", self._post.names.get(node, f"node {node}"), error)
+                if not self._is_quiet:  # the run may wait long for another answer
+                    LOGGER.info("%s: %s", self._post.names.get(node, f"node {node}"), error)
                 self._lose(node, str(error), AGAIN)
         return bool(arrived)
 
@@ -213,5 +214,5 @@ class _Asking:
         except ValueError as error:
             raise MessageError(f"the answer was refused: {error}") from None
         if message.kind == "refused":
-            raise MessageError(f"the node says: {one_line(told['reason'])}")
+            raise MessageError(f"the node says: {one_line(told['reason']).rstrip('.')}")
         return replace(message, fields=told)

@@ -141,7 +141,7 @@ def _founders(admission: Admission, options: FleetOptions) -> dict[int, Member]:
         again |= dict.fromkeys(asked, time.monotonic() + AGAIN)
         if joined:
             names = ", ".join(each.name for each in joined)
-            LOGGER.info("%d of %d clients have joined: %s", len(members), len(free), names)
+            LOGGER.info("%s joined: %d of %d clients are there", names, len(members), len(free))
         else:
             time.sleep(LOOK)
     return numbered(members[: len(free)], free)

@@ -73,7 +73,7 @@ def test_nodes_with_keys_give_the_bits_of_a_simulation_and_a_stranger_is_not_let
     node_key(federation.folder / "stranger.key")  # a key that nobody registers
     federation.node("stranger", **own(here, 0))
     log = federation.run_to_its_end(here / "app", root=here / "runs", **{"min-answers": 1.0})
-    assert "3 of 3 clients have joined" in log, log
+    assert "3 of 3 clients are there" in log, log
     assert_same(here, simulation)
     assert federation.processes["stranger"].poll() not in (None, 0)
     assert f"{NUM_NODES} clients" in log

@@ -58,6 +58,26 @@ def test_an_answer_that_nobody_waits_for_any_more_is_dropped(monkeypatch):
     assert set(link.receive(["new"])) == {"new"} and not link._pulled_by
 
 
+def test_an_error_in_a_pull_that_nobody_waits_for_any_more_is_dropped(monkeypatch):
+    monkeypatch.setattr(flower, "LONGEST_PULL", 0.05)
+    broken = threading.Event()
+
+    class Breaking(Arrived):
+        def pull_messages(self, tickets):
+            if "late" in tickets:
+                assert broken.wait(60)
+                raise ConnectionError("cut off")
+            return super().pull_messages(tickets)
+
+    grid = Breaking()
+    link = FlowerLink(grid, 60)
+    assert link.receive(["late"]) == {}
+    broken.set()
+    link._pulled_by["late"].join(60)
+    grid.there.add("new")
+    assert set(link.receive(["new"])) == {"new"} and not link._pulled_by
+
+
 def test_more_answers_than_threads(monkeypatch):
     monkeypatch.setattr(flower, "THREADS", 2)
     tickets = list("abcdefg")

@@ -9,7 +9,6 @@ import pytest
 
 import lcfl
 from lcfl.callbacks import Checkpoint
-from lcfl.fleet.members import COMPARED
 from lcfl.fleet.parcel import Parcel, in_words, refusal
 from tests.fleet.fleets import FIRST, SOME, Stop, node, nodes, on_fleet
 from tests.helpers.builders import fedavg, fedper, lcfed
@@ -67,30 +66,53 @@ def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch
 
 
 def test_a_refused_node_is_told_nothing_of_the_others(tmp_path, monkeypatch):
-    """The second node first answers with the name of the first."""
+    """The second node first answers that it has other classes than the first."""
     monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        header = json.loads(answer.text)
+        header["fields"]["spec"]["classes"] = ["malignant", "benign"]
+        return replace(answer, text=json.dumps(header))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+    with pytest.warns(UserWarning, match="its samples look different from those of hospital 0 .classes: .'malignant'"):
+        on_fleet(tmp_path, fedavg, link=link, rounds=1)
+    told = [json.loads(request.text)["fields"] for node, request, _ in link.sent if node == FIRST + 1]
+    assert told[0]["refused"] is None
+    assert told[1]["refused"].startswith("its samples look different from those of other nodes, in classes; ask")
+    assert "hospital 0" not in str(told)
+
+
+def test_a_refusal_is_said_once(tmp_path, monkeypatch, recwarn):
+    """The second node answers three times with the name of the first."""
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+    asked = []
 
     def change(answer):
         return replace(answer, text=answer.text.replace("hospital 1", "hospital 0"))
 
-    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
-    with pytest.warns(UserWarning, match=r"hospital 0 \(node 1001\) does not take part: its name hospital 0 is taken"):
-        on_fleet(tmp_path, fedavg, link=link, rounds=1)
-    told = [json.loads(request.text)["fields"] for node, request, _ in link.sent if node == FIRST + 1]
-    assert [fields["refused"] for fields in told[:2]] == [None, COMPARED]
-    assert "hospital 0" not in str(told)
+    def fate(message, count):
+        if message.kind == "join" and count in (1, 6, 7):  # later only the second node is asked
+            asked.append(count)
+            return change
+        return None
+
+    on_fleet(tmp_path, fedavg, link=Loopback(nodes(tmp_path, fedavg), fate), rounds=1)
+    assert len(asked) == 3
+    said = [str(each.message) for each in recwarn if "does not take part" in str(each.message)]
+    assert said == ["hospital 0 (node 1001) does not take part: its name hospital 0 is taken; give it another one."]
 
 
 def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
     link = Loopback(nodes(tmp_path, fedavg))
     on_fleet(tmp_path, fedavg, link=link, rounds=1)
     lines = {re.sub(r"\d+\.\d{4}", "x", in_words(request, answer)) for _, request, answer in link.sent}
-    assert {"lcfl: round 0, train: loss x", "lcfl: round 1, evaluate", "lcfl: trivial"} <= lines
+    assert {"lcfl: round 0, train: loss x", "lcfl: round 1, evaluate", "lcfl: trivial baseline"} <= lines
     request = Parcel('{"kind": "train", "fields": {"round": 1}}')
     assert in_words(request, refusal(request, "a\nb")) == "lcfl: round 1, train: refused, because a b"
     assert in_words(Parcel("x"), Parcel("{}")) == "lcfl: a message that cannot be read"
 
 
 def test_a_node_is_one_client_of_its_data(tmp_path):
-    with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one of them"):
+    with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one client"):
         node(tmp_path, fedavg, None)

@@ -1,0 +1,69 @@
+"""``lcfl fleet check`` on a node whose data fit, or do not fit, the network of a run."""
+
+import csv
+import shutil
+
+import pytest
+
+from lcfl.cli.commands import fleet
+from tests.helpers.commandline import CONFIGS
+
+SECTION = """
+data:
+  dataset:
+    class_path: Folders
+    init_args:
+      root: patients
+      reader: {{class_path: Table, init_args: {{target: diagnosis}}}}
+      classes: [benign, malignant]
+  {partition}
+"""
+
+
+@pytest.fixture
+def check(here, capsys):
+    """Returns ``check(owners, partition, columns)``, the lines that the command prints for such a folder."""
+    words = ["-c", f"{CONFIGS}/data/synthetic.yaml", "-c", f"{CONFIGS}/methods/fedavg.yaml", "--data.num_clients=2"]
+    words += ["--model.network={class_path: lcfl.models.MLP, init_args: {in_features: 3, hidden: [4], num_classes: 2}}"]
+    fleet.write_app(here / "app", words)
+
+    def checked(owners, partition, columns=3):
+        for owner in owners:
+            (here / "patients" / owner).mkdir(parents=True)
+            with (here / "patients" / owner / "train.csv").open("w") as file:
+                rows = csv.writer(file)
+                rows.writerow([*(f"x{i}" for i in range(columns)), "diagnosis"])
+                rows.writerows([*[i] * columns, ("benign", "malignant")[i % 2]] for i in range(20))
+        (here / "hospital.yaml").write_text(SECTION.format(partition=partition))
+        fleet.main(["check", "hospital.yaml", "--app", "app"])
+        return capsys.readouterr().out.splitlines()
+
+    return checked
+
+
+def test_the_only_owner_is_the_client(check):
+    lines = check(["alder"], "partition: ByOwner")
+    assert lines[0] == "name: alder" and "input: [3], 2 classes" in lines
+    assert lines[-1] == "network, loss, metrics and data fit together"
+
+
+def test_without_a_partition_the_samples_of_all_owners_are_one_clients(check):
+    lines = check(["alder", "birch"], "")
+    number = sum(int(line.split(": ")[1].split()[0]) for line in lines if line.endswith(" samples"))
+    assert number == 40
+
+
+def test_several_owners_are_refused_and_none_is_left_out(check):
+    with pytest.raises(ValueError, match=r"the data section has 2 clients \(alder, birch\), but a node is one client"):
+        check(["alder", "birch"], "partition: ByOwner")
+
+
+def test_a_node_is_told_to_change_its_data_and_not_the_network(check):
+    with pytest.raises(ValueError, match=r"The network is that of the run, so a node changes its data instead\.$"):
+        check(["alder"], "partition: ByOwner", columns=2)
+
+
+def test_a_folder_that_is_no_app_is_named(check, here):
+    shutil.rmtree(here / "app")
+    with pytest.raises(ValueError, match="--app: app has no config.yaml; give the folder that lcfl fleet app wrote"):
+        check(["alder"], "")
