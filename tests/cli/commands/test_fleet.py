@@ -65,5 +65,5 @@ def test_a_node_is_told_to_change_its_data_and_not_the_network(check):
 
 def test_a_folder_that_is_no_app_is_named(check, here):
     shutil.rmtree(here / "app")
-    with pytest.raises(ValueError, match="--app: app has no config.yaml; give the folder that lcfl fleet app wrote"):
+    with pytest.raises(ValueError, match=r"--app: app has no config\.yaml; give the folder that lcfl fleet app wrote"):
         check(["alder"], "")
