@@ -36,6 +36,7 @@ PACFL_TREES = "method.clustering.init_args={num_clusters: 4, linkage: complete},
 CFL_THRESHOLDS = "method.clustering.init_args={eps1: 0.1, eps2: 0.4},{eps1: 0.2, eps2: 1.2}"
 # The files of AS-CFL and FedClust have ten epochs, as in their papers. Here, every method has five steps.
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
+SERVER_RATE = "method.aggregation.init_args.optimizer.init_args.lr"
 GRIDS = {
     "fedavg": FOUR_RATES,
     "fedper": ["model.optimizer.init_args.lr=0.005,0.01,0.02,0.03"],  # at 0.05 two of three seeds diverge
@@ -49,6 +50,12 @@ GRIDS = {
     "ascfl": [*FOUR_RATES, FIVE_STEPS],
     "fedprox": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
     "fednova": FOUR_RATES,
+    "scaffold": FOUR_RATES,
+    "feddyn": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
+    "fedavgm": [*TWO_RATES, f"{SERVER_RATE}=0.3,1.0"],
+    "fedadam": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
+    "fedyogi": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
+    "fedadagrad": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
     "lg_fedavg": FOUR_RATES,
     "per_fedavg": [*TWO_RATES, "method.local_update.init_args.inner_lr=0.01,0.02"],  # at 0.05 it diverges
     "fesem": CLUSTERS,

@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from lcfl.federation.federation import Federation
-from lcfl.methods.aggregation import BlendedClusterMean
+from lcfl.methods.aggregation import BlendedClusterMean, GlobalMean, ServerAdam
+from lcfl.methods.exchange import FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from tests.helpers import clustered
-from tests.helpers.builders import alone, fedavg, fednova, fedper, fedprox, lg_fedavg, per_fedavg
+from tests.helpers.builders import alone, fedavg, feddyn, fednova, fedper, fedprox, lg_fedavg, per_fedavg, scaffold
 from tests.helpers.commandline import CONFIGS, DATA, KINDS, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
@@ -27,6 +28,9 @@ BASELINES = {
     "local": alone(steps=5),
     "fedprox": fedprox(steps=5),
     "fednova": fednova(steps=5),
+    "scaffold": scaffold(steps=5),
+    "feddyn": feddyn(steps=5),
+    "fedadam": Method(LocalTraining(steps=5), FullModel(), GlobalMean(optimizer=ServerAdam(0.1))),
     "fedper": fedper(steps=5),
     "lg_fedavg": lg_fedavg(2, steps=5),
     "per_fedavg": per_fedavg(steps=5),
@@ -39,7 +43,7 @@ BASELINES = {
     "cfl": clustered.cfl(5, eps1=0.1, eps2=0.4, relative=True, min_round=20, stale_max=50),
     "pacfl": clustered.pacfl(FIVE),
 }
-PULLS = {"fedprox": 0.01, "cgpfl_prox": 0.5}  # mu
+PULLS = {"fedprox": 0.01, "feddyn": 0.1, "cgpfl_prox": 0.5}  # mu
 
 
 def pairs():
@@ -112,8 +116,10 @@ def test_a_method_sets_its_four_parts_and_no_callbacks(path):
 
 def part(entry):
     """Builds the object of a mapping with a class_path. Arguments that are empty lists keep their default."""
+    if not (isinstance(entry, dict) and "class_path" in entry):
+        return entry
     module, _, made = entry["class_path"].rpartition(".")
-    arguments = {key: value for key, value in entry.get("init_args", {}).items() if value != []}
+    arguments = {key: part(value) for key, value in entry.get("init_args", {}).items() if value != []}
     return getattr(importlib.import_module(module), made)(**arguments)
 
 

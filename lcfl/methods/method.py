@@ -67,6 +67,13 @@ class Method(CheckedFields):
                 f"method: {_name(exchange)} uploads {', '.join(missing)}, but {_name(self.local_update)} provides "
                 f"{', '.join(provided) or 'nothing'} in addition to the model. Use a local update that provides it."
             )
+        read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
+        unread = [name for name in exchange.extras if name not in read]
+        if unread:
+            raise ValueError(
+                f"method: {_name(exchange)} uploads {', '.join(unread)}, but {_name(aggregation)} does not use it. Use "
+                "an aggregation that does, or an exchange that uploads the model alone."
+            )
         for model_kind in exchange.models:
             exchange.evaluation_update(model_kind, self.local_update)
         stores = exchange.keeps_model and exchange.uploads_whole

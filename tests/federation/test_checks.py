@@ -18,7 +18,7 @@ from lcfl.distributed.client_output import ClientError
 from lcfl.federation.checks import check_callbacks, check_method, number_of_clients
 from lcfl.federation.federation import Federation
 from lcfl.federation.trial import check_batches, check_network
-from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
 from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import (
     AllCentres,
@@ -130,7 +130,8 @@ OWN = LocalTraining(steps=1)
 )
 def test_local_update_without_a_model_to_start_from_is_refused(local_update, exchange, words):
     with pytest.raises(ValueError, match=words):
-        check_method(Method(local_update, exchange, NoAggregation()), linear_module(), 5)
+        aggregation = NormalisedMean() if isinstance(exchange, NormalisedModel) else NoAggregation()
+        check_method(Method(local_update, exchange, aggregation), linear_module(), 5)
 
 
 @pytest.mark.parametrize(

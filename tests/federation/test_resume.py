@@ -11,6 +11,7 @@ from tests.helpers.checkpoints import flip_a_bit
 from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
 OTHERS = ["lcfed_plus", "fedac", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
+OTHERS += ["feddyn", "fedadam", "fedavgm"]
 SLOW = [("lcfed", 1), ("fedavg", 1), *((method, first) for method in OTHERS for first in (1, 5))]
 
 
@@ -32,6 +33,7 @@ def ended(tmp_path, five_rounds):
         ("lcfed", 0),  # after the warm-up rounds alone
         ("lcfed", 5),
         ("fedavg", 5),  # clients keep nothing
+        ("scaffold", 5),  # clients and the aggregation remember something
         *(pytest.param(method, first, marks=pytest.mark.slow) for method, first in SLOW),
     ],
 )

@@ -18,11 +18,12 @@ from lcfl.data.partition import IID, Pathological
 from lcfl.data.population import Population
 from lcfl.engines import SequentialEngine
 from lcfl.federation.federation import Federation
-from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, ServerDynamics
 from lcfl.methods.clustering import LowRankCosine, RefreshedLowRankCosine
 from lcfl.methods.exchange import (
     AdaptedModel,
     CentreAndEmbedding,
+    ControlledModel,
     FullModel,
     GlobalReference,
     NoExchange,
@@ -30,7 +31,7 @@ from lcfl.methods.exchange import (
     SharedEmbedding,
     SharedLayers,
 )
-from lcfl.methods.local import LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.local import ControlledTraining, DynamicTraining, LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.methods.method import Method
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
@@ -160,6 +161,16 @@ def alone(full_budget=False, **local):
 
 def fedprox(**local):
     return Method(LocalTraining(start="centre", **(local or {"steps": 3})), GlobalReference(), GlobalMean())
+
+
+def scaffold(aggregation=None, **local):
+    local = ControlledTraining(**(local or {"steps": 3}))
+    return Method(local, ControlledModel(), aggregation or GlobalMean("uniform"))
+
+
+def feddyn(**local):
+    local = DynamicTraining(start="centre", **(local or {"steps": 3}))
+    return Method(local, GlobalReference(), GlobalMean("uniform", optimizer=ServerDynamics()))
 
 
 def fednova(momentum=0.0, **local):

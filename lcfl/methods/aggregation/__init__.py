@@ -14,6 +14,7 @@ from lcfl.methods.aggregation.rules import (
 from lcfl.methods.aggregation.server_optimizers import (
     ServerAdagrad,
     ServerAdam,
+    ServerDynamics,
     ServerMomentum,
     ServerOptimizer,
     ServerYogi,
@@ -35,6 +36,7 @@ __all__ = [
     "NormalisedMean",
     "ServerAdagrad",
     "ServerAdam",
+    "ServerDynamics",
     "ServerMomentum",
     "ServerOptimizer",
     "ServerYogi",

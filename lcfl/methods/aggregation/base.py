@@ -4,7 +4,7 @@ Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import add_models
-from lcfl.core.schema import Forms
+from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import CheckedFields
 from lcfl.methods.aggregation.rules import AggregationRule
@@ -49,11 +49,13 @@ class Aggregation(CheckedFields, ABC):
 
     Class attributes:
         reads: the names in an uplink that it merges.
+        also_reads: the names in an uplink that it uses if they are there.
         keeps_centres: whether it leaves one centre per cluster.
         remembers: the forms (`lcfl.core.schema`) of values in ``state.aggregation``, checked when a run resumes.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
+    also_reads: ClassVar[tuple[str, ...]] = ()
     keeps_centres: ClassVar[bool] = True
     remembers: ClassVar[Forms] = {}
 
@@ -81,13 +83,17 @@ class NoAggregation(Aggregation):
 class Merge(Aggregation):
     """Base class of aggregations that merge the models of groups, by a mean unless they are given another rule.
 
+    If clients send changes of their control variates, the control variate of a group is updated as well, c <- c + (1/N)
+    sum_i (change of c_i), where N is the number of clients in the group (SCAFFOLD Eq. 5).
+
     Args:
         rule: how the models of a group become one; None for their weighted mean.
         optimizer: makes a step from the model of a group towards the merged one; None to replace the model by it.
             Buffers are always those of the merged model.
     """
 
-    remembers: ClassVar[Forms] = MEMORIES
+    also_reads: ClassVar[tuple[str, ...]] = ("control_change",)
+    remembers: ClassVar[Forms] = {**MEMORIES, "control": Array(("G", "P"))}
 
     rule: AggregationRule | None = field(default=None, kw_only=True)
     optimizer: ServerOptimizer | None = field(default=None, kw_only=True)
@@ -96,17 +102,34 @@ class Merge(Aggregation):
         """Returns the merged model ``[P + Q]`` of a group, given its model before the round."""
         return mean_model(models, weights, layout) if self.rule is None else self.rule(models, weights, start, layout)
 
-    def stepped(self, state: FederationState, merged_GM: Tensor, rows: Iterable[int], layout: Layout) -> Tensor:
+    def stepped(
+        self, state: FederationState, merged_GM: Tensor, uploads: Mapping[int, Sequence[Uplink]], layout: Layout
+    ) -> Tensor:
         """Returns the models of the server ``[G, P + Q]`` after the step of the optimizer from ``state.centres``.
 
         Args:
-            state: the state, which holds what the optimizer remembers.
+            state: the state, which holds what is remembered of each group.
             merged_GM: the merged models.
-            rows: the models for which there were uploads.
+            uploads: this round's uploads, by group; groups without any are left out.
             layout: the layout of the models.
         """
+        end, sizes = layout.num_parameters, {group: self._size(state, group) for group in uploads}
+        if any("control_change" in upload.payload for own in uploads.values() for upload in own):
+            control_GP = state.aggregation.get("control")
+            if control_GP is None or len(control_GP) != len(merged_GM):
+                control_GP = torch.zeros(len(merged_GM), end)
+            sums_GP = control_GP.double()
+            for group, own in uploads.items():
+                changes = [upload.payload["control_change"] for upload in own]
+                add_models(sums_GP[group], changes, [1 / sizes[group]] * len(own))
+            state.aggregation["control"] = sums_GP.float()
         if self.optimizer is None:
             return merged_GM
-        end = layout.num_parameters
-        after_GP = self.optimizer(state.aggregation, state.centres[:, :end], merged_GM[:, :end], rows)
+        shares = {group: len(own) / sizes[group] for group, own in uploads.items()}
+        after_GP = self.optimizer(state.aggregation, state.centres[:, :end], merged_GM[:, :end], shares)
         return torch.cat([after_GP, merged_GM[:, end:]], dim=1)
+
+    def _size(self, state: FederationState, group: int) -> int:
+        """Returns the number of clients in a group."""
+        in_group = state.assignment == group if self.keeps_centres else torch.ones_like(state.active)
+        return int((state.active & in_group).sum())

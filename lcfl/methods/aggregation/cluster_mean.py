@@ -124,24 +124,23 @@ class ClusterMean(Merge):
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """Replaces the centres and the global model, whose embedding is Phi."""
         centres, num_clusters = state.centres.clone(), state.num_clusters
+        sent: dict[int, list[Uplink]] = {}
+        for upload in uploads:
+            if (cluster := int(state.assignment[upload.client])) >= 0:
+                sent.setdefault(cluster, []).append(upload)
         if self.over == "stored":
             # Clients without a cluster form one more group, the last one.
             of_cluster_N = torch.where(state.assignment >= 0, state.assignment, num_clusters)
             sums = stored_sums(state, torch.where(state.participated, of_cluster_N, -1), num_clusters + 1, layout)
             means = [stored_mean(state, sums, slice(k, k + 1), layout) for k in range(num_clusters)]
         else:
-            cluster_n = state.assignment[[upload.client for upload in uploads]].tolist()
-            sent = list(zip(uploads, cluster_n, strict=True))
-            means = [
-                self._mean([upload for upload, own in sent if own == k], centres[k], layout)
-                for k in range(num_clusters)
-            ]
+            means = [self._mean(sent.get(k, ()), centres[k], layout) for k in range(num_clusters)]
             if self.embedding_over == "stored":
                 sums = stored_sums(state, torch.where(state.participated, 0, -1), 1, layout)
-        given = {cluster: mean for cluster, mean in enumerate(means) if mean is not None}
-        for cluster, merged in given.items():
-            centres[cluster] = merged
-        state.centres = self.stepped(state, centres, given, layout)
+        for cluster, own in enumerate(means):
+            if own is not None:
+                centres[cluster] = own
+        state.centres = self.stepped(state, centres, sent, layout)
         if self.embedding_over == "stored":
             mean = stored_mean(state, sums, slice(None), layout)
         else:

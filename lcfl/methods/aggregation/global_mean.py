@@ -44,7 +44,7 @@ class GlobalMean(Merge):
         weights = [upload.num_samples if self.weights == "samples" else 1 for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]
         merged = self.merged(models, weights, state.global_model, layout)
-        state.centres = self.stepped(state, merged.unsqueeze(0), [0], layout)
+        state.centres = self.stepped(state, merged.unsqueeze(0), {0: uploads}, layout)
         state.global_model = state.centres[0]
 
 

@@ -4,7 +4,7 @@ Legend: G models of the server, which are those of the clusters or a single glob
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,15 @@ from torch import Tensor
 from lcfl.core.schema import Array, Forms
 from lcfl.core.validation import CheckedFields
 
-__all__ = ["MEMORIES", "ServerAdagrad", "ServerAdam", "ServerMomentum", "ServerOptimizer", "ServerYogi"]
+__all__ = [
+    "MEMORIES",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerDynamics",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerYogi",
+]
 
 Memory = dict[str, Tensor]  # what an optimizer remembers of one model, ``[P]`` each
 
@@ -44,22 +52,25 @@ class ServerOptimizer(CheckedFields, ABC):
         if not self.lr > 0:
             raise ValueError(f"method.aggregation: {type(self).__name__} got lr={self.lr}; it must be above 0.")
 
-    def __call__(self, memory: dict[str, Any], before_GP: Tensor, merged_GP: Tensor, rows: Iterable[int]) -> Tensor:
+    def __call__(
+        self, memory: dict[str, Any], before_GP: Tensor, merged_GP: Tensor, shares: Mapping[int, float]
+    ) -> Tensor:
         """Returns the models after the step, ``[G, P]``.
 
         Args:
             memory: ``state.aggregation``, which is updated.
             before_GP: the models before the round.
             merged_GP: what the aggregation has made of them.
-            rows: the models for which there were uploads. The others stay as they are.
+            shares: which share of its clients has sent something, by the row of each model for which somebody has. The
+                other models stay as they are.
         """
         own = {name: memory[name].clone() for name in self.remembers if name in memory}
         if any(each.shape != before_GP.shape for each in own.values()) or not own:
             own = {name: torch.full_like(before_GP, self.initial(name)) for name in self.remembers}
         after_GP = before_GP.clone()
-        for row in rows:
-            step_P = self.step(merged_GP[row] - before_GP[row], {name: each[row] for name, each in own.items()})
-            after_GP[row] += self.lr * step_P
+        for row, share in shares.items():
+            of_row = {name: each[row] for name, each in own.items()}
+            after_GP[row] += self.lr * self.step(merged_GP[row] - before_GP[row], of_row, share)
         memory.update(own)
         return after_GP
 
@@ -68,8 +79,14 @@ class ServerOptimizer(CheckedFields, ABC):
         return 0.0
 
     @abstractmethod
-    def step(self, change_P: Tensor, memory: Memory) -> Tensor:
-        """Returns the step of one model, without eta, from Delta, and updates the memory in place."""
+    def step(self, change_P: Tensor, memory: Memory, share: float) -> Tensor:
+        """Returns the step of one model, without eta, and updates the memory in place.
+
+        Args:
+            change_P: Delta.
+            memory: what is remembered of this model.
+            share: the share of its clients that has sent something.
+        """
 
 
 @dataclass(frozen=True)
@@ -92,9 +109,27 @@ class ServerMomentum(ServerOptimizer):
         super().__post_init__()
         _check_momenta(self, momentum=self.momentum)
 
-    def step(self, change_P: Tensor, memory: Memory) -> Tensor:
+    def step(self, change_P: Tensor, memory: Memory, share: float) -> Tensor:
         """Returns v."""
         return memory["velocity"].mul_(self.momentum).add_(change_P)
+
+
+@dataclass(frozen=True)
+class ServerDynamics(ServerOptimizer):
+    """u <- u + s Delta; w <- w + eta (Delta + u) (FedDyn, Algorithm 1).
+
+    s is the share of all clients that has sent something. u is -h / alpha of the paper. Its h <- h - alpha s Delta and
+    w <- mean - h / alpha give the same.
+
+    Args:
+        lr: eta, 1 in the paper.
+    """
+
+    remembers: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    def step(self, change_P: Tensor, memory: Memory, share: float) -> Tensor:
+        """Returns Delta + u."""
+        return change_P + memory["velocity"].add_(change_P, alpha=share)
 
 
 @dataclass(frozen=True)
@@ -128,7 +163,7 @@ class ServerAdagrad(ServerOptimizer):
         """Returns tau^2 for v, and 0 for m."""
         return self.tau**2 if name == "second_moment" else 0.0
 
-    def step(self, change_P: Tensor, memory: Memory) -> Tensor:
+    def step(self, change_P: Tensor, memory: Memory, share: float) -> Tensor:
         """Returns m / (sqrt(v) + tau)."""
         first = memory["first_moment"].lerp_(change_P, 1 - self.beta1)
         second = memory["second_moment"]

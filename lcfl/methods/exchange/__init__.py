@@ -2,6 +2,7 @@
 
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
+from lcfl.methods.exchange.controlled_model import ControlledClusterModel, ControlledModel
 from lcfl.methods.exchange.global_model import AdaptedModel, FullModel, GlobalReference, NoExchange, NormalisedModel
 from lcfl.methods.exchange.partial_model import PartialModel, SharedEmbedding, SharedLayers
 from lcfl.methods.exchange.personal_model import CentreAndEmbedding, ClusterReference, EnvelopeModel
@@ -15,6 +16,8 @@ __all__ = [
     "ClusterModel",
     "ClusterReference",
     "ClusterUpdate",
+    "ControlledClusterModel",
+    "ControlledModel",
     "EnvelopeModel",
     "Exchange",
     "FullModel",

@@ -1,5 +1,6 @@
 """The client's part of a round: what a client starts from and minimises, and the engine that computes it."""
 
+from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
@@ -10,6 +11,8 @@ from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
 from lcfl.models.module import Pulls
 
 __all__ = [
+    "ControlledTraining",
+    "DynamicTraining",
     "Engine",
     "EnvelopeTraining",
     "Gradient",

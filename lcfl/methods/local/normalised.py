@@ -12,7 +12,7 @@ from lcfl.methods.local.sgd import SgdSettings, sgd_settings
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining
 from lcfl.models.module import FederatedModule
 
-__all__ = ["NormalisedTraining", "normaliser"]
+__all__ = ["NormalisedTraining", "known_sgd", "normaliser"]
 
 
 def normaliser(
@@ -67,12 +67,12 @@ class NormalisedTraining(LocalTraining):
         Raises:
             ValueError: for any other optimizer.
         """
-        _settings(module)
+        known_sgd(module, self)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Returns w_i as `LocalTraining` does, and a_i or (a_i, tau_i)."""
         trained = super().__call__(state, downlink, data, engine)
-        sgd = _settings(engine.module)
+        sgd = known_sgd(engine.module, self)
         rate = sgd.rate * self._lr_factor(data)
         pull = rate * engine.module.cluster_weight if "centre" in downlink.payload else 0.0
         numbers = [normaliser(trained.num_steps, sgd.momentum, sgd.dampening, sgd.nesterov, pull)]
@@ -81,8 +81,8 @@ class NormalisedTraining(LocalTraining):
         return replace(trained, extras={"normaliser": torch.tensor(numbers)})
 
 
-def _settings(module: FederatedModule) -> SgdSettings:
-    """Returns the settings of the module's optimizer.
+def known_sgd(module: FederatedModule, local_update: LocalTraining) -> SgdSettings:
+    """Returns the settings of the module's optimizer, for which the normaliser is known.
 
     Raises:
         ValueError: unless it is SGD with one setting for all parameters.
@@ -91,7 +91,7 @@ def _settings(module: FederatedModule) -> SgdSettings:
     if settings is None:
         name = type(module.configure_optimizers()).__name__
         raise ValueError(
-            f"method.local_update: NormalisedTraining got the optimizer {name}; the normaliser is known only for "
-            "torch.optim.SGD with the same settings for all parameters. Set model.optimizer accordingly."
+            f"method.local_update: {type(local_update).__name__} got the optimizer {name}; how far its steps go is "
+            "known only for torch.optim.SGD with the same settings for all parameters. Set model.optimizer accordingly."
         )
     return settings

@@ -186,9 +186,14 @@ class LocalTraining(LocalUpdate):
         start = starting_model(self.start, state, downlink, engine.layout)
         consumed, batches = draw_batches(state.consumed, data, *self._steps_and_epochs(data))
         batches = batches[: engine.max_steps]
-        pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"))
+        correction = self.correction(state, downlink, engine.layout)
+        pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"), correction)
         model, loss, logged = engine.run_optimizer(start, batches, pulls, self._lr_factor(data))
         return LocalOutput(model, consumed, loss, logged, len(batches))
+
+    def correction(self, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor | None:
+        """Returns the vector ``[P]`` that is added to every gradient; None for none."""
+        return None
 
     def _lr_factor(self, data: LocalData) -> float:
         """Returns eta_t / eta."""

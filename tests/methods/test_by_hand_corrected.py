@@ -1,0 +1,128 @@
+"""Tests of SCAFFOLD and FedDyn against numpy, and of what they must have in common with FedAvg and FedProx."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lcfl.methods import (
+    ClusterMean,
+    ControlledClusterModel,
+    ControlledModel,
+    ControlledTraining,
+    FullModel,
+    GlobalMean,
+    Method,
+    NormalisedMean,
+    UpdateMean,
+)
+from lcfl.models.module import FederatedModule
+from tests.helpers.builders import alone, blobs, blobs_module, fedavg, feddyn, fit, linear, linear_module, scaffold
+from tests.methods.clustering.test_one_shot import fedclust
+from tests.methods.test_by_hand_baselines import LR, TRAIN, batches, close, run, slope_of, started
+
+P = 17
+
+
+def corrected(w, rows_of_steps, correction, alpha=0.0, momentum=0.0):
+    start, velocity = w, 0.0
+    for rows in rows_of_steps:
+        velocity = momentum * velocity + slope_of(w, rows) + correction + alpha * (w - start)
+        w = w - LR * velocity
+    return w
+
+
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_scaffold_corrects_by_control_variates(tmp_path, engine, momentum):
+    """Batches of 2 are three steps for client 0 and two for client 1."""
+    module = FederatedModule(linear, partial(torch.optim.SGD, lr=LR, momentum=momentum))
+    watch = run(scaffold(epochs=1), tmp_path, module, rounds=3, engine=engine, batch_size=2)
+    w, c, own = started(module), np.zeros(P), [np.zeros(P), np.zeros(P)]
+    lengths = [1 + 1 + momentum + 1 + momentum + momentum**2, 1 + 1 + momentum]  # the sums of the gradients' weights
+    for number, each in enumerate(watch.history):
+        steps = [batches(i, number * len(TRAIN[i]), 3 - i) for i in (0, 1)]
+        ends = [corrected(w, steps[i], c - own[i], momentum=momentum) for i in (0, 1)]
+        news = [own[i] - c + (w - ends[i]) / (LR * lengths[i]) for i in (0, 1)]
+        c = c + np.mean([new - old for new, old in zip(news, own, strict=True)], axis=0)
+        plain, w, own = w, np.mean(ends, axis=0), news
+        close(each.global_model, w)
+        assert number == 0 or np.abs(corrected(plain, steps[0], 0.0) - ends[0]).max() > 1e-3
+    np.testing.assert_allclose(watch.state.aggregation["control"], c[None], atol=2e-5)
+    np.testing.assert_allclose(c, np.mean(own, axis=0), atol=1e-12)
+    assert watch.rows[0]["comm/up_bytes"] == watch.rows[0]["comm/down_bytes"] == 2 * 4 * 2 * P
+
+
+def test_a_client_that_does_not_take_part_counts_for_the_control_variate(tmp_path):
+    """c changes by the sum over participants, divided by the number of all clients."""
+    watch = fit(blobs_module(), blobs(6), scaffold(), tmp_path, rounds=4, clients_per_round=2, final_models=None)
+    memories = [state.memory for state in watch.state.clients.states(range(6)) if state.memory is not None]
+    torch.testing.assert_close(watch.state.aggregation["control"][0], sum(memories) / 6, rtol=1e-4, atol=1e-5)
+    assert 2 < len(memories) <= 6
+
+
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+def test_feddyn_adds_a_linear_and_a_proximal_term(tmp_path, engine):
+    alpha = 0.3
+    module = linear_module(LR, cluster_weight=alpha)
+    watch = run(feddyn(), tmp_path, module, rounds=3, engine=engine)
+    w, h, g = started(module), np.zeros(P), [np.zeros(P), np.zeros(P)]
+    for each in watch.history:
+        ends = [corrected(w, [TRAIN[i]] * 3, -g[i], alpha) for i in (0, 1)]
+        g = [g[i] - alpha * (ends[i] - w) for i in (0, 1)]
+        h = h - alpha * np.mean([end - w for end in ends], axis=0)
+        w = np.mean(ends, axis=0) - h / alpha
+        close(each.global_model, w)
+    assert watch.rows[0]["comm/up_bytes"] == watch.rows[0]["comm/down_bytes"] == 2 * 4 * P
+
+
+def test_the_first_round_of_scaffold_is_that_of_fedavg(tmp_path):
+    one = run(scaffold(), tmp_path / "one", rounds=1)
+    other = run(Method(fedavg().local_update, FullModel(), GlobalMean("uniform")), tmp_path / "other", rounds=1)
+    torch.testing.assert_close(one.state.global_model, other.state.global_model)
+
+
+def test_with_one_client_scaffold_is_training_alone(tmp_path):
+    """c is c_i, so that nothing is corrected."""
+    one = fit(blobs_module(), blobs(1), scaffold(), tmp_path / "one", rounds=3, final_models=None)
+    other = fit(blobs_module(), blobs(1), alone(), tmp_path / "other", rounds=3, final_models=None)
+    own = next(iter(other.state.clients.states([0]))).model
+    torch.testing.assert_close(one.state.global_model, own, rtol=1e-4, atol=1e-5)
+
+
+def test_clusters_have_control_variates_of_their_own(tmp_path):
+    method = fedclust()
+    method = Method(
+        ControlledTraining(steps=3), ControlledClusterModel(), ClusterMean("participants", "participants"),
+        method.clustering,
+    )  # fmt: skip
+    watch = fit(blobs_module(), blobs(8), method, tmp_path, rounds=4, final_models=None)
+    control, state = watch.state.aggregation["control"], watch.state
+    assert len(control) == state.num_clusters > 1
+    for cluster, own in enumerate(control):
+        memories = [each.memory for each in state.clients.states(state.members(cluster))]
+        torch.testing.assert_close(own, sum(memories) / len(memories), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(control[0], control[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: scaffold(NormalisedMean()), "reads normaliser"),
+        (lambda: scaffold(UpdateMean()), "reads update"),
+        (lambda: Method(ControlledTraining(steps=1), FullModel(), GlobalMean()), "reads control from the downlink"),
+        (lambda: Method(fedavg().local_update, ControlledModel(), GlobalMean()), "uploads control_change, but"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_scaffold_needs_sgd_and_feddyn_a_weight(tmp_path):
+    adam = FederatedModule(linear, partial(torch.optim.Adam, lr=0.1))
+    with pytest.raises(ValueError, match="ControlledTraining got the optimizer Adam"):
+        run(scaffold(), tmp_path, adam)
+    with pytest.raises(ValueError, match=r"DynamicTraining got model\.cluster_weight=0, which is alpha of FedDyn"):
+        run(feddyn(), tmp_path, linear_module(LR))
