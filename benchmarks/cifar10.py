@@ -58,6 +58,8 @@ GRIDS = {
     "fedadagrad": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
     "lg_fedavg": FOUR_RATES,
     "per_fedavg": [*TWO_RATES, "method.local_update.init_args.inner_lr=0.01,0.02"],  # at 0.05 it diverges
+    "ditto": [*TWO_RATES, "model.cluster_weight=0.1,1"],
+    "pfedme": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.local_update.init_args.outer_lr=0.02,0.05"],
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,

@@ -13,7 +13,18 @@ from lcfl.methods.exchange import FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from tests.helpers import clustered
-from tests.helpers.builders import alone, fedavg, feddyn, fednova, fedper, fedprox, lg_fedavg, per_fedavg, scaffold
+from tests.helpers.builders import (
+    alone,
+    ditto,
+    fedavg,
+    feddyn,
+    fednova,
+    fedper,
+    fedprox,
+    lg_fedavg,
+    per_fedavg,
+    scaffold,
+)
 from tests.helpers.commandline import CONFIGS, DATA, KINDS, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
@@ -28,6 +39,7 @@ BASELINES = {
     "local": alone(steps=5),
     "fedprox": fedprox(steps=5),
     "fednova": fednova(steps=5),
+    "ditto": ditto(steps=5),
     "scaffold": scaffold(steps=5),
     "feddyn": feddyn(steps=5),
     "fedadam": Method(LocalTraining(steps=5), FullModel(), GlobalMean(optimizer=ServerAdam(0.1))),
@@ -43,7 +55,7 @@ BASELINES = {
     "cfl": clustered.cfl(5, eps1=0.1, eps2=0.4, relative=True, min_round=20, stale_max=50),
     "pacfl": clustered.pacfl(FIVE),
 }
-PULLS = {"fedprox": 0.01, "feddyn": 0.1, "cgpfl_prox": 0.5}  # mu
+PULLS = {"fedprox": 0.01, "feddyn": 0.1, "ditto": 0.5, "cgpfl_prox": 0.5}  # mu
 
 
 def pairs():

@@ -24,6 +24,7 @@ from lcfl.methods.exchange import (
     AdaptedModel,
     CentreAndEmbedding,
     ControlledModel,
+    EnvelopeModel,
     FullModel,
     GlobalReference,
     NoExchange,
@@ -31,7 +32,14 @@ from lcfl.methods.exchange import (
     SharedEmbedding,
     SharedLayers,
 )
-from lcfl.methods.local import ControlledTraining, DynamicTraining, LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.local import (
+    ControlledTraining,
+    DittoTraining,
+    DynamicTraining,
+    LocalTraining,
+    MetaTraining,
+    NormalisedTraining,
+)
 from lcfl.methods.method import Method
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
@@ -171,6 +179,10 @@ def scaffold(aggregation=None, **local):
 def feddyn(**local):
     local = DynamicTraining(start="centre", **(local or {"steps": 3}))
     return Method(local, GlobalReference(), GlobalMean("uniform", optimizer=ServerDynamics()))
+
+
+def ditto(**local):
+    return Method(DittoTraining(**(local or {"steps": 3})), EnvelopeModel(), GlobalMean())
 
 
 def fednova(momentum=0.0, **local):

@@ -8,10 +8,19 @@ import torch
 
 from lcfl.core import rng
 from lcfl.federation.federation import Federation
+from lcfl.methods import (
+    BlendedClusterMean,
+    EnvelopeModel,
+    EnvelopeTraining,
+    GlobalMean,
+    Method,
+    ServerMomentum,
+)
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import (
     alone,
     dealt,
+    ditto,
     fednova,
     fedper,
     fedprox,
@@ -244,3 +253,33 @@ def test_local_with_its_full_budget_trains_all_clients_in_every_round(tmp_path):
     for client in (0, 1):
         close(watch.state.clients[client].model, run_optimizer(started(linear_module()), [TRAIN[client]] * 6))
     assert watch.state.total_bytes == 0
+
+
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+def test_ditto_pulls_personal_models_to_the_model_that_was_sent(tmp_path, engine):
+    mu = 0.7
+    module = linear_module(LR, cluster_weight=mu)
+    watch = run(ditto(steps=2), tmp_path, module, engine=engine, rounds=3, batch_size=2)
+    w, own = started(module), [started(module), started(module)]
+    for number, each in enumerate(watch.history):
+        steps = [batches(i, 4 * number, 2) for i in (0, 1)]
+        for i in (0, 1):
+            for rows in steps[i]:
+                own[i] = own[i] - LR * (slope_of(own[i], rows) + mu * (own[i] - w))
+        w = SHARE @ [run_optimizer(w, steps[i]) for i in (0, 1)]
+        close(each.global_model, w)
+    for state, expected in zip(watch.state.clients.states([0, 1]), own, strict=True):
+        close(state.model, expected)
+
+
+def test_pfedme_is_cgpfl_with_one_cluster_and_blends_old_and_new(tmp_path):
+    local = EnvelopeTraining(steps=2, inner_steps=3, outer_lr=0.05)
+    means = (
+        GlobalMean("uniform", optimizer=ServerMomentum(0.7, 0.0)),
+        BlendedClusterMean("participants", "participants", "uniform", 0.7),
+    )
+    one, other = (
+        run(Method(local, EnvelopeModel(), mean), tmp_path / str(number), rounds=3) for number, mean in enumerate(means)
+    )
+    torch.testing.assert_close(one.state.centres, other.state.centres)
+    assert one.state.centres.shape == (1, 17)

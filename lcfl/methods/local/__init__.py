@@ -1,6 +1,7 @@
 """The client's part of a round: what a client starts from and minimises, and the engine that computes it."""
 
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
+from lcfl.methods.local.ditto import DittoTraining
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
@@ -12,6 +13,7 @@ from lcfl.models.module import Pulls
 
 __all__ = [
     "ControlledTraining",
+    "DittoTraining",
     "DynamicTraining",
     "Engine",
     "EnvelopeTraining",
