@@ -13,6 +13,7 @@ from lcfl.methods import (
     ControlledTraining,
     FullModel,
     GlobalMean,
+    Krum,
     Method,
     NormalisedMean,
     UpdateMean,
@@ -111,6 +112,7 @@ def test_clusters_have_control_variates_of_their_own(tmp_path):
     [
         (lambda: scaffold(NormalisedMean()), "reads normaliser"),
         (lambda: scaffold(UpdateMean()), "reads update"),
+        (lambda: scaffold(GlobalMean(rule=Krum())), "uploads control variates, to which the rule"),
         (lambda: Method(ControlledTraining(steps=1), FullModel(), GlobalMean()), "reads control from the downlink"),
         (lambda: Method(fedavg().local_update, ControlledModel(), GlobalMean()), "uploads control_change, but"),
     ],

@@ -118,8 +118,8 @@ class GeometricMedian(AggregationRule):
 
         R times: beta_i <- alpha_i / max(nu, |v - w_i|); v <- sum_i beta_i w_i / sum_i beta_i
 
-    v begins at the median of every parameter. The authors' code begins at the mean, from which a few steps do not lead
-    back if one update is enormous. Only parameters count for the distances.
+    v begins at the weighted median of every parameter. The authors' code begins at the mean, and a few steps cannot
+    recover from that if one update is enormous. Only parameters count for the distances.
 
     Args:
         iterations: R, the number of steps.
@@ -142,7 +142,7 @@ class GeometricMedian(AggregationRule):
     def __call__(self, models: Sequence[Tensor], weights: Sequence[float], start: Tensor, layout: Layout) -> Tensor:
         """See `AggregationRule`."""
         share_n = torch.tensor(weights, dtype=torch.float64)
-        median = CoordinateMedian()(models, weights, start, layout).double()
+        median = _weighted_medians(models, share_n)
         for _ in range(self.iterations):
             far_n = torch.tensor([_distance(model, median, layout.num_parameters) for model in models])
             factor_n = share_n / far_n.clamp(min=self.smoothing)
@@ -211,6 +211,16 @@ def _by_coordinate(models: Sequence[Tensor], layout: Layout, merge: Callable[[Te
         values_nC = torch.stack([model[begin : begin + COLUMNS] for model in models])
         merged[begin : begin + COLUMNS] = merge(values_nC.sort(dim=0).values.double())
     return _with_largest(merged, models, layout)
+
+
+def _weighted_medians(models: Sequence[Tensor], weight_n: Tensor) -> Tensor:
+    """Returns for every entry the smallest value up to which there is half of the weight, in float64."""
+    medians = torch.empty(len(models[0]), dtype=torch.float64)
+    for begin in range(0, len(medians), COLUMNS):
+        values_nC, order_nC = torch.stack([model[begin : begin + COLUMNS] for model in models]).sort(dim=0, stable=True)
+        is_half_nC = weight_n[order_nC].cumsum(dim=0) >= weight_n.sum() / 2
+        medians[begin : begin + COLUMNS] = values_nC.gather(0, is_half_nC.int().argmax(dim=0, keepdim=True))[0]
+    return medians
 
 
 def _weighted_sum(models: Sequence[Tensor], factors: Sequence[float]) -> Tensor:

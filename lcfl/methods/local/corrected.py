@@ -4,7 +4,7 @@ Legend: P parameters of a model.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -76,13 +76,15 @@ class DynamicTraining(LocalTraining):
     w_t is the ``centre`` in the downlink, and alpha is ``model.cluster_weight``. The client remembers g_i, which is 0
     at first. In a warm-up round, which sends no centre, it is plain training.
 
-    The arguments are those of `LocalTraining`.
+    The arguments are those of `LocalTraining`, but a run starts from w_t unless `start` says otherwise.
 
     Raises:
         ValueError: as `LocalTraining`.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("centre",)
+
+    start: Literal["own", "centre", "embedding"] = "centre"
 
     def check(self, module: FederatedModule) -> None:
         """Checks that alpha is positive.

@@ -51,7 +51,9 @@ def krum(models, weights, start, rule):
 
 def geometric(models, weights, start, rule):
     share = np.array(weights) / sum(weights)
-    point = np.median(models, axis=0).astype(np.float32)
+    order = np.argsort(models, axis=0, kind="stable")
+    half = (np.cumsum(np.array(weights)[order], axis=0) >= sum(weights) / 2).argmax(axis=0)
+    point = np.take_along_axis(np.sort(models, axis=0), half[None], axis=0)[0]
     for _ in range(rule.iterations):
         factor = share / np.maximum(np.linalg.norm((models - point)[:, :P], axis=1), rule.smoothing)
         point = factor @ models / factor.sum()
@@ -108,6 +110,12 @@ def test_two_attackers_of_twelve_move_a_robust_rule_little_and_the_mean_far(rule
     (start,), _ = drawn(1, seed=1)
     assert (rule(bad, [1] * 12, start, LAYOUT) - mean_model(models[:10], [1] * 10, LAYOUT))[:P].abs().max() < 4
     assert mean_model(bad, [1] * 12, LAYOUT)[:P].abs().min() > 1e28
+
+
+def test_many_attackers_with_little_weight_do_not_move_the_geometric_median():
+    honest, attack = torch.zeros(LAYOUT.size), torch.full((LAYOUT.size,), 1e6)
+    merged = GeometricMedian()([honest, honest + 1, attack, attack, attack], [100, 100, 1, 1, 1], honest, LAYOUT)
+    assert merged[:P].abs().max() < 2
 
 
 def test_without_attackers_a_trimmed_mean_is_the_mean_and_a_long_radius_clips_nothing():
