@@ -77,7 +77,7 @@ class Method(CheckedFields):
         if "control_change" in exchange.extras and getattr(aggregation, "rule", None) is not None:
             raise ValueError(
                 f"method: {_name(exchange)} uploads control variates, to which the rule of {_name(aggregation)} does "
-                "not apply, so that one client could still mislead all others. Set rule to null, or use another exchange."
+                "not apply, so that one client could mislead all others. Set rule to null, or use another exchange."
             )
         for model_kind in exchange.models:
             exchange.evaluation_update(model_kind, self.local_update)
