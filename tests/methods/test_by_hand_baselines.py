@@ -272,6 +272,12 @@ def test_ditto_pulls_personal_models_to_the_model_that_was_sent(tmp_path, engine
         close(state.model, expected)
 
 
+def test_without_a_pull_the_personal_models_of_ditto_are_those_of_clients_that_train_alone(tmp_path):
+    one, other = (run(method, tmp_path / str(i), batch_size=2) for i, method in enumerate((ditto(), alone())))
+    for own, expected in zip(*(each.state.clients.states([0, 1]) for each in (one, other)), strict=True):
+        assert torch.equal(own.model, expected.model)
+
+
 def test_pfedme_is_cgpfl_with_one_cluster_and_blends_old_and_new(tmp_path):
     local = EnvelopeTraining(steps=2, inner_steps=3, outer_lr=0.05)
     means = (

@@ -4,7 +4,7 @@ Legend: n models of a group, P parameters and Q buffer entries in a model's flat
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -47,8 +47,7 @@ class CoordinateMedian(AggregationRule):
 
     def __call__(self, models: Sequence[Tensor], weights: Sequence[float], start: Tensor, layout: Layout) -> Tensor:
         """See `AggregationRule`."""
-        cut = (len(models) - 1) // 2
-        return _by_coordinate(models, layout, lambda sorted_nC: sorted_nC[cut : len(models) - cut].mean(dim=0))
+        return _trimmed_mean(models, (len(models) - 1) // 2, layout)
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ class TrimmedMean(AggregationRule):
 
     def __call__(self, models: Sequence[Tensor], weights: Sequence[float], start: Tensor, layout: Layout) -> Tensor:
         """See `AggregationRule`."""
-        cut = _part(self.share, len(models))
-        return _by_coordinate(models, layout, lambda sorted_nC: sorted_nC[cut : len(models) - cut].mean(dim=0))
+        return _trimmed_mean(models, _part(self.share, len(models)), layout)
 
 
 @dataclass(frozen=True)
@@ -204,12 +202,12 @@ def _part(share: float, number: int) -> int:
     return floor(share * number + 1e-9)
 
 
-def _by_coordinate(models: Sequence[Tensor], layout: Layout, merge: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns what `merge` makes of the sorted values ``[n, C]`` of some entries in float64, for all entries."""
+def _trimmed_mean(models: Sequence[Tensor], cut: int, layout: Layout) -> Tensor:
+    """Returns the mean of every entry without its `cut` smallest and `cut` largest values."""
     merged = torch.empty(layout.size, dtype=torch.float64)
     for begin in range(0, layout.size, COLUMNS):
-        values_nC = torch.stack([model[begin : begin + COLUMNS] for model in models])
-        merged[begin : begin + COLUMNS] = merge(values_nC.sort(dim=0).values.double())
+        sorted_nC = torch.stack([model[begin : begin + COLUMNS] for model in models]).sort(dim=0).values
+        merged[begin : begin + COLUMNS] = sorted_nC[cut : len(models) - cut].double().mean(dim=0)
     return _with_largest(merged, models, layout)
 
 

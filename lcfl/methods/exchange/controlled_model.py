@@ -56,7 +56,8 @@ class ControlledModel(_Controlled, FullModel):
 class ControlledClusterModel(_Controlled, ClusterModel):
     """Sends the client's cluster model and c of its cluster down, its model and the change of c_i up: 4P floats.
 
-    It is SCAFFOLD inside every cluster. c is the mean of the members' c_i as long as clusters stay as they are.
+    It is SCAFFOLD inside every cluster. c is the mean of the members' c_i if clusters are formed before the first round
+    and stay as they are.
 
     Args:
         keeps_model: see `ClusterModel`.
