@@ -43,6 +43,14 @@ class Method(CheckedFields):
             check_instance(f"method.{name}", getattr(self, name), kind)
         for number, clustering in enumerate(self.clustering):
             check_instance(f"method.clustering.{number}", clustering, Clustering)
+        self._check_messages()
+        for model_kind in self.exchange.models:
+            self.exchange.evaluation_update(model_kind, self.local_update)
+        self._check_stored_models()
+        self._check_transforms()
+
+    def _check_messages(self) -> None:
+        """Checks that everything that a part reads is sent, and that what is sent in addition to a model is read."""
         exchange, aggregation = self.exchange, self.aggregation
         readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
         for part in readers:
@@ -79,8 +87,10 @@ class Method(CheckedFields):
                 f"method: {_name(exchange)} uploads control variates, to which the rule of {_name(aggregation)} does "
                 "not apply, so that one client could mislead all others. Set rule to null, or use another exchange."
             )
-        for model_kind in exchange.models:
-            exchange.evaluation_update(model_kind, self.local_update)
+
+    def _check_stored_models(self) -> None:
+        """Checks that there are the stored models and the centres that a part needs."""
+        exchange, aggregation = self.exchange, self.aggregation
         stores = exchange.keeps_model and exchange.uploads_whole
         if aggregation.uses_stored_models and not stores:
             raise ValueError(
@@ -99,8 +109,6 @@ class Method(CheckedFields):
                     f"method: {_name(clustering)} needs a centre for every cluster, but {_name(aggregation)} makes one "
                     "model for all clients. Use ClusterMean, or set clustering: []."
                 )
-
-        self._check_transforms()
 
     def _check_transforms(self) -> None:
         transforms, returns = self.exchange.transforms, self.exchange.returns
