@@ -10,6 +10,7 @@ from torch import nn
 import lcfl.callbacks
 import lcfl.data.augmentation
 import lcfl.data.datasets
+import lcfl.data.faults
 import lcfl.data.partition
 import lcfl.data.transforms
 import lcfl.methods.aggregation
@@ -40,6 +41,7 @@ PARTS: dict[str, tuple[ModuleType, type]] = {
     "data.dataset.init_args.augmentation": (lcfl.data.augmentation, lcfl.data.augmentation.Augmentation),
     "data.partition": (lcfl.data.partition, lcfl.data.partition.Partition),
     "data.client_transforms": (lcfl.data.transforms, lcfl.data.transforms.ClientTransform),
+    "data.faults": (lcfl.data.faults, lcfl.data.faults.ClientFault),
 }
 # The other options that take a class, each with an example.
 OTHERS = {

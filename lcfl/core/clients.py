@@ -28,8 +28,9 @@ class ClientState:
         model: the personal model w_i as a flat vector ``[P + Q]``; None for a method whose clients keep no model.
         consumed: the number of training samples drawn so far in `steps` mode; the next batch begins there.
         buffers: the buffers of its networks ``[Q]``, if they are not exchanged; None means those of the `blank` state.
-        received: the model as the server last received it, if an upload transform makes it differ from `model`.
+        received: the model as the server last received it, if an upload transform or a fault makes it differ.
         memory: what the local update remembers for this client, a vector in float32 of the same length for all clients.
+        previous: the parameters ``[P]`` that a client with a `StaleUpdate` trained the last time.
     """
 
     model: Tensor | None = None
@@ -37,6 +38,7 @@ class ClientState:
     buffers: Tensor | None = None
     received: Tensor | None = None
     memory: Tensor | None = None
+    previous: Tensor | None = None
 
     @property
     def stored_model(self) -> Tensor:

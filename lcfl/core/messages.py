@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 
 from torch import Tensor
 
-__all__ = ["Downlink", "Uplink", "all_finite"]
+__all__ = ["Downlink", "Uplink", "all_finite", "update_norm"]
 
 
 def _num_bytes(payload: Mapping[str, Tensor]) -> int:
@@ -48,6 +49,23 @@ class Uplink:
     def num_bytes(self) -> int:
         """The bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
+
+
+def update_norm(uplink: Uplink) -> float:
+    """Returns the L2 norm of the difference between what a client was sent and what it sends.
+
+    A vector counts from the one of the same name in the downlink, or else from the model or centre there if it has the
+    same length, or else from 0. Whole numbers do not count.
+    """
+    sent = uplink.answers.payload if uplink.answers is not None else {}
+    square = 0.0
+    for name, vector in uplink.payload.items():
+        candidates = (sent[each] for each in (name, "model", "centre") if each in sent)
+        known = next((each for each in candidates if each.shape == vector.shape and name != "update"), None)
+        if vector.is_floating_point():
+            apart = vector.double() if known is None else vector.double() - known
+            square += float(apart.square().sum())
+    return sqrt(square)
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -19,16 +19,17 @@ from lcfl.core import rng
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
+from lcfl.data.faults import Backdoor, ClientFault, find_faulty
 from lcfl.data.owners import TEST
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 from lcfl.data.partition.uniform import IID
 from lcfl.data.pooled import pooled_loader
 from lcfl.data.population import Population, label_counts
-from lcfl.data.protocols import PLAIN, PROTOCOLS, Split
+from lcfl.data.protocols import BACKDOOR, PLAIN, PROTOCOLS, Split
 from lcfl.data.samples import Samples
 from lcfl.data.train_test_split import split_disjoint, split_overlapping
 from lcfl.data.transforms import ClientTransform, true_groups
-from lcfl.data.views import View, ViewedSamples
+from lcfl.data.views import View, ViewedSamples, seen_labels
 
 __all__ = ["FederatedDataModule"]
 
@@ -70,7 +71,9 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: part of the remaining share that is held out for validation; 0 for none.
         client_transforms: transforms of each client's samples and labels, applied in this order to training, validation
             and test samples alike.
-        seed: seed of partition, split and client transforms.
+        faults: what clients do wrong, for tests of robust methods: `LabelFlip`, `ScaledUpdate` and others. No
+            evaluation measures these clients. With a `Backdoor`, ``backdoor`` is one more test protocol.
+        seed: seed of partition, split, client transforms and faults.
 
     Raises:
         TypeError: If data set or partition are of another class.
@@ -92,6 +95,7 @@ class FederatedDataModule(LightningDataModule):
         test_fraction: float = 0.25,
         val_fraction: float = 0.1,
         client_transforms: Sequence[ClientTransform] = (),
+        faults: Sequence[ClientFault] = (),
         seed: int = 0,
     ) -> None:
         values, parameters = locals().copy(), inspect.signature(FederatedDataModule.__init__).parameters
@@ -101,16 +105,19 @@ class FederatedDataModule(LightningDataModule):
         self.dataset, self.partition = dataset, partition
         self.batch_size, self.drop_last = batch_size, drop_last
         self.newcomers, self.leavers = newcomers, dict(leavers or {})
-        self.protocols = list(protocols)
+        self.protocols: list[str] = list(protocols)
         self.proxy = proxy
         self.pool = pool
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.client_transforms = list(client_transforms)
+        self.faults = list(faults)
         self.seed = seed
         check_instance("data.dataset", dataset, FederatedDataset, " Datasets makes one of your own data sets.")
         check_instance("data.partition", partition, Partition)
         self.num_clients = self._known_clients() if num_clients is None else num_clients
         self._check_arguments()
+        self._backdoor = next((fault for fault in self.faults if isinstance(fault, Backdoor)), None)
+        self.protocols += [BACKDOOR] * (self._backdoor is not None)
         self._loaded: tuple[Samples, Population] | None = None
         self._seen: dict[tuple[View, ...], Samples] = {}
 
@@ -148,12 +155,31 @@ class FederatedDataModule(LightningDataModule):
         remaining[[client for client, first in self.leavers.items() if first <= number]] = False
         return remaining
 
-    def seen_by(self, client: int) -> Samples:
-        """Returns all samples as a client sees them. Clients that see them alike get the same object."""
+    def seen_by(self, client: int, protocol: str = "own_split") -> Samples:
+        """Returns all samples as a client sees them under a test protocol.
+
+        Clients that see them alike get the same object.
+        """
+        _, population = self._after_setup()
+        views = () if population.views is None or protocol in PLAIN else population.views[client]
+        if protocol == BACKDOOR:
+            assert self._backdoor is not None, "only a backdoor has this protocol"
+            views = (*views, self._backdoor.stamp())
+        return self._through(views)
+
+    def trained_on(self, client: int, number: int) -> Samples:
+        """Returns all samples as a client sees them when it trains in a round: perhaps with a fault."""
         samples, population = self._after_setup()
-        if population.views is None:
+        faults = population.faults_of(client, number)
+        views: tuple[View, ...] = () if population.views is None else population.views[client]
+        for fault in faults:
+            views += fault.views(samples.num_classes)
+        return self._through(views)
+
+    def _through(self, views: tuple[View, ...]) -> Samples:
+        samples, _ = self._after_setup()
+        if not views:
             return samples
-        views = population.views[client]
         if views not in self._seen:
             self._seen[views] = ViewedSamples(samples, views)
         return self._seen[views]
@@ -169,10 +195,13 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.client_transforms"):
             for transform in self.client_transforms:
                 transform.check(self.dataset.spec)
+        with errors_of("data.faults"):
+            for fault in self.faults:
+                fault.check(self.dataset.spec)
         with errors_of("data.dataset"):
             samples = self.dataset.load()
             owners = self.dataset.owners(self.partition.owner_column)
-        official = [name for name in self.protocols if name != "own_split"]
+        official = [name for name in self.protocols if name not in ("own_split", BACKDOOR)]
         if official and samples.num_train == len(samples):
             raise ValueError(
                 f"the protocol {official[0]} tests on official test samples, but {type(self.dataset).__name__} has "
@@ -183,9 +212,12 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
         split, proxy = self._without_proxy(self._split(shares, samples))
-        tests = self._tests(split)
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, samples.num_classes)
+        tests = self._tests(split, views)
+        members = torch.nonzero(self.remaining_clients(-1)).flatten().tolist()
+        with errors_of("data.faults"):
+            faulty = find_faulty(self.faults, members, shares.names, self.seed)
         population = Population(
             split.train,
             split.val,
@@ -200,6 +232,7 @@ class FederatedDataModule(LightningDataModule):
             shares.names,
             shares.val,
             shares.test,
+            faulty,
         )
         if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
             population.warn_of_lonely_labels(self.dataset.classes)
@@ -227,12 +260,13 @@ class FederatedDataModule(LightningDataModule):
             self.leavers,
             self.batch_size,
             drop_last=True,  # a few inputs cannot show how long the last batches of the real data are
-            protocols=self.protocols,
+            protocols=[name for name in self.protocols if name != BACKDOOR],  # type: ignore[misc]
             proxy=min(self.proxy, 1),  # the protocols need the few random test inputs, so the proxy set takes only one
             pool=self.pool,
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
             client_transforms=self.client_transforms,
+            faults=[replace(fault, clients=0.5) for fault in self.faults],  # random inputs have no named clients
             seed=self.seed,
         )
 
@@ -253,7 +287,7 @@ class FederatedDataModule(LightningDataModule):
         A sample occurs once for each way in which clients see it.
         """
         protocol = self.protocols[0]
-        return self._loader(self.population.test[protocol], plain=protocol in PLAIN)
+        return self._loader(self.population.test[protocol], protocol=protocol)
 
     def write(self, path: str | Path) -> None:
         """Writes ``partition.json``: index lists, groups, label counts and the fingerprints of data and partition.
@@ -370,8 +404,15 @@ class FederatedDataModule(LightningDataModule):
         ]
         return true_groups(groups, self.client_transforms, views), list(zip(*views, strict=True))
 
-    def _tests(self, split: Split) -> dict[str, list[Indices]]:
-        tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in self.protocols}
+    def _tests(self, split: Split, views: Sequence[tuple[View, ...]] | None) -> dict[str, list[Indices]]:
+        names = [name for name in self.protocols if name != BACKDOOR]
+        tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in names}
+        if self._backdoor is not None:
+            assert split.labels is not None, "a backdoor needs classes"
+            first, target = names[0], self._backdoor.target
+            seen: Sequence[tuple[View, ...]] = [()] * self.num_clients if views is None or first in PLAIN else views
+            labels = [seen_labels(split.labels[own], each) for own, each in zip(tests[first], seen, strict=True)]
+            tests[BACKDOOR] = [own[label != target] for own, label in zip(tests[first], labels, strict=True)]
         for name, lists in tests.items():
             if not any(map(len, lists)):
                 raise ValueError(
@@ -381,8 +422,8 @@ class FederatedDataModule(LightningDataModule):
                 )
         return tests
 
-    def _loader(self, lists: list[Indices], is_train: bool = False, plain: bool = False) -> DataLoader[Any]:
-        seen = [self.samples if plain else self.seen_by(client) for client in range(self.num_clients)]
+    def _loader(self, lists: list[Indices], is_train: bool = False, protocol: str = "own_split") -> DataLoader[Any]:
+        seen = [self.seen_by(client, protocol) for client in range(self.num_clients)]
         drop_last = is_train and self.drop_last
         return pooled_loader(seen, lists, self.batch_size, is_train, drop_last)
 

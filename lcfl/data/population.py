@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lcfl.core.validation import abbreviated
+from lcfl.data.faults import ClientFault, FaultyClients
 from lcfl.data.partition.base import Indices
 from lcfl.data.protocols import PLAIN
 from lcfl.data.samples import Samples
@@ -44,6 +45,7 @@ class Population:
         names: the name of each client; None if clients have only numbers.
         own_val: for each client, the validation samples that it brought along; None if no client did.
         own_test: for each client, the test samples that it brought along; None if no client did.
+        faulty: the faults of each faulty client. No evaluation measures these clients.
     """
 
     train: list[Indices]
@@ -59,6 +61,7 @@ class Population:
     names: tuple[str, ...] | None = None
     own_val: list[Indices] | None = None
     own_test: list[Indices] | None = None
+    faulty: FaultyClients = field(default_factory=dict)
 
     @property
     def num_clients(self) -> int:
@@ -90,6 +93,10 @@ class Population:
                 sets |= {f"{stage}/{protocol}": self.test[protocol] for protocol in protocols}
         return sets
 
+    def faults_of(self, client: int, number: int) -> tuple[ClientFault, ...]:
+        """Returns the faults that a client has in a round."""
+        return tuple(fault for fault in self.faulty.get(client, ()) if fault.happens_in(number))
+
     def alone(self, client: int, number: int, num_clients: int) -> "Population":
         """Returns the population as the machine of one client sees it: all other clients have no samples.
 
@@ -108,7 +115,9 @@ class Population:
             counts[number] = self.label_counts[client]
         views = self.views and [self.views[client] if i == number else () for i in range(num_clients)]
         test = {name: only(lists) for name, lists in self.test.items()}
-        return Population(only(self.train), only(self.val), test, None, counts, self.overlapping, views)
+        faulty = {number: self.faulty[client]} if client in self.faulty else {}
+        train, val = only(self.train), only(self.val)
+        return Population(train, val, test, None, counts, self.overlapping, views, faulty=faulty)
 
     @property
     def samples_in_use(self) -> Indices:
@@ -187,6 +196,8 @@ class Population:
             digest.update(b"proxy:" + np.ascontiguousarray(self.proxy, dtype="<i8").tobytes())
         if self.names is not None:
             digest.update(f"names:{self.names}".encode())
+        if self.faulty:
+            digest.update(f"faulty:{self.faulty}".encode())
         return digest.hexdigest()
 
     def majority_accuracy(
@@ -230,6 +241,7 @@ class Population:
         known = "unknown" if self.groups is None else str(len(np.unique(self.groups)))
         width = max(len(name) for name, _ in rows)
         kept_out = f", {len(self.newcomers)} of them newcomers" if self.newcomers else ""
+        kept_out += f", {len(self.faulty)} faulty" if self.faulty else ""
         lines = [f"{self.num_clients} clients{kept_out}, true groups: {known}"]
         lines.append(f"{'per client':<{width}}  {'min':>8}  {'mean':>8}  {'max':>8}")
         for name, values in rows:
@@ -259,6 +271,11 @@ class Population:
             **({} if self.own_val is None else {"own_val": _lists(self.own_val)}),
             **({} if self.own_test is None else {"own_test": _lists(self.own_test)}),
             "newcomers": list(self.newcomers),
+            **(
+                {"faulty": {client: list(map(repr, each)) for client, each in self.faulty.items()}}
+                if self.faulty
+                else {}
+            ),
             "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
             "train": _lists(self.train),

@@ -12,10 +12,12 @@ import numpy as np
 from lcfl.core import rng
 from lcfl.data.partition.base import Indices
 
-__all__ = ["PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
+__all__ = ["BACKDOOR", "PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
 
 # Protocols whose samples all clients see unchanged, without their client transforms.
 PLAIN = frozenset({"global_plain"})
+# The protocol that a run with a `lcfl.data.faults.Backdoor` has in addition.
+BACKDOOR = "backdoor"
 
 
 @dataclass(frozen=True, eq=False)

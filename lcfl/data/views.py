@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lcfl.data.samples import Samples
 
-__all__ = ["Noise", "QuarterTurns", "Relabelling", "ViewedSamples", "View", "seen_labels", "standard_normal"]
+__all__ = ["Noise", "QuarterTurns", "Relabelling", "Stamp", "ViewedSamples", "View", "seen_labels", "standard_normal"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class View:
     def targets(self, targets: Tensor) -> Tensor:
         """Returns new targets [B, ...], given targets [B, ...]."""
         return targets
+
+    def __call__(self, inputs: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns new inputs and targets of a batch, given those of the samples at ``indices`` [B]."""
+        return self.inputs(inputs, indices), self.targets(targets)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,29 @@ class Relabelling(View):
     def targets(self, targets: Tensor) -> Tensor:
         """Looks the new labels up on the device of the labels."""
         return torch.tensor(self.labels, device=targets.device)[targets]
+
+
+@dataclass(frozen=True)
+class Stamp(View):
+    """Sets a square in the lower right corner of a share of the images [B, C, H, W], and labels these ``target``.
+
+    Which samples have the square depends only on their index.
+    """
+
+    target: int
+    size: int
+    value: float
+    share: float = 1.0
+
+    def __call__(self, inputs: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the images with the square, and the labels."""
+        is_stamped = torch.ones_like(indices, dtype=torch.bool)
+        if self.share < 1:
+            is_stamped = ((_mixed(indices * _GAMMA) >> 40) & (2**24 - 1)) < self.share * 2**24
+        stamped = inputs.clone()
+        stamped[..., -self.size :, -self.size :] = self.value
+        targets = targets.masked_fill(is_stamped, self.target)
+        return torch.where(is_stamped.view(-1, 1, 1, 1), stamped, inputs), targets
 
 
 def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.int64]:
@@ -127,7 +154,7 @@ class ViewedSamples(Samples):
         inputs, targets = batch
         numbers = torch.as_tensor(indices, dtype=torch.int64).to(inputs.device)
         for view in self.views:
-            inputs, targets = view.inputs(inputs, numbers), view.targets(targets)
+            inputs, targets = view(inputs, targets, numbers)
         return inputs, targets
 
     def fingerprint(self) -> str:

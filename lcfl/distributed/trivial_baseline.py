@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lcfl.core import rng
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.protocols import PLAIN
+from lcfl.data.protocols import BACKDOOR
 from lcfl.distributed.worker import blank_output, measure, most_outputs
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
@@ -35,12 +35,13 @@ def trivial_baselines(
         seed: the run's seed, for data sets whose items are random.
     """
     population, labels = data.population, data.samples.labels
+    protocols = [name for name in data.protocols if name != BACKDOOR]
     if module.reported.is_accuracy and labels is not None:  # the same without a forward pass for each client
-        values = {protocol: population.majority_accuracy(protocol, labels, clients) for protocol in data.protocols}
+        values = {protocol: population.majority_accuracy(protocol, labels, clients) for protocol in protocols}
     else:
         shape = blank_output(module, data.dataset.spec).shape[1:]
         module = copy.deepcopy(module).cpu().eval()
-        values = {protocol: _measured(module, data, clients, protocol, shape, seed) for protocol in data.protocols}
+        values = {protocol: _measured(module, data, clients, protocol, shape, seed) for protocol in protocols}
     return [{protocol: float(each[place]) for protocol, each in values.items()} for place in range(len(clients))]
 
 
@@ -59,7 +60,7 @@ def _measured(
         own, test = data.seen_by(client), data.population.test[protocol][client]
         with rng.seeded(seed, "trivial", client):
             learnt = own.targets(data.population.train[client])
-            targets = (data.samples if protocol in PLAIN else own).targets(test)
+            targets = data.seen_by(client, protocol).targets(test)
         constant = constant_output(learnt, shape, module.loss)
         if constant is not None and len(test):
             pieces = targets.split(most_outputs(shape.numel()))

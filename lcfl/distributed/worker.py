@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from lcfl.core import rng
-from lcfl.core.messages import Uplink
+from lcfl.core.clients import ClientState
+from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.protocols import PLAIN
+from lcfl.data.faults import ClientFault
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
 from lcfl.distributed.client_output import ClientOutputError, ClientTimeoutError, check_output, check_payload
+from lcfl.distributed.faulty_client import as_sent, trained_model
 from lcfl.distributed.tasks import Failure, TrainingResult, TrainingTask
 from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.local.batch_order import samples_per_epoch
@@ -49,15 +51,15 @@ class ScoringTask:
         model: ``[P + Q]``.
         sets: the indices of the samples in each set.
         clients: the clients whose model it is; empty for a model that the server evaluates on its proxy set.
-        owners: for each set the client whose transforms apply to it, or None to use it without; empty if no set has
-            an owner.
+        seen: for each set the client and the protocol, which decide how its samples are seen; empty if they are seen
+            unchanged.
         buffers: the buffers ``[Q]`` of the model if they are not part of it.
     """
 
     model: Tensor
     sets: tuple[NDArray[np.int64], ...]
     clients: tuple[int, ...]
-    owners: tuple[int | None, ...] = ()
+    seen: tuple[tuple[int, str], ...] = ()
     buffers: Tensor | None = None
 
     @classmethod
@@ -69,7 +71,7 @@ class ScoringTask:
             model,
             tuple(indices for *_, indices in owned),
             tuple(dict.fromkeys(client for client, *_ in owned)),
-            tuple(None if name.rpartition("/")[2] in PLAIN else client for client, name, _ in owned),
+            tuple((client, name.rpartition("/")[2]) for client, name, _ in owned),
             buffers,
         )
 
@@ -162,7 +164,7 @@ class Worker:
         local_update = task.local_update or self.method.local_update
         indices = self.data.population.train[task.client]
         data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last, task.round)
-        engine.samples, engine.buffers = self.data.seen_by(task.client), task.state.buffers
+        engine.samples, engine.buffers = self.data.trained_on(task.client, task.round), task.state.buffers
         exchange = task.exchange or self.method.exchange
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
         with rng.seeded(self.seed, "local", task.round, task.client):
@@ -171,15 +173,33 @@ class Worker:
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
         )
         draw = rng.generator(self.seed, "upload", task.round, task.client, *([task.extra] if task.extra else []))
-        payload = exchange.encode(output, task.downlink, engine.layout, draw)
-        check_payload(type(exchange).__name__, payload)
-        uplink = Uplink(task.client, payload, len(indices))
         model = output.model if exchange.keeps_model else None
         own = engine.buffers if engine.module.buffer_policy == "local" else None
         memory = task.state.memory if output.memory is None else output.memory
-        state = replace(task.state, model=model, consumed=output.consumed, buffers=own, memory=memory)
+        state = ClientState(model, output.consumed, own, memory=memory)
+        faults = self.data.population.faults_of(task.client, task.round)
+        sent, state = self._corrupted(faults, output, state, downlink, task) if faults else (output, state)
+        payload = exchange.encode(sent, task.downlink, engine.layout, draw)
+        check_payload(type(exchange).__name__, payload)
+        uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
+
+    def _corrupted(
+        self,
+        faults: Sequence[ClientFault],
+        output: LocalOutput,
+        state: ClientState,
+        downlink: Downlink,
+        task: TrainingTask,
+    ) -> tuple[LocalOutput, ClientState]:
+        """Returns what a faulty client sends, and its state, which remembers what the server received instead."""
+        layout, exchange = self.module.layout, task.exchange or self.method.exchange
+        draw = rng.generator(self.seed, "fault", task.round, task.client, task.extra)
+        sent = as_sent(faults, output, downlink, task.state.previous, layout.num_parameters, draw)
+        stores, is_late = exchange.keeps_model and exchange.uploads_whole, any(each.answers_late for each in faults)
+        previous = trained_model(output)[: layout.num_parameters] if is_late else None
+        return sent, replace(state, received=trained_model(sent) if stores else None, previous=previous)
 
     def cost_of(self, task: TrainingTask) -> int:
         """Returns how many samples a task processes."""
@@ -199,8 +219,8 @@ class Worker:
         engine.buffers = task.buffers
         sets: dict[Samples, dict[int, NDArray[np.int64]]] = {}
         keys: list[tuple[Samples, int]] = []
-        for indices, owner in zip(task.sets, task.owners or [None] * len(task.sets), strict=True):
-            seen = self.data.samples if owner is None else self.data.seen_by(owner)
+        for indices, how in zip(task.sets, task.seen or [None] * len(task.sets), strict=True):
+            seen = self.data.samples if how is None else self.data.seen_by(*how)
             sets.setdefault(seen, {})[id(indices)] = indices  # a set that clients share is scored once
             keys.append((seen, id(indices)))
         results: dict[tuple[Samples, int], dict[str, float]] = {}

@@ -242,6 +242,7 @@ class Session:
             "leavers": self.data.leavers or None,
             "clients_per_round": self.schedule.clients_per_round,
             "client_dropout": self.schedule.client_dropout,
+            **({} if self.settings.max_update_norm is None else {"max_update_norm": self.settings.max_update_norm}),
             "engine": self.engine,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
@@ -269,6 +270,7 @@ class Session:
             path,
             [*self.method.clustering, *self.settings.all_callbacks],
             loggers,
+            self.settings.max_update_norm,
         )
 
     def _loggers(self, path: Path, next_round: int) -> list[Logger]:

@@ -47,6 +47,9 @@ class Settings(CheckedFields):
             reports; None measures all that the method has.
         final_models: the same for the final evaluation, `validate` and `test`, which also measure `evaluate_models`.
         client_dropout: probability that a sampled client receives the server's message and never answers.
+        max_update_norm: largest L2 norm of the difference between what a client was sent and what it sends. An upload
+            with a larger norm is refused: it is left out of the round and counted. None refuses none but those with NaN
+            or infinity.
         client_timeout: number of seconds after which a client's work counts as hung, which ends the run and names the
             client; None waits as long as it takes. The limit is for one client. Work for several clients at once, as
             in an evaluation, may take that many times as long.
@@ -89,6 +92,7 @@ class Settings(CheckedFields):
     evaluate_models: list[ModelKind] | None = field(default_factory=list)
     final_models: list[ModelKind] | None = None
     client_dropout: float = 0.0
+    max_update_norm: float | None = None
     client_timeout: float | None = None
     client_store: ClientStorage = "memory"
     accelerator: Accelerator = "auto"
@@ -159,6 +163,10 @@ class Settings(CheckedFields):
                 check_choice(f"trainer.{option}: got ", kind, get_args(ModelKind))
         if not 0 <= self.client_dropout < 1:
             raise ValueError(f"trainer.client_dropout: got {self.client_dropout}; it must lie in [0, 1).")
+        if self.max_update_norm is not None and not self.max_update_norm > 0:
+            raise ValueError(
+                f"trainer.max_update_norm: got {self.max_update_norm}; it must be above 0, or null for no limit."
+            )
         if self.client_timeout is not None and not 0 < self.client_timeout < LONGEST_TIMEOUT:
             raise ValueError(
                 f"trainer.client_timeout: got {self.client_timeout}; it must be a number of seconds above 0 and below "

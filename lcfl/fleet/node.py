@@ -122,6 +122,8 @@ class Node:
         self.engine = choose_engine(trainer.engine, module, data, trainer.device_type, trainer.precision)
         precision = cast(Precision, trainer.precision)
         self._fabric = Fabric(accelerator=trainer.device_type, devices=1, precision=precision)
+        if data.faults:
+            raise ValueError("data.faults: only simulations have them; set faults: [] in the data section of the node.")
         data.prepare_data()
         data.setup()
         if own.place is None and data.num_clients > 1:

@@ -34,6 +34,7 @@ FAIR = (
     "evaluate_clients",
     "clients_per_round",
     "client_dropout",
+    "max_update_norm",
     "batch_size",
     "drop_last",
     "precision",

@@ -15,9 +15,10 @@ __all__ = ["write_client_table"]
 def write_client_table(
     path: Path, evaluation: Evaluation, population: Population, state: FederationState, is_clustered: bool
 ) -> None:
-    """Writes ``clients.csv``: number, name, training samples and cluster of every client, and its metrics.
+    """Writes ``clients.csv``: number, name, training samples, cluster and faults of every client, and its metrics.
 
-    A cell is empty if a client has no samples for a metric. Newcomers and clients that have left have no row.
+    A cell is empty if a client has no samples for a metric, or is faulty. Newcomers and clients that have left have no
+    row.
 
     Args:
         path: the file.
@@ -32,12 +33,15 @@ def write_client_table(
     }
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    named, clustered = population.names is not None, is_clustered
-    writer.writerow(["client", *["name"] * named, "train_samples", *["cluster"] * clustered, *metrics])
+    named, clustered, has_faults = population.names is not None, is_clustered, bool(population.faulty)
+    writer.writerow(
+        ["client", *["name"] * named, "train_samples", *["cluster"] * clustered, *["faults"] * has_faults, *metrics]
+    )
     for client in state.active.nonzero().flatten().tolist():
         row: list[object] = [client]
         row += population.names_of([client]) or []
         row.append(len(population.train[client]))
         row += [int(state.assignment[client])] * clustered
+        row += [" ".join(type(fault).__name__ for fault in population.faulty.get(client, ()))] * has_faults
         writer.writerow([*row, *(values.get(client, "") for values in metrics.values())])
     write_bytes(path, text.getvalue().encode())

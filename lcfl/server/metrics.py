@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, isfinite, isnan
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +22,7 @@ __all__ = [
     "Evaluation",
     "cluster_metrics",
     "co_membership_jaccard",
+    "fault_metrics",
     "summarize",
     "training_metrics",
     "trivial_metrics",
@@ -152,6 +154,24 @@ def cluster_metrics(
 
         metrics["cluster/ari"] = float(adjusted_rand_score(groups[grouped.numpy()], now.numpy()))
     return metrics
+
+
+def fault_metrics(state: FederationState, faulty: Sequence[int]) -> dict[str, float]:
+    """Returns the share of faulty clients in the cluster of an honest and of a faulty client, means over clients.
+
+    Without clusters, all clients are in one. The two numbers are the same if faulty clients are spread evenly over the
+    clusters, and 0 and 1 if they are in clusters of their own.
+    """
+    is_faulty = torch.zeros_like(state.active)
+    is_faulty[list(faulty)] = True
+    _, cluster_n = state.assignment[state.active].unique(return_inverse=True)
+    is_faulty_n = is_faulty[state.active]
+    share_K = cluster_n.bincount(is_faulty_n.double()) / cluster_n.bincount()
+    return {
+        f"fault/among_{name}": float(share_K[cluster_n[clients]].mean())
+        for name, clients in (("honest", ~is_faulty_n), ("faulty", is_faulty_n))
+        if clients.any()
+    }
 
 
 def co_membership_jaccard(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:

@@ -3,7 +3,6 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector.
 """
 
-import functools
 import itertools
 import time
 import warnings
@@ -20,7 +19,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.clients import ClientState
-from lcfl.core.messages import Downlink
+from lcfl.core.messages import Downlink, update_norm
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
@@ -34,7 +33,7 @@ from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
-from lcfl.server.metrics import Evaluation, cluster_metrics, training_metrics, trivial_metrics
+from lcfl.server.metrics import Evaluation, cluster_metrics, fault_metrics, training_metrics, trivial_metrics
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -58,6 +57,7 @@ class Server:
         run_dir: directory for the files of the run.
         callbacks: the callbacks of `fabric`: the clusterings, then the others, in the order in which hooks reach them.
         loggers: the loggers that receive the row of every training round.
+        max_update_norm: the largest norm of an update that is not refused; None for no limit.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Server:
         run_dir: Path,
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
+        max_update_norm: float | None = None,
     ) -> None:
         self.fabric, self.transport, self.module, self.data, self.method = fabric, transport, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
-        self.callbacks, self.loggers = callbacks, loggers
-        chosen = functools.partial(schedule.sample_evaluated, seed)
-        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, chosen)
+        self.callbacks, self.loggers, self.max_update_norm = callbacks, loggers, max_update_norm
+        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, self.evaluated_clients)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
@@ -100,6 +100,12 @@ class Server:
     def is_done(self) -> bool:
         """Whether the last round of the run is complete."""
         return self.state.round >= self.schedule.rounds or self.state.should_stop
+
+    def evaluated_clients(self, active_N: torch.Tensor) -> list[int]:
+        """Returns the clients that an evaluation measures, none of which is faulty."""
+        honest_N = active_N.clone()
+        honest_N[list(self.data.population.faulty)] = False
+        return self.schedule.sample_evaluated(self.seed, honest_N)
 
     def initial_model(self, number: int) -> torch.Tensor:
         """Returns the initial model ``[P + Q]`` with this number, drawn from a separate random stream.
@@ -224,6 +230,8 @@ class Server:
             self.call("on_aggregated", uploads=uploads)
         if self.method.is_clustered:
             self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
+        if faulty := self.data.population.faulty:
+            self._row |= fault_metrics(state, [i for i in faulty if state.active[i]])
         if self.schedule.client_dropout:
             self.add("train/dropped_clients", 0)
 
@@ -233,9 +241,10 @@ class Server:
         self.finish_row(state.round - 1, begin)
 
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> dict[int, TrainingResult]:
-        """Runs the local work of several clients; returns the results by client without those that are NaN or infinite.
+        """Runs the local work of several clients; returns the results that the server can use, by client.
 
-        Bytes sent to the clients in `dropped` are counted too, but these clients do nothing and stay as they were.
+        Results with NaN or infinity are left out, and so are updates beyond `max_update_norm`. Bytes sent to the
+        clients in `dropped` are counted too, but these clients do nothing and stay as they were.
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]
@@ -254,21 +263,43 @@ class Server:
                 "smaller learning rate may help, unless their samples are not finite.",
                 stacklevel=2,
             )
+        read = {task.client: self.decoded(task, finite[task.client]) for task in tasks if task.client in finite}
+        if self.max_update_norm is not None:
+            self._refuse_beyond(self.max_update_norm, read)
         up_bytes = sum(result.uplink.num_bytes for result in results.values())
         self.state.total_bytes += down_bytes + up_bytes
-        self._row |= training_metrics([result.output for result in finite.values()])
+        self._row |= training_metrics([result.output for result in read.values()])
         self.add("train/failed_clients", len(results) - len(finite))
         if num_lost := len(dropped) + len(tasks) - len(results):
             self.add("train/dropped_clients", num_lost)
         self.add("comm/down_bytes", down_bytes)
         self.add("comm/up_bytes", up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
-        return {task.client: self.read(task, finite[task.client]) for task in tasks if task.client in finite}
+        return {task.client: self.read(task, read[task.client]) for task in tasks if task.client in read}
 
-    def read(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
-        """Returns a result with the upload as the server reads it, and with the downlink that it answers."""
+    def decoded(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
+        """Returns a result with the upload after its transforms, and with the downlink that it answers."""
         exchange = task.exchange or self.method.exchange
         payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
+        return replace(result, uplink=replace(result.uplink, payload=payload, answers=task.downlink))
+
+    def _refuse_beyond(self, limit: float, results: dict[int, TrainingResult]) -> None:
+        """Takes out the results whose updates have a larger norm than the limit."""
+        far = {i: norm for i, result in results.items() if not (norm := update_norm(result.uplink)) <= limit}
+        for client in far:
+            del results[client]
+        self.add("train/refused_clients", len(far))
+        if far:
+            warnings.warn(
+                f"round {self.state.round}: updates of {len(far)} clients have norms up to {max(far.values()):.3g}, "
+                f"beyond trainer.max_update_norm={limit} ({self.data.population.listed(far)}); they are left out of "
+                "this round and keep their previous models.",
+                stacklevel=3,
+            )
+
+    def read(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
+        """Returns a decoded result with the upload and the client's state as the server sees them."""
+        exchange, payload = task.exchange or self.method.exchange, result.uplink.payload
         state = result.state
         if result.is_noisy and result.diverged:
             self.add("train/failed_clients", 1)
@@ -283,8 +314,7 @@ class Server:
                 state = ClientState(payload["model"])
         elif state.model is not None:  # otherwise a host keeps the state, or clients keep no model
             state = exchange.as_received(state, payload)
-        uplink = replace(result.uplink, payload=payload, answers=task.downlink)
-        return replace(result, state=state, uplink=exchange.at_server(uplink, self.state, self.layout))
+        return replace(result, state=state, uplink=exchange.at_server(result.uplink, self.state, self.layout))
 
     def _unsaved_memory(self) -> UnsavedMemory:
         exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
@@ -344,7 +374,7 @@ class Server:
 
     def trivial_baseline(self) -> dict[str, float]:
         """Returns the reported metric of clients that always predict the same: the mean over clients, by protocol."""
-        clients = self.schedule.sample_evaluated(self.seed, self.state.active)
+        clients = self.evaluated_clients(self.state.active)
         answers = self.transport.trivial_baseline(clients)
         return trivial_metrics([each for each in answers if not isinstance(each, Lost)], self.module.reported)
 

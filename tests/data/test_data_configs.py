@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import lcfl.data.datasets
+import lcfl.data.faults
 import lcfl.data.partition
 import lcfl.data.transforms
 from lcfl.core import rng
@@ -137,3 +138,12 @@ def test_every_client_transform_is_documented_and_known_by_its_short_name():
             }
         ).client_transforms
         assert type(made).__name__ == name and set(inspect.signature(type(made)).parameters) == set(init_args)
+
+
+def test_every_fault_is_in_the_table_of_its_page_with_its_options():
+    table = (ROOT / "docs/howto/robust.md").read_text().partition("## Faults")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*)\|$", table, re.MULTILINE))
+    assert rows.keys() == concrete(lcfl.data.faults, lcfl.data.faults.ClientFault) - {"DataFault", "UpdateFault"}
+    for name, options in rows.items():
+        known = list(inspect.signature(getattr(lcfl.data.faults, name)).parameters)
+        assert known == ["clients", "rounds", *re.findall(r"`(\w+)`", options)]

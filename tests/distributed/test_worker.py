@@ -133,7 +133,7 @@ def test_a_set_is_evaluated_with_the_transforms_of_its_owner():
     one = Worker(fabric, module, data, alone(steps=2), seed=0)
     shared = TEST[0]
     plain, swapped, again, other = one.score(
-        ScoringTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), (0, 1, 0, 0))
+        ScoringTask(START, (shared, shared, shared, TRAIN[1]), (0, 1), tuple((i, "own_split") for i in (0, 1, 0, 0)))
     )
     raw, raw_other = one.score(ScoringTask(START, (shared, TRAIN[1]), (0, 1)))
     assert plain == again == raw and other == raw_other

@@ -4,13 +4,15 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import lcfl
 from lcfl.callbacks import Checkpoint
+from lcfl.data.faults import ScaledUpdate
 from lcfl.fleet.parcel import Parcel, in_words, refusal
-from tests.fleet.fleets import FIRST, SOME, Stop, node, nodes, on_fleet
+from tests.fleet.fleets import FIRST, SOME, Stop, data, node, nodes, on_fleet
 from tests.helpers.builders import fedavg, fedper, lcfed
 from tests.helpers.loopback import Loopback
 
@@ -116,3 +118,8 @@ def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
 def test_a_node_is_one_client_of_its_data(tmp_path):
     with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one client"):
         node(tmp_path, fedavg, None)
+
+
+def test_a_node_has_no_faults(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.faults: only simulations have them"):
+        node(tmp_path, fedavg, 0, section=partial(data, faults=[ScaledUpdate([1])]))

@@ -95,7 +95,7 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
     yield ["client", *(["name"] if population.names else []), "index", *columns]
     for client in clients:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
-        indices, seen = population.test[protocol][client], data.seen_by(client)
+        indices, seen = population.test[protocol][client], data.seen_by(client, protocol)
         if only is not None and not len(indices):
             raise ValueError(
                 f"predict: got --client {only}, which has no test samples under {protocol}; name another client or "

@@ -1,0 +1,62 @@
+"""What a faulty client sends in place of what it has trained.
+
+Legend: P parameters and Q buffer entries in a model's flat vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lcfl.core.messages import Downlink
+from lcfl.data.faults import ClientFault
+from lcfl.methods.local.training import LocalOutput
+
+__all__ = ["as_sent", "trained_model"]
+
+
+def trained_model(output: LocalOutput) -> Tensor:
+    """Returns the model ``[P + Q]`` that a local run has trained for the server, which may not be the client's own."""
+    return output.extras.get("model", output.model)
+
+
+def as_sent(
+    faults: Sequence[ClientFault],
+    output: LocalOutput,
+    downlink: Downlink,
+    before: Tensor | None,
+    num_parameters: int,
+    draw: np.random.Generator,
+) -> LocalOutput:
+    """Returns the output of a local run with the parameters that a client with these faults sends.
+
+    Buffers are sent as they are. An output without a model stays as it is, and so does one that answers no model.
+
+    Args:
+        faults: the faults, in the order in which they happen.
+        output: the output of the honest run.
+        downlink: what the client was sent, combined with what it keeps.
+        before: the parameters ``[P]`` that it trained when it took part before; None the first time.
+        num_parameters: P.
+        draw: the source of random numbers.
+    """
+    trained, received = trained_model(output), _received(output, downlink)
+    if not len(trained) or received is None:
+        return output
+    parameters = trained[:num_parameters]
+    for fault in faults:
+        parameters = fault.sent(parameters, received[:num_parameters], before, draw)
+    model = torch.cat([parameters, trained[num_parameters:]])
+    if "model" in output.extras:
+        return replace(output, extras={**output.extras, "model": model})
+    return replace(output, model=model)
+
+
+def _received(output: LocalOutput, downlink: Downlink) -> Tensor | None:
+    """Returns the model to train, or the centre, in a downlink: of several centres the one that the client chose."""
+    payload = downlink.payload
+    if "centres" in payload and "cluster" in output.extras:
+        return payload["centres"][int(output.extras["cluster"])]
+    return payload.get("model", payload.get("centre"))
