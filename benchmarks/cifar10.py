@@ -60,6 +60,9 @@ GRIDS = {
     "per_fedavg": [*TWO_RATES, "method.local_update.init_args.inner_lr=0.01,0.02"],  # at 0.05 it diverges
     "ditto": [*TWO_RATES, "model.cluster_weight=0.1,1"],
     "pfedme": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.local_update.init_args.outer_lr=0.02,0.05"],
+    "apfl": [*TWO_RATES, "method.local_update.init_args.alpha=0.25,0.75"],
+    "fedala": [*TWO_RATES, "method.local_update.init_args.layers=1,3"],
+    "fedamp": [*TWO_RATES, "method.exchange.init_args={step: 0.1, sigma: 0.1},{step: 0.3, sigma: 0.3}"],
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,

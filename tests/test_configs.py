@@ -15,7 +15,10 @@ from lcfl.methods.method import Method
 from tests.helpers import clustered
 from tests.helpers.builders import (
     alone,
+    apfl,
     ditto,
+    fedala,
+    fedamp,
     fedavg,
     feddyn,
     fednova,
@@ -40,6 +43,9 @@ BASELINES = {
     "fedprox": fedprox(steps=5),
     "fednova": fednova(steps=5),
     "ditto": ditto(steps=5),
+    "apfl": apfl(steps=5),
+    "fedala": fedala(steps=5),
+    "fedamp": fedamp(steps=5),
     "scaffold": scaffold(steps=5),
     "feddyn": feddyn(steps=5),
     "fedadam": Method(LocalTraining(steps=5), FullModel(), GlobalMean(optimizer=ServerAdam(0.1))),
@@ -55,7 +61,7 @@ BASELINES = {
     "cfl": clustered.cfl(5, eps1=0.1, eps2=0.4, relative=True, min_round=20, stale_max=50),
     "pacfl": clustered.pacfl(FIVE),
 }
-PULLS = {"fedprox": 0.01, "feddyn": 0.1, "ditto": 0.5, "cgpfl_prox": 0.5}  # mu
+PULLS = {"fedprox": 0.01, "feddyn": 0.1, "ditto": 0.5, "fedamp": 1.0, "cgpfl_prox": 0.5}  # mu
 
 
 def pairs():

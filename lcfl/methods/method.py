@@ -91,6 +91,11 @@ class Method(CheckedFields):
     def _check_stored_models(self) -> None:
         """Checks that there are the stored models and the centres that a part needs."""
         exchange, aggregation = self.exchange, self.aggregation
+        if self.local_update.uses_own_model and not exchange.keeps_model:
+            raise ValueError(
+                f"method: {_name(self.local_update)} needs the model that a client keeps, but with {_name(exchange)} "
+                "clients keep none. Use an exchange that keeps it, e.g. EnvelopeModel or ClusterReference."
+            )
         stores = exchange.keeps_model and exchange.uploads_whole
         if aggregation.uses_stored_models and not stores:
             raise ValueError(
@@ -126,12 +131,16 @@ class Method(CheckedFields):
         if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
             raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
         is_late = any(noise.before == "aggregation" for noise in self.exchange.noises)
-        if is_late and self.aggregation.uses_stored_models:
-            raise ValueError(
-                f"method.exchange: GaussianNoise with before: aggregation adds noise to the uploads of a round, but "
-                f"{_name(self.aggregation)} merges stored models, which have none. Set before: upload, or over and "
-                "embedding_over to participants."
-            )
+        readers: list[tuple[Aggregation | Exchange, str]] = [
+            (self.aggregation, ", or over and embedding_over to participants"),
+            (self.exchange, ""),
+        ]
+        for part, instead in readers:
+            if is_late and part.uses_stored_models:
+                raise ValueError(
+                    f"method.exchange: GaussianNoise with before: aggregation adds noise to the uploads of a round, "
+                    f"but {_name(part)} merges stored models, which have none. Set before: upload{instead}."
+                )
         if transforms and not returns:
             warnings.warn(
                 f"method.exchange: transforms have no effect, because {_name(self.exchange)} uploads nothing.",

@@ -22,7 +22,9 @@ from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, Nor
 from lcfl.methods.clustering import LowRankCosine, RefreshedLowRankCosine
 from lcfl.methods.exchange import (
     AdaptedModel,
+    AttentiveReference,
     CentreAndEmbedding,
+    ClusterReference,
     ControlledModel,
     EnvelopeModel,
     FullModel,
@@ -36,8 +38,10 @@ from lcfl.methods.local import (
     ControlledTraining,
     DittoTraining,
     DynamicTraining,
+    InitialisedTraining,
     LocalTraining,
     MetaTraining,
+    MixtureTraining,
     NormalisedTraining,
 )
 from lcfl.methods.method import Method
@@ -183,6 +187,20 @@ def feddyn(**local):
 
 def ditto(**local):
     return Method(DittoTraining(**(local or {"steps": 3})), EnvelopeModel(), GlobalMean())
+
+
+def apfl(adapt="round", alpha=0.5, **local):
+    local = MixtureTraining(adapt=adapt, alpha=alpha, **(local or {"steps": 3}))
+    return Method(local, EnvelopeModel(), GlobalMean("uniform"))
+
+
+def fedala(**local):
+    local = InitialisedTraining(**{"steps": 3, **local})
+    return Method(local, ClusterReference(), GlobalMean())
+
+
+def fedamp(step=0.3, sigma=0.3, **local):
+    return Method(LocalTraining(**(local or {"steps": 3})), AttentiveReference(step, sigma), GlobalMean("uniform"))
 
 
 def fednova(momentum=0.0, **local):

@@ -1,5 +1,6 @@
 """Exchanges, which define what goes down to a client and what comes up from it."""
 
+from lcfl.methods.exchange.attentive import AttentiveReference
 from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
 from lcfl.methods.exchange.controlled_model import ControlledClusterModel, ControlledModel
@@ -11,6 +12,7 @@ from lcfl.methods.exchange.warmup import NamedLayers, Signature
 __all__ = [
     "AdaptedModel",
     "AllCentres",
+    "AttentiveReference",
     "CentreAndEmbedding",
     "ClusterChoice",
     "ClusterModel",

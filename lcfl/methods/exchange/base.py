@@ -36,6 +36,7 @@ class Exchange(CheckedFields, ABC):
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
         uploads_whole: whether the server has seen all of the model that a client keeps.
+        uses_stored_models: whether what it sends depends on the stored models of other clients.
         sends: the names in its downlink.
         returns: the names in its uplink, as the server reads it.
         extras: the names in `returns` that it takes from `LocalOutput.extras`.
@@ -48,6 +49,7 @@ class Exchange(CheckedFields, ABC):
     transforms: Sequence[UploadTransform] = field(kw_only=True, default=())
 
     uploads_whole: ClassVar[bool] = True
+    uses_stored_models: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]]
     returns: ClassVar[tuple[str, ...]] = ("model",)
     extras: ClassVar[tuple[str, ...]] = ()

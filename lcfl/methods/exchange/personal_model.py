@@ -12,7 +12,7 @@ from torch import Tensor
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.local.training import LocalOutput
+from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
 __all__ = ["CentreAndEmbedding", "ClusterReference", "EnvelopeModel"]
@@ -46,7 +46,8 @@ class ClusterReference(Exchange):
     """Sends the client's cluster centre down and the client's model up: 2P floats.
 
     The local update, with ``start: own``, is pulled to the centre, and the client keeps its model. mu in
-    mu/2 |w_i - Omega|^2 is ``model.cluster_weight``.
+    mu/2 |w_i - Omega|^2 is ``model.cluster_weight``. The personal model is the one that the client keeps, or what the
+    local update's `adaptation` makes of it and the centre (FedALA).
     """
 
     keeps_model = True
@@ -57,6 +58,10 @@ class ClusterReference(Exchange):
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """Returns the cluster centre Omega_{R_i}."""
         return Downlink({"centre": state.centre_of(client)})
+
+    def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
+        """Returns the `adaptation` of the local update, if it has one, for the personal model."""
+        return local_update.adaptation if kind == "personal" else super().evaluation_update(kind, local_update)
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the trained model w_i."""

@@ -4,14 +4,17 @@ from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.ditto import DittoTraining
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining
+from lcfl.methods.local.initialised import AdaptiveInitialisation, InitialisedTraining
 from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
 from lcfl.methods.local.meta import GradientStep, MetaTraining
+from lcfl.methods.local.mixture import MixtureTraining
 from lcfl.methods.local.normalised import NormalisedTraining
 from lcfl.methods.local.signature import PixelSignature
 from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
 from lcfl.models.module import Pulls
 
 __all__ = [
+    "AdaptiveInitialisation",
     "ControlledTraining",
     "DittoTraining",
     "DynamicTraining",
@@ -19,11 +22,13 @@ __all__ = [
     "EnvelopeTraining",
     "Gradient",
     "GradientStep",
+    "InitialisedTraining",
     "LeastLoss",
     "LeastLossTraining",
     "LocalTraining",
     "LocalUpdate",
     "MetaTraining",
+    "MixtureTraining",
     "NormalisedTraining",
     "LocalOutput",
     "PixelSignature",

@@ -28,6 +28,7 @@ class DittoTraining(LocalTraining):
     reads: ClassVar[tuple[str, ...]] = ("model",)
     provides: ClassVar[tuple[str, ...]] = ("model",)
     adds: ClassVar[tuple[str, ...]] = ("centre",)
+    uses_own_model: ClassVar[bool] = True
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Returns v_i as the client's model, and w_i in ``extras["model"]``. The loss is that of v_i."""

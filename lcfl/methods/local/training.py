@@ -96,11 +96,13 @@ class LocalUpdate(CheckedFields, ABC):
         reads: the names that it needs in the downlink.
         provides: the names in the `LocalOutput.extras` of its runs.
         adds: the names that it adds to the downlink for runs of its own, such as a ``centre`` to be pulled to.
+        uses_own_model: whether it needs the model that the client keeps, whatever is sent.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
+    uses_own_model: ClassVar[bool] = False
 
     @property
     def adaptation(self) -> "LocalUpdate | None":

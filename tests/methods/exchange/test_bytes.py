@@ -12,9 +12,12 @@ from lcfl.models import Layout, LeNet5
 from tests.helpers.builders import (
     Normed,
     alone,
+    apfl,
     blobs,
     blobs_module,
     fedac,
+    fedala,
+    fedamp,
     fedavg,
     fednova,
     fedper,
@@ -100,6 +103,9 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (fedper, EMBEDDING, EMBEDDING, 0),
         (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
         (per_fedavg, SIZE, SIZE, 0),
+        (apfl, SIZE, SIZE, 0),
+        (fedala, SIZE, SIZE, 0),
+        (fedamp, SIZE, SIZE, 0),
         (partial(ifca, 3), 3 * SIZE, SIZE + 1, 0),  # the models of all clusters down, and the choice up
         (fesem, SIZE, SIZE, 0),
         (cfl, SIZE, SIZE, 0),
