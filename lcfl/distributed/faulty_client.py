@@ -14,12 +14,7 @@ from lcfl.core.messages import Downlink
 from lcfl.data.faults import ClientFault
 from lcfl.methods.local.training import LocalOutput
 
-__all__ = ["as_sent", "trained_model"]
-
-
-def trained_model(output: LocalOutput) -> Tensor:
-    """Returns the model ``[P + Q]`` that a local run has trained for the server, which may not be the client's own."""
-    return output.extras.get("model", output.model)
+__all__ = ["as_sent"]
 
 
 def as_sent(
@@ -42,7 +37,7 @@ def as_sent(
         num_parameters: P.
         draw: the source of random numbers.
     """
-    trained, received = trained_model(output), _received(output, downlink)
+    trained, received = output.trained, _received(output, downlink)
     if not len(trained) or received is None:
         return output
     parameters = trained[:num_parameters]

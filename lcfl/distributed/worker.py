@@ -28,7 +28,7 @@ from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
 from lcfl.distributed.client_output import ClientOutputError, ClientTimeoutError, check_output, check_payload
-from lcfl.distributed.faulty_client import as_sent, trained_model
+from lcfl.distributed.faulty_client import as_sent
 from lcfl.distributed.tasks import Failure, TrainingResult, TrainingTask
 from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.local.batch_order import samples_per_epoch
@@ -198,8 +198,8 @@ class Worker:
         draw = rng.generator(self.seed, "fault", task.round, task.client, task.extra)
         sent = as_sent(faults, output, downlink, task.state.previous, layout.num_parameters, draw)
         stores, is_late = exchange.keeps_model and exchange.uploads_whole, any(each.answers_late for each in faults)
-        previous = trained_model(output)[: layout.num_parameters] if is_late else None
-        return sent, replace(state, received=trained_model(sent) if stores else None, previous=previous)
+        previous = output.trained[: layout.num_parameters] if is_late else None
+        return sent, replace(state, received=sent.trained if stores else None, previous=previous)
 
     def cost_of(self, task: TrainingTask) -> int:
         """Returns how many samples a task processes."""

@@ -103,6 +103,13 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     for clustering in method.clustering:
         clustering.check(num_clients)
         clustering.check_layout(module.layout)
+        uses_own = any(extra.exchange is None for extra in clustering.warmup_rounds(num_clients))
+        if uses_own and not method.exchange.joins_warmup:
+            raise ValueError(
+                f"method: {type(clustering).__name__} begins with a warm-up round of plain local training, which "
+                f"{type(method.exchange).__name__} cannot exchange. Use another clustering, or an exchange such as "
+                "ClusterModel."
+            )
     method.exchange.check(module.layout)
     method.local_update.check(module)
     _check_start(method)

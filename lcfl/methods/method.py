@@ -75,6 +75,11 @@ class Method(CheckedFields):
                 f"method: {_name(exchange)} uploads {', '.join(missing)}, but {_name(self.local_update)} provides "
                 f"{', '.join(provided) or 'nothing'} in addition to the model. Use a local update that provides it."
             )
+        if "model" in provided and exchange.returns and "model" not in exchange.extras:
+            raise ValueError(
+                f"method: {_name(self.local_update)} trains one model for the server and one for the client, but "
+                f"{_name(exchange)} would upload that of the client. Use EnvelopeModel."
+            )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
         unread = [name for name in exchange.extras if name not in read]
         if unread:

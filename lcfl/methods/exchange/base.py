@@ -36,6 +36,7 @@ class Exchange(CheckedFields, ABC):
     Class attributes:
         keeps_model: whether a client keeps its own model w_i between participations.
         uploads_whole: whether the server has seen all of the model that a client keeps.
+        joins_warmup: whether it can exchange what a plain local run gives, for the warm-up rounds of a clustering.
         uses_stored_models: whether what it sends depends on the stored models of other clients.
         sends: the names in its downlink.
         returns: the names in its uplink, as the server reads it.
@@ -49,6 +50,7 @@ class Exchange(CheckedFields, ABC):
     transforms: Sequence[UploadTransform] = field(kw_only=True, default=())
 
     uploads_whole: ClassVar[bool] = True
+    joins_warmup: ClassVar[bool] = True
     uses_stored_models: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]]
     returns: ClassVar[tuple[str, ...]] = ("model",)

@@ -72,6 +72,7 @@ class AllCentres(Exchange):
     """
 
     keeps_model = False
+    joins_warmup: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]] = ("centres",)
     returns: ClassVar[tuple[str, ...]] = ("model", "cluster")
     models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")

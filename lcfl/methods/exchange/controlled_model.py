@@ -39,8 +39,9 @@ class _Controlled(Exchange):
         return Downlink({**downlink.payload, "control": control_P})
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model, and the change of c_i."""
-        return {"model": output.model, "control_change": output.extras["control_change"]}
+        """Returns the trained model, and the change of c_i, which is 0 in a warm-up round."""
+        change = output.extras.get("control_change", torch.zeros(layout.num_parameters))
+        return {"model": output.model, "control_change": change}
 
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the forms of both."""

@@ -88,6 +88,11 @@ class LocalOutput:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Tensor | None = None
 
+    @property
+    def trained(self) -> Tensor:
+        """The model ``[P + Q]`` that the run has trained for the server, which may be another than the client's own."""
+        return self.extras.get("model", self.model)
+
 
 class LocalUpdate(CheckedFields, ABC):
     """One client's part of a round: ``(ClientState, Downlink) -> trained model``.
