@@ -7,16 +7,19 @@ from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
 from lcfl.methods.local.meta import GradientStep, MetaTraining
 from lcfl.methods.local.normalised import NormalisedTraining
+from lcfl.methods.local.partial import AlternatingTraining, FineTunedTraining, PartTraining
 from lcfl.methods.local.signature import PixelSignature
 from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
 from lcfl.models.module import Pulls
 
 __all__ = [
+    "AlternatingTraining",
     "ControlledTraining",
     "DittoTraining",
     "DynamicTraining",
     "Engine",
     "EnvelopeTraining",
+    "FineTunedTraining",
     "Gradient",
     "GradientStep",
     "LeastLoss",
@@ -26,6 +29,7 @@ __all__ = [
     "MetaTraining",
     "NormalisedTraining",
     "LocalOutput",
+    "PartTraining",
     "PixelSignature",
     "Pulls",
 ]

@@ -16,9 +16,11 @@ from tests.helpers.builders import (
     blobs_module,
     fedac,
     fedavg,
+    fedbabu,
     fednova,
     fedper,
     fedprox,
+    fedrep,
     fit,
     lcfed,
     lg_fedavg,
@@ -98,6 +100,8 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (fedprox, SIZE, SIZE, 0),
         (fednova, SIZE, SIZE + 1, 0),
         (fedper, EMBEDDING, EMBEDDING, 0),
+        (fedrep, EMBEDDING, EMBEDDING, 0),
+        (fedbabu, EMBEDDING, EMBEDDING, 0),
         (lg_fedavg, SIZE - EMBEDDING, SIZE - EMBEDDING, 0),  # P_g of the last layer
         (per_fedavg, SIZE, SIZE, 0),
         (partial(ifca, 3), 3 * SIZE, SIZE + 1, 0),  # the models of all clusters down, and the choice up
