@@ -11,6 +11,7 @@ from lcfl.methods import (
     AdaptedEmbedding,
     AdaptedModel,
     AlternatingTraining,
+    ClusterMean,
     FineTunedTraining,
     GlobalMean,
     LocalTraining,
@@ -38,6 +39,7 @@ from tests.helpers.builders import (
     linear_module,
     loaded,
 )
+from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_by_hand_baselines import (
     LR,
     SHARE,
@@ -273,3 +275,17 @@ def test_a_part_may_be_trained_with_any_exchange(tmp_path):
     assert torch.equal(watch.state.global_model, watch.state.initial)
     plain = fit(blobs_module(), blobs(4), fedper(), tmp_path / "plain", rounds=2)
     assert not torch.equal(plain.state.global_model, plain.state.initial)
+
+
+@pytest.mark.parametrize("method", [fedrep(), fedbabu(), fedbn()], ids=["fedrep", "fedbabu", "fedbn"])
+def test_every_cluster_has_its_own_shared_part(tmp_path, method):
+    mean = ClusterMean("participants", "participants")
+    method = Method(method.local_update, method.exchange, mean, fedclust().clustering)
+    module = FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.05))
+    watch = fit(module, blobs(8, drop_last=True), method, tmp_path, rounds=3, final_models=None)
+    state, layout = watch.state, watch.server.layout
+    assert state.num_clusters > 1
+    place = method.exchange.subset(layout)
+    shared = torch.stack([place.take(method.exchange.personal(state, client, layout)) for client in range(8)])
+    alike = (shared[:, None] == shared).all(dim=2)
+    assert torch.equal(alike, state.assignment[:, None] == state.assignment)
