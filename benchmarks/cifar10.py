@@ -36,10 +36,15 @@ PACFL_TREES = "method.clustering.init_args={num_clusters: 4, linkage: complete},
 CFL_THRESHOLDS = "method.clustering.init_args={eps1: 0.1, eps2: 0.4},{eps1: 0.2, eps2: 1.2}"
 # The files of AS-CFL and FedClust have ten epochs, as in their papers. Here, every method has five steps.
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
+# LeNet-5 with batch normalisation, which cannot train on one sample.
+NORMED_LENET = "{class_path: CNN, init_args: {channels: [6, 16], padding: 0, hidden: [120, 84], batch_norm: true}}"
 SERVER_RATE = "method.aggregation.init_args.optimizer.init_args.lr"
 GRIDS = {
     "fedavg": FOUR_RATES,
     "fedper": ["model.optimizer.init_args.lr=0.005,0.01,0.02,0.03"],  # at 0.05 two of three seeds diverge
+    "fedrep": [*TWO_RATES, "method.local_update.init_args.head_steps=5,20"],
+    "fedbabu": [*TWO_RATES, "method.local_update.init_args.fine_tuned=all,head"],
+    "fedbn": [*FOUR_RATES, f"model.network={NORMED_LENET}", "data.drop_last=true"],
     "local": FOUR_RATES,
     "lcfed": GLOBAL_PULLS,
     "lcfed_plus": PULLS,

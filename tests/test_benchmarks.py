@@ -206,7 +206,8 @@ def test_cifar10_gives_every_method_the_same_number_of_trials(module, partition,
     assert option in words and "--trainer.rounds=1000" in words
 
 
-BLOCKS = [("pathological", name) for name in ("ascfl", "cfl", "cgpfl", "fedclust", "lcfed", "pacfl", "per_fedavg")]
+NAMES = ("ascfl", "cfl", "cgpfl", "fedbabu", "fedbn", "fedclust", "fedrep", "lcfed", "pacfl", "per_fedavg")
+BLOCKS = [("pathological", name) for name in NAMES]
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,30 @@ from tests.helpers.builders import (
     fedala,
     fedamp,
     fedavg,
+    fedbabu,
+    fedbn,
     feddyn,
     fednova,
     fedper,
     fedprox,
+    fedrep,
     lg_fedavg,
     per_fedavg,
     scaffold,
 )
-from tests.helpers.commandline import CONFIGS, DATA, KINDS, METHODS, PAPERS, QUICKSTART, files, lcfl, printed
+from tests.helpers.commandline import (
+    CONFIGS,
+    DATA,
+    ELSE,
+    KINDS,
+    METHODS,
+    NEEDS,
+    PAPERS,
+    QUICKSTART,
+    files,
+    lcfl,
+    printed,
+)
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 # Data files with every data set, network and kind of partition. Others differ in one number or in the combination.
@@ -50,6 +65,9 @@ BASELINES = {
     "feddyn": feddyn(steps=5),
     "fedadam": Method(LocalTraining(steps=5), FullModel(), GlobalMean(optimizer=ServerAdam(0.1))),
     "fedper": fedper(steps=5),
+    "fedrep": fedrep(steps=5, head_steps=10),
+    "fedbabu": fedbabu(steps=5),
+    "fedbn": fedbn(steps=5),
     "lg_fedavg": lg_fedavg(2, steps=5),
     "per_fedavg": per_fedavg(steps=5),
     "fesem": clustered.fesem(steps=5),
@@ -186,8 +204,13 @@ def test_fast_dev_run_of_data_with_method_needs_and_writes_no_files(tmp_path, mo
     ran = []
     launch = Federation._launch
     monkeypatch.setattr(Federation, "_launch", lambda self, *args: ran.append(args) or launch(self, *args))
-    few = "--data.num_clients=12"  # all are evaluated at the end
-    run = lcfl("fit", "-c", data, "-c", method, few, "--trainer.fast_dev_run=true", "--trainer.devices=1")
+    words = [
+        "--data.num_clients=12",
+        "--trainer.fast_dev_run=true",
+        "--trainer.devices=1",
+    ]  # all are evaluated
+    can_norm = "batch_norm" in yaml.safe_load(data.read_text())["model"]["network"]["init_args"]
+    run = lcfl("fit", "-c", data, "-c", method, *words, *(NEEDS if can_norm else ELSE).get(method.stem, ()))
     assert len(ran) == 1 and run.state.round == 1 and int(run.state.participated.sum()) == 2
     protocol = yaml.safe_load(data.read_text())["data"]["protocols"][0]
     assert any(key.startswith(f"test/{protocol}/") for key in run.metrics)

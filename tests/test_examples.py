@@ -22,6 +22,7 @@ from tests.helpers.commandline import METHODS
 from tests.test_task_examples import TASKS
 
 ROOT = Path(__file__).parent.parent
+OWN = {"fedbn": ("--method.exchange.own_layers=[head]",)}  # the network has no batch normalisation
 AS_SHOWN = ("lcfed", "fedclust")  # the method in docs/ and one that clusters before the first round
 
 
@@ -62,7 +63,7 @@ def test_a_script_runs(here, capsys, script, accuracy):
 )
 def test_user_defined_data_with_every_method(here, method):
     (here / "own.py").symlink_to(ROOT / "examples/own.py")
-    words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml")]
+    words = ["fit", "-c", str(method), "-c", str(ROOT / "examples/own.yaml"), *OWN.get(method.stem, ())]
     assert federated_cli.main([*words, "--trainer.fast_dev_run=true", "--trainer.devices=1"]).metrics
 
 

@@ -19,6 +19,7 @@ from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.tracing import Program, Unsupported, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
+from lcfl.models.layout import Part
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 
 __all__ = ["CompiledEngine", "check_compiled"]
@@ -125,17 +126,20 @@ class CompiledEngine(SequentialEngine):
         batches: Iterable[Indices],
         pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
+        part: Part = "all",
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         model, buffers = self._opened(start)
         sgd = kernels.Sgd.from_buffer_copy(self._descent)
         sgd.rate *= rate_scale
+        trained = self.layout.range_of(part)
+        sgd.begin, sgd.end = trained.start, trained.stop
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
         vectors = (model, self._gradient, velocity, *self._targets(pulls), self._correction(pulls))
         pointers = [None if each is None else each.data_ptr() for each in vectors]
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
-            loss = self._differentiate_at(model, buffers, indices)
+            loss = self._differentiate_at(model, buffers, indices, trained.start)
             sgd.first = number == 0
             losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *pointers))
         self._close(buffers)
@@ -193,8 +197,8 @@ class CompiledEngine(SequentialEngine):
             return None
         return _vector(pulls.correction, self._num_parameters, "the correction").contiguous()
 
-    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices) -> float:
-        """Writes the gradient of L_sup ``[P]`` into `_gradient` and returns the loss."""
+    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices, begin: int = 0) -> float:
+        """Writes the gradient of L_sup ``[P]`` from entry `begin` on into `_gradient`, and returns the loss."""
         if self._needs_two and len(indices) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
@@ -207,7 +211,7 @@ class CompiledEngine(SequentialEngine):
             raise ValueError(f"labels: got shape {list(targets.shape)} for {len(inputs)} samples; one each is needed.")
         targets = targets.contiguous()
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
-        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), self._gradient.data_ptr())
+        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), begin, self._gradient.data_ptr())
         if loss == -1:
             raise ValueError(
                 f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "

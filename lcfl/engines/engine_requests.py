@@ -13,6 +13,7 @@ from lcfl.data.samples import Samples
 from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
+from lcfl.models.layout import Part
 from lcfl.models.module import NO_PULLS, Pulls
 
 __all__ = ["OptimizerRequest", "GradientRequest", "ScoresRequest", "Batch", "Request", "ClientEngine", "length_of"]
@@ -43,10 +44,11 @@ class ClientEngine(SequentialEngine):
         batches: Iterable[Indices],
         pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
+        part: Part = "all",
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         drawn = [self._drawn(batch) for batch in islice(batches, self.max_steps)]
-        answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, pulls, rate_scale))
+        answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, pulls, rate_scale, part))
         return answer
 
     def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
@@ -89,11 +91,12 @@ class OptimizerRequest:
     batches: Sequence[Batch]
     pulls: Pulls
     rate_scale: float
+    part: Part
 
     def kind(self, by_size: bool) -> Hashable:
         """Returns what requests that are answered at once must have in common. Batches are grouped step by step."""
         drawn = isinstance(self.batches[0], tuple)
-        return type(self), self.rate_scale, *(each is None for each in self.pulls), drawn
+        return type(self), self.rate_scale, self.part, *(each is None for each in self.pulls), drawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,7 @@ class FusedEngine(StackedEngine):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.most_clients = 1 << (self.most_clients.bit_length() - 1)  # keeps programs within the budget
-        self._programs: dict[tuple[int, ...], StepProgram] = {}
+        self._programs: dict[tuple[object, ...], StepProgram] = {}
 
     def _step(
         self,
@@ -95,7 +95,8 @@ class FusedEngine(StackedEngine):
             functional.pad(targets, (*[0] * (2 * targets.dim() - 4), 0, missing), value=ignored)[rows],
             Pulls._make(None if pull is None else pull[rows] for pull in pulls),
         )
-        key = clients, *(pull is None for pull in pulls)
+        untrained = tuple(name for name, each in parameters.items() if not each.requires_grad)
+        key = clients, *(pull is None for pull in pulls), untrained
         begin, is_new = time.perf_counter(), key not in self._programs
         if is_new:
             self._programs[key] = self._compiled(arguments)

@@ -59,6 +59,8 @@ class Sgd(Structure):
         ("global_weight", c_float),
         ("num_parameters", c_int64),
         ("num_embedding", c_int64),
+        ("begin", c_int64),
+        ("end", c_int64),
     )
 
 
@@ -84,7 +86,7 @@ def load() -> ctypes.CDLL:
     for name, result, arguments in (
         ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
         ("close", None, [pointer]),
-        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, pointer]),
+        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("update", c_double, [POINTER(Sgd), *[pointer] * 6]),
     ):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from lcfl.core import rng
 from lcfl.data.samples import Samples
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
+from lcfl.models.layout import Part
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 
 __all__ = ["SequentialEngine"]
@@ -80,11 +81,12 @@ class SequentialEngine:
         batches: Iterable[Indices],
         pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
+        part: Part = "all",
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         module = self.load(start).train()
         self._pull_towards(pulls)
-        step = self._stepper(rate_scale)
+        step = self._stepper(rate_scale, part)
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):
@@ -97,14 +99,16 @@ class SequentialEngine:
         means = {name: _mean(values) for name, values in logged.items()}
         return OptimizerResult(self.layout.pack(module.network), _mean(losses), means)
 
-    def _stepper(self, rate_scale: float) -> Callable[[Tensor], None]:
+    def _stepper(self, rate_scale: float, part: Part) -> Callable[[Tensor], None]:
         """Returns a function that makes a step of a new run from a loss.
 
         It computes plain SGD itself. For any other optimizer it makes an object by the module's `configure_optimizers`.
         """
+        names, trained = self.layout.names_of(part), self.module.trained_parameters()
+        holds = [name in names for name, _ in self.layout.parameters]
         if self._sgd is not None:
             settings = self._sgd
-            parameters = self.module.trained_parameters()
+            parameters = list(compress(trained, holds))
             velocities: list[Tensor | None] = [None] * len(parameters)
 
             def run_optimizer(loss: Tensor) -> None:
@@ -126,6 +130,9 @@ class SequentialEngine:
         def step(loss: Tensor) -> None:
             optimizer.zero_grad()
             self.fabric.backward(loss)
+            for parameter, is_held in zip(trained, holds, strict=True):
+                if not is_held:
+                    parameter.grad = None  # an optimizer leaves such a parameter as it is
             self.fabric.strategy.optimizer_step(optimizer)
 
         return step

@@ -163,6 +163,8 @@ class StackedEngine(SequentialEngine):
         clients = [request.client for request in requests]
         parameters, buffers = self._open([request.start for request in requests], clients)
         targets = self._pulls(requests)
+        for name in parameters.keys() - self.layout.names_of(requests[0].part):
+            parameters[name].requires_grad_(False)  # without a gradient, the optimizer leaves it as it is
         optimizer = optimizer_of(self.module, parameters)
         for group in optimizer.param_groups:
             if "lr" in group:
@@ -351,9 +353,10 @@ class StackedEngine(SequentialEngine):
 
 
 def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:
-    """Returns d loss / d parameter ``[C, ...]`` by name, for the parameters that take part."""
-    slopes = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, allow_unused=True)
-    return {name: slope for name, slope in zip(parameters, slopes, strict=True) if slope is not None}
+    """Returns d loss / d parameter ``[C, ...]`` by name, for the parameters that take part and require a gradient."""
+    trained = {name: each for name, each in parameters.items() if each.requires_grad}
+    slopes = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(trained, slopes, strict=True) if slope is not None}
 
 
 def _bytes_for_clients(device: torch.device) -> int:

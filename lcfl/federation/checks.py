@@ -128,19 +128,19 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 def _check_start(method: Method) -> None:
     """Refuses a local update without a model to start from; warns about a start that another one replaces."""
     local_update, exchange, name = method.local_update, method.exchange, type(method.exchange).__name__
-    if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining) or local_update.reads:
+    if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining):
         return
     start = local_update.start
     # User-defined parts may find a model where the parts of lcfl cannot.
     is_ours = type(local_update).__module__.startswith("lcfl.") and type(exchange).at_client is Exchange.at_client
-    if "model" in exchange.sends:
+    if "model" in (local_update.adds or exchange.sends):
         if start != "own":
+            source = f"{type(local_update).__name__} chooses" if local_update.adds else f"{name} sends"
             warnings.warn(
-                f"method.local_update: start={start} has no effect: {name} sends a model, and local runs start from "
-                "it.",
+                f"method.local_update: start={start} has no effect: {source} a model, and local runs start from it.",
                 stacklevel=3,
             )
-    elif start != "own" and start not in exchange.sends:
+    elif start != "own" and start not in (*exchange.sends, *local_update.adds):
         raise ValueError(
             f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
             "sends it, e.g. CentreAndEmbedding."

@@ -6,6 +6,7 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from lcfl.models.frozen import frozen_layers, persistent_buffers
 from lcfl.models.patterns import layers_of, matching
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "Part"]
+
+Part = Literal["all", "embedding", "head"]  # of a model's parameters
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,20 @@ class Layout:
             named[name].copy_(vector[offset : offset + shape.numel()].view(shape))
             offset += shape.numel()
         return network
+
+    def range_of(self, part: Part) -> slice:
+        """Returns where the parameters of a part lie in the vector: phi, h or both."""
+        begin, end = self.num_embedding if part == "head" else 0, self.num_parameters
+        return slice(begin, self.num_embedding if part == "embedding" else end)
+
+    def names_of(self, part: Part) -> set[str]:
+        """Returns the names of the parameters in a part."""
+        place, offset, names = self.range_of(part), 0, set()
+        for name, shape in self.parameters:
+            if place.start <= offset < place.stop:
+                names.add(name)
+            offset += shape.numel()
+        return names
 
     def embedding_of(self, vector: Tensor) -> Tensor:
         """Returns the view phi = ``vector[:P_phi]``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lcfl.models.layout import Layout
 from lcfl.models.patterns import covers, layer_of
 
-__all__ = ["ParameterSubset", "embedding_subset", "layer_names", "layer_subset"]
+__all__ = ["ParameterSubset", "embedding_subset", "layer_names", "layer_subset", "other_layers"]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,44 @@ def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool
             raise ValueError(f"got {layers} layers; the network has {len(known)} with parameters: {', '.join(known)}.")
         chosen = set(known[-layers:])
         return _subset(layout, lambda name: len(chosen) == len(known) or layer_of(name) in chosen)
-    missing = [each for each in layers if not any(covers(each, name) for name in layout.names)]
-    if missing:
+    covered = _covered(layout, layers)
+    return _subset(layout, covered.__contains__)
+
+
+def other_layers(layout: Layout, layers: Sequence[str] | None) -> ParameterSubset:
+    """Returns all parameters and buffers but those of some layers.
+
+    Args:
+        layout: the layout of the network's trained part.
+        layers: patterns of what is left out; None for the layers with running statistics, as batch normalisation has.
+
+    Raises:
+        ValueError: for a pattern that covers nothing that is trained, or for a network without running statistics.
+    """
+    if layers is None:
+        layers = [layer_of(name) for name, *_ in layout.buffers if name.rpartition(".")[2] == "running_mean"]
+        if not layers:
+            raise ValueError(
+                "the models have no layer with running statistics, which batch normalisation has. Set "
+                "model.network.init_args.batch_norm=true for lcfl's MLP or CNN, or use another network with BatchNorm, "
+                "and set model.buffer_policy=average. Or give the layers that stay with a client."
+            )
+    covered = _covered(layout, layers)
+    return _subset(layout, lambda name: name not in covered)
+
+
+def _covered(layout: Layout, patterns: Sequence[str]) -> set[str]:
+    """Returns the names of the parameters and buffers that patterns cover.
+
+    Raises:
+        ValueError: for a pattern that covers nothing.
+    """
+    if missing := [each for each in patterns if not any(covers(each, name) for name in layout.names)]:
         raise ValueError(
             f"the network has no layer {', '.join(map(repr, missing))} among those that are trained: "
-            f"{', '.join(known)}."
+            f"{', '.join(layer_names(layout))}."
         )
-    return _subset(layout, lambda name: any(covers(each, name) for each in layers))
+    return {name for name in layout.names if any(covers(each, name) for each in patterns)}
 
 
 def _subset(layout: Layout, holds: Callable[[str], bool]) -> ParameterSubset:

@@ -106,8 +106,15 @@ def test_scores_and_loss_in_evaluation(name):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("pulls", ["none", "centre", "embedding", "both", "corrected"])
-def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
+@pytest.mark.parametrize(
+    ("pulls", "part"),
+    [
+        *((pulls, "all") for pulls in ("none", "centre", "embedding", "both", "corrected")),
+        ("both", "embedding"),
+        ("corrected", "head"),
+    ],
+)
+def test_sgd_run_with_all_settings_and_pulls(settings, pulls, part):
     optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
     both = engines(Plain, SHAPE, optimizer, cluster_weight=0.5, global_weight=0.3)
     model = both[0].module.initial_model(3)
@@ -115,10 +122,25 @@ def test_sgd_run_with_all_settings_and_pulls(settings, pulls):
     embedding = near(model, 2)[: both[0].layout.num_embedding] if pulls in ("embedding", "both") else None
     correction = near(model, 4)[: both[0].layout.num_parameters] if pulls == "corrected" else None
     targets = Pulls(centre, embedding, correction)
-    expected, actual = (each.run_optimizer(model, batches_of(32, 5, 17), targets, rate_scale=0.5) for each in both)
+    options = {"rate_scale": 0.5, "part": part}
+    expected, actual = (each.run_optimizer(model, batches_of(32, 5, 17), targets, **options) for each in both)
     torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
     assert not torch.equal(actual.model, model)
+    rest = torch.ones(len(model), dtype=torch.bool)
+    rest[both[0].layout.range_of(part)] = False
+    assert torch.equal(actual.model[rest], model[rest])
+
+
+@pytest.mark.parametrize("cut", ["embedding.4", ["embedding.1", "embedding.4"], ["embedding.0"]], ids=str)
+@pytest.mark.parametrize("part", ["embedding", "head"])
+def test_a_part_of_any_network_is_trained(cut, part):
+    """The head may lie anywhere, so the gradients of its layers may need those of others."""
+    both = engines(Normal, SHAPE, partial(torch.optim.SGD, lr=0.1, momentum=0.9), cut=cut)
+    model = both[0].module.initial_model(3)
+    expected, actual = (each.run_optimizer(model, batches_of(12, 8), part=part) for each in both)
+    torch.testing.assert_close(actual.model, expected.model, rtol=1e-4, atol=1e-5)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
 def test_gradients_include_the_pulls():

@@ -80,6 +80,22 @@ def test_clients_with_and_without_pulls(optimizer, precision):
         torch.testing.assert_close(other.model, one.model, **tolerance)
 
 
+def test_a_part_of_the_model_has_a_program_of_its_own():
+    pair = pair_of(Inner, (7,), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1))
+
+    def task(part, client, engine):
+        return engine.run_optimizer(model_of(engine, client), batches_of(client, SIZES[client]), part=part)
+
+    for part in ("embedding", "head"):
+        expected, actual = both(pair, partial(task, part))
+        rest = torch.ones(pair[0].layout.num_parameters, dtype=torch.bool)
+        rest[pair[0].layout.range_of(part)] = False
+        for client, ((one, _), (other, _)) in enumerate(zip(expected, actual, strict=True)):
+            torch.testing.assert_close(other.model, one.model, rtol=1e-3, atol=1e-4)
+            assert torch.equal(other.model[rest], model_of(pair[1], client)[rest])
+    assert len({untrained for *_, untrained in pair[1]._programs}) == 2
+
+
 def test_gradients_of_batches_with_and_without_a_program():
     pair = pair_of(Inner, (7,), batch_size=8)
 
@@ -88,7 +104,7 @@ def test_gradients_of_batches_with_and_without_a_program():
 
     for size in (8, 12):
         assert_same_gradients(*both(pair, partial(task, size)))
-    assert list(pair[1]._programs) == [(4, True, True, True)]
+    assert list(pair[1]._programs) == [(4, True, True, True, ())]
 
 
 def test_hessian_products():
@@ -112,7 +128,7 @@ def test_programs_are_for_powers_of_two_and_their_results_are_not_overwritten(ca
 
     with caplog.at_level("INFO"):
         first, again = (both(pair, task, range(5))[1] for _ in range(2))
-    assert sorted(pair[1]._programs) == [(2, True, True, True), (4, True, True, True), (8, True, True, True)]
+    assert sorted(pair[1]._programs) == [(size, True, True, True, ()) for size in (2, 4, 8)]
     assert caplog.text.count("Engine fused: compiled a step of 8 clients in") == 1
     assert all(torch.equal(one.model, other.model) for (one, _), (other, _) in zip(first, again, strict=True))
 

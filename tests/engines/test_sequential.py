@@ -55,6 +55,44 @@ def test_a_correction_is_added_to_every_gradient_and_not_to_the_loss():
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize(("part", "trained"), [("embedding", slice(0, 9)), ("head", slice(9, 17))])
+def test_a_part_of_the_model_is_trained_by_hand(part, trained):
+    optimizer = partial(torch.optim.SGD, lr=0.2, momentum=0.5, weight_decay=0.1)
+    module = FederatedModule(linear, optimizer, cluster_weight=0.6)
+    w, centre = start(module), torch.linspace(-1, 1, 17)
+    model, loss, _ = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3)], Pulls(centre), part=part)
+    v, velocity, losses = w.double().numpy(), np.zeros(17), []
+    for rows in ([0, 1], [2, 3]):
+        value, slope = linear_step(v, INPUTS[rows], TARGETS[rows])
+        losses.append(value + 0.3 * ((v - centre.numpy()) ** 2).sum())  # the pull of the whole model
+        velocity[trained] = (0.5 * velocity + slope + 0.6 * (v - centre.numpy()) + 0.1 * v)[trained]
+        v = v - 0.2 * velocity
+    np.testing.assert_allclose(model, v, atol=1e-6)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("part", ["embedding", "head"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.5),
+        partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5),
+        partial(torch.optim.Rprop, lr=0.1),
+    ],
+    ids=lambda optimizer: optimizer.func.__name__,
+)
+def test_untrained_parameters_keep_their_bits_and_all_buffers_are_updated(optimizer, part):
+    module = FederatedModule(Normed, optimizer)
+    w, rest = start(module), torch.ones(30, dtype=torch.bool)
+    rest[module.layout.range_of(part)] = rest[23:] = False
+    model, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2), batch(3, 4, 5)] * 3, part=part)
+    assert torch.equal(model[rest], w[rest])
+    assert (model[~rest] != w[~rest]).float().mean() > 0.5 and (model[23:29] != w[23:29]).all()
+    whole, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2)], part="all")
+    short, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1, 2)], part=part)
+    assert torch.equal(short[~rest], whole[~rest])
+
+
 def test_a_step_with_both_pulls_by_hand():
     module = linear_module(lr=0.2, cluster_weight=0.6, global_weight=0.4)
     w, centre, phi = start(module), torch.linspace(-1, 1, 17), torch.linspace(2, 1, 9)

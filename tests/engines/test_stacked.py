@@ -85,6 +85,22 @@ def test_run_with_all_optimizers_and_pulls(optimizer, pulls):
     assert_same_runs(*both(pair, task), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parts_of_the_model_are_trained_side_by_side(optimizer):
+    pair = stacked_pair(Inner, (7,), optimizer)
+
+    def task(client, engine):
+        model, part = model_of(engine, client), ("embedding", "head", "all", "head")[client]
+        run = engine.run_optimizer(model, batches_of(client, SIZES[client]), part=part)
+        trained = engine.layout.range_of(part)
+        assert torch.equal(run.model[: trained.start], model[: trained.start])
+        end = engine.layout.num_parameters
+        assert torch.equal(run.model[trained.stop : end], model[trained.stop : end])
+        return run
+
+    assert_same_runs(*both(pair, task), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("policy", ["average", "keep_server", "local"])
 def test_buffers_follow_the_policy(policy):
     pair = stacked_pair(Normal, SHAPE, buffer_policy=policy)

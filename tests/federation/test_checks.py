@@ -23,12 +23,13 @@ from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import (
     AllCentres,
     CentreAndEmbedding,
+    EnvelopeModel,
     FullModel,
     GlobalReference,
     NoExchange,
     NormalisedModel,
 )
-from lcfl.methods.local import LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.local import DittoTraining, DynamicTraining, LocalTraining, MetaTraining, NormalisedTraining
 from lcfl.methods.method import Method
 from lcfl.models import MLP, LeNet5
 from lcfl.models.module import FederatedModule
@@ -44,8 +45,10 @@ from tests.helpers.builders import (
     linear,
     linear_module,
     loaded,
+    scaffold,
     two_sided,
 )
+from tests.helpers.clustered import ifca
 
 
 @pytest.mark.parametrize(
@@ -126,12 +129,17 @@ OWN = LocalTraining(steps=1)
         (NormalisedTraining(steps=1), NormalisedModel(), "NormalisedModel .* use start=centre or an exchange"),
         (OWN, AllCentres(), "AllCentres .* use an exchange that sends a model or keeps it, e.g. FullModel"),
         (MetaTraining(steps=1), GlobalReference(), "GlobalReference .* use an exchange that sends a model or keeps it"),
+        (DynamicTraining(1, start="own"), GlobalReference(), "GlobalReference .* use start=centre or an exchange"),
+        (DynamicTraining(1, start="embedding"), GlobalReference(), "start=embedding, but GlobalReference sends no emb"),
+        (DittoTraining(1, start="embedding"), EnvelopeModel(), "start=embedding, but EnvelopeModel sends no embedding"),
+        (DittoTraining(1), FullModel(), "FullModel clients keep no model .* use an exchange that"),
     ],
 )
 def test_local_update_without_a_model_to_start_from_is_refused(local_update, exchange, words):
     with pytest.raises(ValueError, match=words):
-        aggregation = NormalisedMean() if isinstance(exchange, NormalisedModel) else NoAggregation()
-        check_method(Method(local_update, exchange, aggregation), linear_module(), 5)
+        aggregations = {NormalisedModel: NormalisedMean(), EnvelopeModel: GlobalMean()}
+        aggregation = aggregations.get(type(exchange), NoAggregation())
+        check_method(Method(local_update, exchange, aggregation), linear_module(cluster_weight=0.1), 5)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +147,8 @@ def test_local_update_without_a_model_to_start_from_is_refused(local_update, exc
     [
         (Method(CENTRE, FullModel(), GlobalMean()), {}, "start=centre has no effect: FullModel sends a model"),
         (Method(EMBEDDING, FullModel(), GlobalMean()), {}, "start=embedding has no effect: FullModel sends a model"),
+        (scaffold(steps=1, start="centre"), {}, "start=centre has no effect: ControlledModel sends a model"),
+        (ifca(steps=1, start="centre"), {}, "start=centre has no effect: LeastLossTraining chooses a model"),
         (fedavg(), {"cluster_weight": 9.0, "lr": 1.0}, r"cluster_weight \(mu\) = 9.0 .* FullModel sends no centre\.$"),
         (fedavg(), {"global_weight": 0.3}, r"model.global_weight \(lambda\) = 0.3 .* FullModel sends no embedding\.$"),
         (alone(), {"cluster_weight": 0.3}, r"model.cluster_weight \(mu\) = 0.3 .* NoExchange sends no centre\.$"),

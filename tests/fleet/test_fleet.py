@@ -28,8 +28,8 @@ from lcfl.fleet.post import Patience
 from lcfl.runs.checkpoint import CheckpointError
 from lcfl.server.schedule import Schedule
 from tests.fleet.fleets import FIRST, SOME, Stop, data, module, nodes, on_fleet, simulated
-from tests.helpers.builders import alone, fedavg, fedper, lcfed
-from tests.helpers.commandline import KIND_OF_METHOD, SYNTHETIC
+from tests.helpers.builders import alone, fedavg, fedbabu, fedper, fedrep, lcfed
+from tests.helpers.commandline import KIND_OF_METHOD, NEEDS, SYNTHETIC
 from tests.helpers.loopback import NEVER, Loopback
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.server.test_dropouts import losing
@@ -38,7 +38,7 @@ SERVER = ("global_model", "centres", "assignment", "participated", "active", "co
 AWAY = Undelivered("the node is away")
 SMALL = ("--data.num_clients=10", "--trainer.rounds=3", "--trainer.clients_per_round=4", "--trainer.evaluate_every=2")
 SMALL += ("--trainer.devices=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false")
-OWN = {"lg_fedavg": ("--method.exchange.global_layers=1",)}
+OWN = NEEDS | {"lg_fedavg": ("--method.exchange.global_layers=1",)}
 
 
 def assert_same_state(one, other):
@@ -112,7 +112,7 @@ def test_only_what_the_method_exchanges_leaves_a_node(tmp_path):
     assert {path.parent.name for path in kept} == {f"client-{i}" for i in range(6)}
 
 
-@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, alone])
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, fedrep, fedbabu, alone])
 @pytest.mark.parametrize(
     "fate", [AWAY, lambda answer: Parcel("nonsense"), lambda answer: replace(answer, arrays=answer.arrays[1:])]
 )

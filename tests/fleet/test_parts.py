@@ -7,7 +7,7 @@ from lcfl.fleet.parts import described_part, evaluation_parts, training_parts
 from lcfl.methods.exchange import ClusterChoice, FullModel, NamedLayers, Signature
 from lcfl.methods.exchange.transforms import GaussianNoise
 from lcfl.methods.local import LeastLoss, LocalTraining, PixelSignature
-from tests.helpers.builders import fedper, lcfed, per_fedavg
+from tests.helpers.builders import fedbabu, fedper, lcfed, per_fedavg
 from tests.helpers.clustered import fedgroup, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
@@ -49,8 +49,9 @@ def test_a_node_trains_in_no_other_way(method, update, exchange):
 
 
 def test_a_model_is_measured_after_the_work_that_makes_its_kind():
-    adaptation = per_fedavg().local_update.adaptation
-    assert evaluation_parts(per_fedavg(), "personal", named(adaptation))[0] == adaptation
+    for method in (fedbabu, per_fedavg):
+        adaptation = method().local_update.adaptation
+        assert evaluation_parts(method(), "personal", named(adaptation))[0] == adaptation
     assert evaluation_parts(lcfed(), "cluster", named()) == (None, None)
     assert evaluation_parts(lcfed(), "global", named(LocalTraining(epochs=3), FullModel()))[0].epochs == 3
     for update in (adaptation, PixelSignature(3), LocalTraining(epochs=3)):

@@ -21,6 +21,7 @@ from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, ServerDynamics
 from lcfl.methods.clustering import LowRankCosine, RefreshedLowRankCosine
 from lcfl.methods.exchange import (
+    AdaptedEmbedding,
     AdaptedModel,
     AttentiveReference,
     CentreAndEmbedding,
@@ -31,13 +32,16 @@ from lcfl.methods.exchange import (
     GlobalReference,
     NoExchange,
     NormalisedModel,
+    OwnLayers,
     SharedEmbedding,
     SharedLayers,
 )
 from lcfl.methods.local import (
+    AlternatingTraining,
     ControlledTraining,
     DittoTraining,
     DynamicTraining,
+    FineTunedTraining,
     InitialisedTraining,
     LocalTraining,
     MetaTraining,
@@ -210,6 +214,22 @@ def fednova(momentum=0.0, **local):
 
 def fedper(**local):
     return Method(LocalTraining(**(local or {"steps": 3})), SharedEmbedding(), GlobalMean())
+
+
+def fedrep(**local):
+    local = AlternatingTraining(**{"steps": 3, "head_steps": 3, **local})
+    return Method(local, SharedEmbedding(), GlobalMean("uniform"))
+
+
+def fedbabu(**local):
+    options = {"steps": 3, "part": "embedding", **local}
+    if "fine_tuning_steps" not in options:
+        options["fine_tuning_epochs"] = 5
+    return Method(FineTunedTraining(**options), AdaptedEmbedding(), GlobalMean())
+
+
+def fedbn(own_layers=None, **local):
+    return Method(LocalTraining(**(local or {"steps": 3})), OwnLayers(own_layers), GlobalMean("uniform"))
 
 
 def lg_fedavg(global_layers=1, **local):

@@ -33,6 +33,10 @@ KIND_OF_METHOD = [
     pytest.param(path, id=path.stem, marks=[] if path.stem in KINDS else [pytest.mark.slow]) for path in METHODS
 ]
 
+# What a method needs beside its file: with a network that may have batch normalisation, and with any other one.
+NEEDS = {"fedbn": ("--model.network.init_args.batch_norm=true", "--data.drop_last=true")}
+ELSE = {"fedbn": ("--method.exchange.own_layers=[decision]",)}
+
 CLUSTERS = ("--method.clustering.init_args.num_clusters=4", "--method.clustering.init_args.dimension=10")
 FIT = ("fit", *SYNTHETIC, *LCFED, *SMALL, *CLUSTERS)
 

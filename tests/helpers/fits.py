@@ -14,10 +14,10 @@ from lcfl.callbacks import Monitor
 from lcfl.cli import federated_cli
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.helpers.bits import assert_same_state
-from tests.helpers.commandline import CONFIGS
+from tests.helpers.commandline import CONFIGS, NEEDS
 
 ROUNDS = 8
-OWN = {
+OWN = NEEDS | {
     "lg_fedavg": ("--method.exchange.global_layers=1",)
 }  # these networks have two layers, and sharing both would be FedAvg
 

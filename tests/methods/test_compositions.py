@@ -85,7 +85,7 @@ AGGREGATIONS = {
     "NoAggregation": NoAggregation,
 }
 CLUSTERINGS = {
-    "none": lambda: [],
+    "none": list,
     "LowRankCosine": lambda: [LowRankCosine(2, dimension=3)],
     "RefreshedLowRankCosine": lambda: [
         RefreshedLowRankCosine(2, dimension=3, refresh_every=1),

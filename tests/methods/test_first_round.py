@@ -14,6 +14,7 @@ from tests.helpers.builders import (
     blobs_module,
     fedac,
     fedavg,
+    fedbabu,
     fednova,
     fedper,
     fedprox,
@@ -26,7 +27,7 @@ from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_ascfl import ascfl
 
-BASELINES = [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
+BASELINES = [fedprox(), fednova(), fedper(), fedbabu(), lg_fedavg(), per_fedavg()]
 BASELINES += [ifca(max_redraws=1), fesem(), cfl(), fedgroup(clients_per_group=1), fl_hc(1), pacfl(), cgpfl()]
 BASELINES += [cgpfl_prox()]
 

@@ -6,10 +6,10 @@ import torch
 from lcfl.models.module import FederatedModule
 from tests.helpers import fits
 from tests.helpers.builders import Pretrained
-from tests.helpers.commandline import KIND_OF_METHOD
+from tests.helpers.commandline import ELSE, KIND_OF_METHOD
 
 NETWORK = ["--model.network=tests.helpers.builders.Pretrained", '--model.trainable=["*adapter", decision]']
-OPTIONS = {"ascfl": ["--data.proxy=40"], "ascfl_no_lowrank": ["--data.proxy=40"]}
+OPTIONS = {"ascfl": ["--data.proxy=40"], "ascfl_no_lowrank": ["--data.proxy=40"]} | ELSE
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("stacked", marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from lcfl.models import MLP, lora
 from lcfl.models.module import FederatedModule
 from lcfl.models.pretrained import load_weights
 from tests.helpers import fits
-from tests.helpers.commandline import CONFIGS
+from tests.helpers.commandline import CONFIGS, ELSE
 
 NOT_SLOW = ("fedavg", "fedper", "ifca", "lcfed")
 METHODS = [
@@ -59,11 +59,12 @@ def test_weights_of_the_network_without_adapters_are_loaded(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_adapters(tmp_path, method):
     pytest.importorskip("peft")
-    more = ["--data.proxy=40"] * method.startswith("ascfl")
+    more = [*ELSE.get(method, ()), *["--data.proxy=40"] * method.startswith("ascfl")]
     run = fits.fit(tmp_path, method, 1, 2, NETWORK, "--trainer.engine=sequential", *more)
     state = fits.newest_state(run.path)
     assert state.initial.shape == (SIZE,) and state.frozen.shape == (12 * 16 + 12,)
-    kind = "global" if method == "per_fedavg" else run._method.exchange.models[0]  # clients adapt with their data
+    adapts = method in ("fedbabu", "per_fedavg")  # clients adapt with their data
+    kind = "global" if adapts else run._method.exchange.models[0]
     network = run.model(kind, client=int(state.participated.nonzero()[0]))
     assert not torch.equal(network.embedding.fc1.lora_B.default.weight, torch.zeros(12, 2))
     assert torch.equal(network.embedding.fc1.base_layer.weight.flatten(), state.frozen[: 12 * 16])

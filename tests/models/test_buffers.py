@@ -32,9 +32,12 @@ from tests.helpers.builders import (
     dealt,
     fedac,
     fedavg,
+    fedbabu,
+    fedbn,
     fednova,
     fedper,
     fedprox,
+    fedrep,
     fit,
     lcfed,
     lg_fedavg,
@@ -156,6 +159,9 @@ METHODS = {  # and the number of batches that a participation trains on
     "fedprox": (fedprox(steps=2), 2),
     "fednova": (fednova(steps=2), 2),
     "fedper": (fedper(steps=2), 2),
+    "fedrep": (fedrep(steps=2, head_steps=3), 5),
+    "fedbabu": (fedbabu(steps=2), 2),
+    "fedbn": (fedbn(["embedding.1"], steps=2), 2),
     "lg_fedavg": (lg_fedavg(1, steps=2), 2),
     "per_fedavg": (per_fedavg(steps=2), 4),
     "per_fedavg, exact": (per_fedavg(steps=2, hessian=True), 4),  # the batch for the Hessian changes no buffers
@@ -188,7 +194,7 @@ def test_every_method_follows_the_policy(tmp_path, name, policy):
         else:
             assert own is state.clients.blank.buffers
     if policy == "average":
-        kept_below, pre_trained = name == "lg_fedavg", name == "fedgroup"
+        kept_below, pre_trained = name in ("lg_fedavg", "fedbn"), name == "fedgroup"
         assert state.global_model[-1] == (0 if kept_below else (2 + pre_trained) * batches)
     assert all(np.isfinite(value) for name, value in watch.metrics.items() if name.endswith("loss"))
 

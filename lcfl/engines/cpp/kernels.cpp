@@ -42,8 +42,8 @@ void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
 double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
-                     int64_t samples, float* gradient) {
-    return static_cast<Program*>(program)->gradient(model, buffers, inputs, labels, samples, gradient);
+                     int64_t samples, int64_t begin, float* gradient) {
+    return static_cast<Program*>(program)->gradient(model, buffers, inputs, labels, samples, begin, gradient);
 }
 
 void lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,
@@ -68,14 +68,15 @@ double lcfl_update(const Sgd* sgd, float* model, const float* gradient, float* v
                 pull(w, embedding + begin, std::min(size, sgd->num_embedding - begin), sgd->global_weight, slope);
         if (correction)
             for (int64_t i = 0; i < size; ++i) slope[i] += correction[begin + i];
+        const int64_t first = std::max<int64_t>(sgd->begin - begin, 0), end = std::min(sgd->end - begin, size);
         if (velocity) {
             float* v = velocity + begin;
-            for (int64_t i = 0; i < size; ++i) {
+            for (int64_t i = first; i < end; ++i) {
                 v[i] = sgd->first ? slope[i] : sgd->momentum * v[i] + (1 - sgd->dampening) * slope[i];
                 slope[i] = sgd->nesterov ? slope[i] + sgd->momentum * v[i] : v[i];
             }
         }
-        for (int64_t i = 0; i < size; ++i) w[i] -= sgd->rate * slope[i];
+        for (int64_t i = first; i < end; ++i) w[i] -= sgd->rate * slope[i];
     }
     return penalty;
 }

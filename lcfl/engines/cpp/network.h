@@ -29,9 +29,10 @@ class Program {
           has_slope_(num_values) {}
 
     // Returns the mean cross-entropy of a batch and writes its gradient [P]. Every operation writes its own part.
-    // Returns -1 if a label is not the number of a class.
+    // Leaves out what only parameters before `begin` need, whose gradient has no meaning then. Returns -1 if a label is
+    // not the number of a class.
     double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
-                    float* gradient) {
+                    int64_t begin, float* gradient) {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
             return -1;
@@ -46,7 +47,9 @@ class Program {
         std::fill(has_slope_.begin(), has_slope_.end(), false);
         const double loss = cross_entropy(batch_, classes, value(output_), labels, slope(output_));
         has_slope_[output_] = true;
-        for (size_t i = ops_.size(); i-- > 0;)
+        size_t lowest = 0;
+        while (lowest < ops_.size() && std::max(ops_[lowest].weight, ops_[lowest].bias) < begin) ++lowest;
+        for (size_t i = ops_.size(); i-- > lowest;)
             batch_.V == 1 ? backward<1>(i, model, gradient) : backward<2>(i, model, gradient);
         return loss;
     }

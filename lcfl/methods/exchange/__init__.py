@@ -5,11 +5,18 @@ from lcfl.methods.exchange.base import Exchange, ModelKind
 from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
 from lcfl.methods.exchange.controlled_model import ControlledClusterModel, ControlledModel
 from lcfl.methods.exchange.global_model import AdaptedModel, FullModel, GlobalReference, NoExchange, NormalisedModel
-from lcfl.methods.exchange.partial_model import PartialModel, SharedEmbedding, SharedLayers
+from lcfl.methods.exchange.partial_model import (
+    AdaptedEmbedding,
+    OwnLayers,
+    PartialModel,
+    SharedEmbedding,
+    SharedLayers,
+)
 from lcfl.methods.exchange.personal_model import CentreAndEmbedding, ClusterReference, EnvelopeModel
 from lcfl.methods.exchange.warmup import NamedLayers, Signature
 
 __all__ = [
+    "AdaptedEmbedding",
     "AdaptedModel",
     "AllCentres",
     "AttentiveReference",
@@ -27,6 +34,7 @@ __all__ = [
     "NamedLayers",
     "NoExchange",
     "NormalisedModel",
+    "OwnLayers",
     "PartialModel",
     "GlobalReference",
     "SharedEmbedding",

@@ -88,6 +88,19 @@ class Exchange(CheckedFields, ABC):
         """
         return local_update if kind == "after_local" else None
 
+    def adaptation_of(self, local_update: LocalUpdate) -> LocalUpdate:
+        """Returns the `adaptation` of the method's local update, for an exchange whose personal models it makes.
+
+        Raises:
+            ValueError: if the local update has no adaptation.
+        """
+        if local_update.adaptation is None:
+            raise ValueError(
+                f"method: {type(self).__name__} needs a local update with an adaptation, e.g. MetaTraining or "
+                f"FineTunedTraining, but {type(local_update).__name__} has none. Use FullModel or SharedEmbedding."
+            )
+        return local_update.adaptation
+
     def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
         """Returns what the client needs for its model of that kind, if no local update makes the model.
 

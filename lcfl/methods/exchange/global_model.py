@@ -85,14 +85,8 @@ class AdaptedModel(FullModel):
         Raises:
             ValueError: if the local update has no adaptation.
         """
-        if kind != "personal":
-            return super().evaluation_update(kind, local_update)
-        if local_update.adaptation is None:
-            raise ValueError(
-                f"method: AdaptedModel needs a local update with an adaptation, e.g. MetaTraining, but "
-                f"{type(local_update).__name__} has none. Use FullModel."
-            )
-        return local_update.adaptation
+        personal = kind == "personal"
+        return self.adaptation_of(local_update) if personal else super().evaluation_update(kind, local_update)
 
 
 @dataclass(frozen=True)

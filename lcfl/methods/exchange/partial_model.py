@@ -16,11 +16,11 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.local.training import LocalOutput
+from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
-from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset
+from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset, other_layers
 
-__all__ = ["PartialModel", "SharedEmbedding", "SharedLayers"]
+__all__ = ["AdaptedEmbedding", "OwnLayers", "PartialModel", "SharedEmbedding", "SharedLayers"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,51 @@ class SharedEmbedding(PartialModel):
     def subset(self, layout: Layout) -> ParameterSubset:
         """Returns the embedding phi and the buffers of its layers."""
         return embedding_subset(layout)
+
+
+@dataclass(frozen=True)
+class AdaptedEmbedding(SharedEmbedding):
+    """`SharedEmbedding` for heads that are not trained: 2 P_phi floats; a client adapts the model it uses (FedBABU).
+
+    The global model is (Phi, h) with the initial head h, which all clients have. The personal model is what the local
+    update's `adaptation` makes of it. It is made for an evaluation and not kept.
+    """
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
+
+    def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
+        """Returns the `adaptation` of the local update for the personal model.
+
+        Raises:
+            ValueError: if the local update has no adaptation.
+        """
+        personal = kind == "personal"
+        return self.adaptation_of(local_update) if personal else super().evaluation_update(kind, local_update)
+
+    def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
+        """Returns the global ``model``, or the server's current part for any other kind."""
+        whole = Downlink({"model": state.global_model})
+        return whole if kind == "global" else super().evaluation_down(state, client, kind, layout)
+
+
+@dataclass(frozen=True)
+class OwnLayers(PartialModel):
+    """Keeps some layers at the client and shares all others (FedBN).
+
+    Args:
+        own_layers: patterns of what stays with the client; None for the layers with running statistics, which are those
+            of batch normalisation. Scale, shift and statistics of such a layer stay together.
+    """
+
+    own_layers: list[str] | None = None
+
+    def subset(self, layout: Layout) -> ParameterSubset:
+        """Returns the parameters and buffers of the shared layers.
+
+        Raises:
+            ValueError: if no layer stays with the client.
+        """
+        return other_layers(layout, self.own_layers)
 
 
 @dataclass(frozen=True)

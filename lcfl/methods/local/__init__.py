@@ -9,17 +9,20 @@ from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
 from lcfl.methods.local.meta import GradientStep, MetaTraining
 from lcfl.methods.local.mixture import MixtureTraining
 from lcfl.methods.local.normalised import NormalisedTraining
+from lcfl.methods.local.partial import AlternatingTraining, FineTunedTraining, PartTraining
 from lcfl.methods.local.signature import PixelSignature
 from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
 from lcfl.models.module import Pulls
 
 __all__ = [
     "AdaptiveInitialisation",
+    "AlternatingTraining",
     "ControlledTraining",
     "DittoTraining",
     "DynamicTraining",
     "Engine",
     "EnvelopeTraining",
+    "FineTunedTraining",
     "Gradient",
     "GradientStep",
     "InitialisedTraining",
@@ -31,6 +34,7 @@ __all__ = [
     "MixtureTraining",
     "NormalisedTraining",
     "LocalOutput",
+    "PartTraining",
     "PixelSignature",
     "Pulls",
 ]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.models.layout import Layout
+from lcfl.models.layout import Layout, Part
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 
 __all__ = ["OptimizerResult", "Engine", "Gradient", "Indices"]
@@ -78,6 +78,7 @@ class Engine(Protocol):
         batches: Iterable[Indices],
         pulls: Pulls = NO_PULLS,
         rate_scale: float = 1.0,
+        part: Part = "all",
     ) -> OptimizerResult:
         """Takes one optimizer step per batch, starting from the model `start`.
 
@@ -86,6 +87,8 @@ class Engine(Protocol):
             batches: indices into the pool of samples, one array per step.
             pulls: Omega ``[P + Q]``, Phi ``[P_phi]`` and a correction ``[P]``.
             rate_scale: the factor by which the learning rates of the optimizer are multiplied.
+            part: the part of the parameters that is trained. The others keep their bits, whatever weight decay and
+                momentum are. Loss and pulls are those of the whole model, and the buffers of all layers are updated.
         """
         ...
 

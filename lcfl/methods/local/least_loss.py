@@ -51,6 +51,7 @@ class LeastLossTraining(LocalTraining):
     """Chooses the model with the least training loss and trains it (IFCA Algorithm 1 with model averaging)."""
 
     reads: ClassVar[tuple[str, ...]] = ("centres",)
+    adds: ClassVar[tuple[str, ...]] = ("model",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Chooses j = arg min_k F_i(Omega_k) and trains w <- Omega_j as `LocalTraining`; j in ``extras["cluster"]``."""

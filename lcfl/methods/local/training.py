@@ -18,7 +18,7 @@ from lcfl.core.messages import Downlink
 from lcfl.core.validation import CheckedFields, check_choices
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
-from lcfl.models.layout import Layout
+from lcfl.models.layout import Layout, Part
 from lcfl.models.module import FederatedModule, Pulls
 
 __all__ = [
@@ -100,7 +100,8 @@ class LocalUpdate(CheckedFields, ABC):
     Class attributes:
         reads: the names that it needs in the downlink.
         provides: the names in the `LocalOutput.extras` of its runs.
-        adds: the names that it adds to the downlink for runs of its own, such as a ``centre`` to be pulled to.
+        adds: the names that it adds to the downlink for runs of its own, such as a ``centre`` to be pulled to, or the
+            ``model`` that it has chosen to start from.
         uses_own_model: whether it needs the model that the client keeps, whatever is sent.
     """
 
@@ -195,8 +196,13 @@ class LocalTraining(LocalUpdate):
         batches = batches[: engine.max_steps]
         correction = self.correction(state, downlink, engine.layout)
         pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"), correction)
-        model, loss, logged = engine.run_optimizer(start, batches, pulls, self._lr_factor(data))
+        model, loss, logged = engine.run_optimizer(start, batches, pulls, self._lr_factor(data), self.trained)
         return LocalOutput(model, consumed, loss, logged, len(batches))
+
+    @property
+    def trained(self) -> Part:
+        """The part of the model that is trained; the rest stays as it is."""
+        return "all"
 
     def correction(self, state: ClientState, downlink: Downlink, layout: Layout) -> Tensor | None:
         """Returns the vector ``[P]`` that is added to every gradient; None for none."""
@@ -230,8 +236,13 @@ class LocalTraining(LocalUpdate):
         return self.steps * min(batch_size, num_samples)
 
 
-def check_amount(steps: int | None, epochs: int | None) -> int:
+def check_amount(steps: int | None, epochs: int | None, of: str = "") -> int:
     """Returns `steps` or `epochs`, whichever is set.
+
+    Args:
+        steps: a number of steps, or None.
+        epochs: a number of epochs, or None.
+        of: what the names of the two options begin with.
 
     Raises:
         ValueError: unless exactly one of the two is a number from 1 to `MOST_STEPS`.
@@ -239,13 +250,13 @@ def check_amount(steps: int | None, epochs: int | None) -> int:
     amounts = [number for number in (steps, epochs) if number is not None]
     if len(amounts) != 1 or amounts[0] < 1:
         raise ValueError(
-            f"method.local_update: got steps={steps}, epochs={epochs}; exactly one must be a number >= 1. Set for "
-            "example steps=5 and epochs=null."
+            f"method.local_update: got {of}steps={steps}, {of}epochs={epochs}; exactly one must be a number >= 1. Set "
+            f"for example {of}steps=5 and {of}epochs=null."
         )
     if amounts[0] > MOST_STEPS:
         raise ValueError(
-            f"method.local_update: got steps={steps}, epochs={epochs}; a client does at most {MOST_STEPS} steps or "
-            "epochs in a round. Lower the number, or raise trainer.rounds."
+            f"method.local_update: got {of}steps={steps}, {of}epochs={epochs}; a client does at most {MOST_STEPS} "
+            "steps or epochs in a round. Lower the number, or raise trainer.rounds."
         )
     return amounts[0]
 
