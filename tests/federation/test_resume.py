@@ -11,7 +11,7 @@ from tests.helpers.checkpoints import flip_a_bit
 from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, newest_run, rows, scalars
 
 OTHERS = ["lcfed_plus", "fedac", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
-OTHERS += ["feddyn", "fedadam", "fedavgm", "ditto", "pfedme"]
+OTHERS += ["feddyn", "fedadam", "fedavgm", "ditto", "pfedme", "clove", "cfl_fixed"]
 SLOW = [("lcfed", 1), ("fedavg", 1), *((method, first) for method in OTHERS for first in (1, 5))]
 
 

@@ -22,13 +22,13 @@ from tests.helpers.builders import (
     lg_fedavg,
     per_fedavg,
 )
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_ascfl import ascfl
 
 BASELINES = [fedprox(), fednova(), fedper(), lg_fedavg(), per_fedavg()]
 BASELINES += [ifca(max_redraws=1), fesem(), cfl(), fedgroup(clients_per_group=1), fl_hc(1), pacfl(), cgpfl()]
-BASELINES += [cgpfl_prox()]
+BASELINES += [cgpfl_prox(), clove()]
 
 
 def first_rounds(tmp_path, method=None, rounds=1, **options):

@@ -29,7 +29,7 @@ from tests.helpers.builders import (
     lg_fedavg,
     per_fedavg,
 )
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.commandline import KINDS
 
 
@@ -98,6 +98,7 @@ METHODS = {
     "fedprox": fedprox,
     "lg_fedavg": lg_fedavg,
     "ifca": ifca,
+    "clove": clove,
     "fesem": fesem,
     "cfl": partial(cfl, eps1=1e9, eps2=0.0, min_round=0, stale_max=9),
     "fedgroup": fedgroup,

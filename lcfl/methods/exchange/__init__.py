@@ -1,7 +1,7 @@
 """Exchanges, which define what goes down to a client and what comes up from it."""
 
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
+from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterLosses, ClusterModel, ClusterUpdate
 from lcfl.methods.exchange.controlled_model import ControlledClusterModel, ControlledModel
 from lcfl.methods.exchange.global_model import AdaptedModel, FullModel, GlobalReference, NoExchange, NormalisedModel
 from lcfl.methods.exchange.partial_model import PartialModel, SharedEmbedding, SharedLayers
@@ -13,6 +13,7 @@ __all__ = [
     "AllCentres",
     "CentreAndEmbedding",
     "ClusterChoice",
+    "ClusterLosses",
     "ClusterModel",
     "ClusterReference",
     "ClusterUpdate",

@@ -4,7 +4,7 @@ from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.ditto import DittoTraining
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining
-from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
+from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining, LossVector
 from lcfl.methods.local.meta import GradientStep, MetaTraining
 from lcfl.methods.local.normalised import NormalisedTraining
 from lcfl.methods.local.signature import PixelSignature
@@ -23,6 +23,7 @@ __all__ = [
     "LeastLossTraining",
     "LocalTraining",
     "LocalUpdate",
+    "LossVector",
     "MetaTraining",
     "NormalisedTraining",
     "LocalOutput",
