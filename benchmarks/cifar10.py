@@ -72,8 +72,8 @@ GRIDS = {
     "pacfl": [*TWO_RATES, PACFL_TREES],
 }
 # Without groups in the data, more clusters are better than the ten of the papers or the nine of FedClust. On validation
-# data, they gain three points for FeSEM and six for PACFL. IFCA and CLoVE send every model to every client, so they keep
-# ten.
+# data, they gain three points for FeSEM and six for PACFL. IFCA and CLoVE send every model to every client, so they
+# keep ten.
 MORE_CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=20,40"]
 DIRICHLET_GRIDS = GRIDS | {
     "lcfed": PULLS,
