@@ -74,11 +74,14 @@ GRIDS = {
     # At 0.05, some clients of CGPFL diverge in every third round.
     "cgpfl": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.clustering.init_args.num_clusters=4,10"],
     "ifca": CLUSTERS,
+    "clove": CLUSTERS,
     "cfl": [*TWO_RATES, CFL_THRESHOLDS],
+    "cfl_fixed": CLUSTERS,
     "pacfl": [*TWO_RATES, PACFL_TREES],
 }
 # Without groups in the data, more clusters are better than the ten of the papers or the nine of FedClust. On validation
-# data, they gain three points for FeSEM and six for PACFL. IFCA sends every model to every client, so it keeps ten.
+# data, they gain three points for FeSEM and six for PACFL. IFCA and CLoVE send every model to every client, so they
+# keep ten.
 MORE_CLUSTERS = [*TWO_RATES, "method.clustering.init_args.num_clusters=20,40"]
 DIRICHLET_GRIDS = GRIDS | {
     "lcfed": PULLS,
@@ -92,6 +95,7 @@ DIRICHLET_GRIDS = GRIDS | {
     "fesem": MORE_CLUSTERS,
     "fedgroup": MORE_CLUSTERS,
     "fl_hc": MORE_CLUSTERS,
+    "cfl_fixed": MORE_CLUSTERS,
     # Smaller rates and fewer clusters are better than those tried in blocks.
     "cgpfl": ["method.local_update.init_args.inner_lr=0.005,0.01", "method.clustering.init_args.num_clusters=1,4"],
     "pacfl": [

@@ -76,6 +76,8 @@ BASELINES = {
     "cgpfl": clustered.cgpfl(mean=BLENDED, steps=5),
     "cgpfl_prox": clustered.cgpfl_prox(mean=BLENDED, steps=5),
     "ifca": clustered.ifca(max_redraws=10, steps=5),
+    "clove": clustered.clove(steps=5),
+    "cfl_fixed": clustered.cfl_fixed(20, steps=5),
     "cfl": clustered.cfl(5, eps1=0.1, eps2=0.4, relative=True, min_round=20, stale_max=50),
     "pacfl": clustered.pacfl(FIVE),
 }

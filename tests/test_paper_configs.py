@@ -111,6 +111,7 @@ fedac     cgpfl       10  5   -   0.01  0     inner_steps=1 inner_lr=0.01 outer_
 fedac     ifca        10  5   -   0.01  0
 ascfl     ascfl       -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
 ascfl     cfl         -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
+ascfl     cfl_fixed   4   -   10  0.1   0     lr_decay=0.99 fill_batch=true
 ascfl     ifca        4   -   10  0.1   0     lr_decay=0.99 fill_batch=true
 ascfl     fedavg      -   -   10  0.1   0     lr_decay=0.99 fill_batch=true
 fedclust  fedclust    -   -   10  0.01  0.5   lr_decay=1.0 fill_batch=false

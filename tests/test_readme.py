@@ -119,7 +119,7 @@ def test_tables_of_methods_and_partitions_are_complete():
     named = re.sub(r"\W", "", README.lower())
     for path in (ROOT / "configs/methods").glob("*.yaml"):
         assert f"`methods/{path.name}`" in table
-        name = re.sub(r"_(plus|prox|silhouette|no_\w+)$", "", path.stem)  # a variant has the name of its method
+        name = re.sub(r"_(plus|prox|silhouette|fixed|no_\w+)$", "", path.stem)  # a variant has the name of its method
         assert name.replace("_", "") in named, "README names every method"
     partitions = set(lcfl.data.partition.__all__) - {"Partition", "ClientShares", "Pool", "write_partition"}
     page = (ROOT / "docs/partitions.md").read_text()

@@ -14,7 +14,7 @@ from lcfl.runs.checkpoint import CheckpointError
 from lcfl.runs.serialization import deserialized, serialized
 from tests.helpers.builders import blobs, blobs_module, fedac, fednova, lcfed
 from tests.helpers.checkpoints import replace_part
-from tests.helpers.clustered import cfl, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.commandline import files
 
 METHODS = {
@@ -26,6 +26,7 @@ METHODS = {
     "fedgroup": fedgroup,
     "fl_hc": fl_hc,
     "ifca": lambda: ifca(max_redraws=2),
+    "clove": lambda: clove(stable_rounds=1),
     "pacfl": pacfl,
 }
 SPOILED = {  # what takes the place of a value, by name

@@ -4,11 +4,11 @@ import pytest
 
 from lcfl.fleet.parcel import MessageError
 from lcfl.fleet.parts import described_part, evaluation_parts, training_parts
-from lcfl.methods.exchange import ClusterChoice, FullModel, NamedLayers, Signature
+from lcfl.methods.exchange import ClusterChoice, ClusterLosses, FullModel, NamedLayers, Signature
 from lcfl.methods.exchange.transforms import GaussianNoise
-from lcfl.methods.local import LeastLoss, LocalTraining, PixelSignature
+from lcfl.methods.local import LeastLoss, LocalTraining, LossVector, PixelSignature
 from tests.helpers.builders import fedbabu, fedper, lcfed, per_fedavg
-from tests.helpers.clustered import fedgroup, ifca, pacfl
+from tests.helpers.clustered import clove, fedgroup, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
 
@@ -20,6 +20,7 @@ KNOWN = [
     (fedper, None, None),
     (lcfed, None, None),
     (ifca, LeastLoss(), ClusterChoice()),
+    (clove, LossVector(), ClusterLosses()),
     (pacfl, PixelSignature(3), Signature()),
     (fedclust, None, NamedLayers()),
     (fedgroup, LocalTraining(steps=5), None),
@@ -41,6 +42,7 @@ def test_a_node_trains_as_its_method_asks(method, update, exchange):
         (lcfed, PixelSignature(1000), Signature()),  # would upload what the samples look like
         (pacfl, PixelSignature(1000), Signature()),
         (ifca, LeastLoss(), FullModel()),
+        (clove, LossVector(), FullModel()),
     ],
 )
 def test_a_node_trains_in_no_other_way(method, update, exchange):

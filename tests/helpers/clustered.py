@@ -10,6 +10,7 @@ from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.clustering import (
     ClientChoice,
     HierarchicalUpdates,
+    LossVectorKMeans,
     ModelKMeans,
     PrincipalAngles,
     RecursiveBipartition,
@@ -37,6 +38,16 @@ def normed_module(lr=0.05):
 def ifca(num_clusters=4, max_redraws=0, min_share=0.4, mean=SAMPLES, **local):
     clustering = ClientChoice(num_clusters, max_redraws, min_share)
     return Method(LeastLossTraining(**(local or {"steps": 3})), AllCentres(), mean, [clustering])
+
+
+def clove(num_clusters=4, first="losses", stable_rounds=None, mean=SAMPLES, **local):
+    clustering = LossVectorKMeans(num_clusters, first, stable_rounds)
+    return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(), mean, [clustering])
+
+
+def cfl_fixed(after=2, num_clusters=4, **local):
+    clustering = HierarchicalUpdates(after, "cosine", "complete", num_clusters=num_clusters)
+    return Method(LocalTraining(**(local or {"steps": 3})), ClusterModel(), UNIFORM, [clustering])
 
 
 def fesem(num_clusters=4, over="participants", mean=UNIFORM, **local):

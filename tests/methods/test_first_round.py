@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lcfl.core import rng
-from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.clustering import LossVectorKMeans, LowRankCosine
 from lcfl.methods.exchange import AllCentres
 from lcfl.methods.local import envelope, meta, training
 from lcfl.methods.local.training import starting_model
@@ -23,13 +23,13 @@ from tests.helpers.builders import (
     lg_fedavg,
     per_fedavg,
 )
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_ascfl import ascfl
 
 BASELINES = [fedprox(), fednova(), fedper(), fedbabu(), lg_fedavg(), per_fedavg()]
 BASELINES += [ifca(max_redraws=1), fesem(), cfl(), fedgroup(clients_per_group=1), fl_hc(1), pacfl(), cgpfl()]
-BASELINES += [cgpfl_prox()]
+BASELINES += [cgpfl_prox(), clove()]
 
 
 def first_rounds(tmp_path, method=None, rounds=1, **options):
@@ -152,7 +152,7 @@ OTHERS += [fedac(4), fedclust(num_clusters=4), ascfl(incentive=False)]
 @pytest.mark.filterwarnings("ignore:ClientChoice. after 1 redraws")
 @pytest.mark.parametrize("method", [*OTHERS, *BASELINES], ids=lambda method: type(method.exchange).__name__)
 def test_every_method_samples_the_same_clients_and_starts_from_the_same_initial_model(tmp_path, starts, method):
-    """With IFCA, a client starts from one of the cluster models.
+    """With IFCA and CLoVE, a client starts from one of the cluster models.
 
     They are drawn like the initial model, each with its own number.
     """
@@ -163,10 +163,10 @@ def test_every_method_samples_the_same_clients_and_starts_from_the_same_initial_
     number_of = {module.initial_model(0, number).numpy().tobytes(): number for number in range(20)}
     first = [number_of[start.numpy().tobytes()] for start in starts[:5]]
     assert watch.state.initial.numpy().tobytes() in number_of
-    if not isinstance(method.exchange, AllCentres):
-        assert set(first) == {0}
-    else:
+    if isinstance(method.exchange, AllCentres) or any(isinstance(each, LossVectorKMeans) for each in method.clustering):
         assert len(set(first)) > 1
+    else:
+        assert set(first) == {0}
 
 
 def test_the_initial_model_and_the_sampled_clients_depend_on_the_seed(tmp_path):

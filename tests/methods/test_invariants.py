@@ -31,7 +31,7 @@ from tests.helpers.builders import (
     per_fedavg,
     two_sided,
 )
-from tests.helpers.clustered import SAMPLES, cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import SAMPLES, cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.commandline import KINDS
 from tests.methods.clustering.runs import assert_same_models
 from tests.methods.clustering.test_one_shot import fedclust
@@ -198,6 +198,7 @@ NO_SPLIT = {"eps1": 0.0, "eps2": 0.0, "min_round": 0}
     ("method", "weights"),
     [
         (ifca(1, max_redraws=10), "samples"),
+        (clove(1), "samples"),
         (fl_hc(2, num_clusters=1), "samples"),
         (pacfl(threshold=180.0, num_clusters=None), "samples"),
         (fedclust(num_clusters=1), "samples"),
@@ -206,7 +207,7 @@ NO_SPLIT = {"eps1": 0.0, "eps2": 0.0, "min_round": 0}
         (cfl(**NO_SPLIT, stale_max=0), "uniform"),
         (cfl(**NO_SPLIT, stale_max=10), "uniform"),  # old updates are not applied again
     ],
-    ids=["ifca", "fl_hc", "pacfl", "fedclust", "fesem", "fesem, samples", "cfl", "cfl, old updates"],
+    ids=["ifca", "clove", "fl_hc", "pacfl", "fedclust", "fesem", "fesem, samples", "cfl", "cfl, old updates"],
 )
 def test_one_cluster_is_fedavg_bit_for_bit(tmp_path, averaged, method, weights):
     """Runs without the models of warm-up rounds. Few clients take part, so most have not trained in the last round."""
@@ -252,6 +253,7 @@ PERMUTED = {  # method, mu and lambda
     "cgpfl": (partial(cgpfl, 2, steps=2), 0.0, 0.0),
     "cgpfl_prox": (partial(cgpfl_prox, 2, steps=2), 0.4, 0.0),
     "ifca": (partial(ifca, 2, steps=2), 0.0, 0.0),
+    "clove": (partial(clove, 2, steps=2), 0.0, 0.0),
     "cfl": (partial(cfl, 2, **ALWAYS), 0.0, 0.0),
     "pacfl": (partial(pacfl, LocalTraining(steps=2), num_vectors=1, num_clusters=2), 0.0, 0.0),
 }

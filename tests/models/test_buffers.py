@@ -44,7 +44,7 @@ from tests.helpers.builders import (
     per_fedavg,
 )
 from tests.helpers.checkpoints import full_state
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.fits import assert_same_run
 from tests.helpers.fits import fit as command
 from tests.methods.clustering.test_one_shot import fedclust
@@ -166,6 +166,7 @@ METHODS = {  # and the number of batches that a participation trains on
     "per_fedavg": (per_fedavg(steps=2), 4),
     "per_fedavg, exact": (per_fedavg(steps=2, hessian=True), 4),  # the batch for the Hessian changes no buffers
     "ifca": (ifca(2), 3),
+    "clove": (clove(2), 3),
     "fesem": (fesem(3), 3),
     "cfl": (cfl(eps1=1e9, eps2=0.0, min_round=0, stale_max=9), 3),
     "fedgroup": (fedgroup(4, pretrain_steps=3, clients_per_group=1), 3),

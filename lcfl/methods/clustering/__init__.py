@@ -8,6 +8,7 @@ from lcfl.methods.clustering.bipartition import RecursiveBipartition
 from lcfl.methods.clustering.client_choice import ClientChoice
 from lcfl.methods.clustering.greedy_incentive import GreedyIncentive
 from lcfl.methods.clustering.hierarchical_updates import HierarchicalUpdates
+from lcfl.methods.clustering.loss_vectors import LossVectorKMeans
 from lcfl.methods.clustering.low_rank_cosine import LowRankCosine
 from lcfl.methods.clustering.model_kmeans import ModelKMeans
 from lcfl.methods.clustering.one_shot import OneShotHierarchical
@@ -23,6 +24,7 @@ __all__ = [
     "Clustering",
     "GreedyIncentive",
     "HierarchicalUpdates",
+    "LossVectorKMeans",
     "LowRankCosine",
     "ModelKMeans",
     "OneShotHierarchical",

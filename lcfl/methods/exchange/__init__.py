@@ -2,7 +2,7 @@
 
 from lcfl.methods.exchange.attentive import AttentiveReference
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterModel, ClusterUpdate
+from lcfl.methods.exchange.cluster_models import AllCentres, ClusterChoice, ClusterLosses, ClusterModel, ClusterUpdate
 from lcfl.methods.exchange.controlled_model import ControlledClusterModel, ControlledModel
 from lcfl.methods.exchange.global_model import AdaptedModel, FullModel, GlobalReference, NoExchange, NormalisedModel
 from lcfl.methods.exchange.partial_model import (
@@ -22,6 +22,7 @@ __all__ = [
     "AttentiveReference",
     "CentreAndEmbedding",
     "ClusterChoice",
+    "ClusterLosses",
     "ClusterModel",
     "ClusterReference",
     "ClusterUpdate",

@@ -18,7 +18,7 @@ from lcfl.methods.local.least_loss import LeastLoss
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
-__all__ = ["AllCentres", "ClusterChoice", "ClusterModel", "ClusterUpdate"]
+__all__ = ["AllCentres", "ClusterChoice", "ClusterLosses", "ClusterModel", "ClusterUpdate"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +112,22 @@ class ClusterChoice(AllCentres):
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the number j of the chosen cluster."""
         return {"cluster": output.extras["cluster"]}
+
+
+@dataclass(frozen=True)
+class ClusterLosses(AllCentres):
+    """Sends all K cluster models down and their losses on the client's training samples up: K P + K floats.
+
+    CLoVE uses it before the training of a round.
+    """
+
+    returns: ClassVar[tuple[str, ...]] = ("losses",)
+    extras: ClassVar[tuple[str, ...]] = ("losses",)
+
+    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
+        """Returns the loss vector of the client."""
+        return {"losses": output.extras["losses"]}
+
+    def upload_forms(self, layout: Layout) -> dict[str, Array]:
+        """Returns the form of the loss vector, which has a number for each cluster."""
+        return {"losses": Array(("K",))}

@@ -5,7 +5,7 @@ from lcfl.methods.local.ditto import DittoTraining
 from lcfl.methods.local.engine import Engine, Gradient
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.initialised import AdaptiveInitialisation, InitialisedTraining
-from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining
+from lcfl.methods.local.least_loss import LeastLoss, LeastLossTraining, LossVector
 from lcfl.methods.local.meta import GradientStep, MetaTraining
 from lcfl.methods.local.mixture import MixtureTraining
 from lcfl.methods.local.normalised import NormalisedTraining
@@ -30,6 +30,7 @@ __all__ = [
     "LeastLossTraining",
     "LocalTraining",
     "LocalUpdate",
+    "LossVector",
     "MetaTraining",
     "MixtureTraining",
     "NormalisedTraining",

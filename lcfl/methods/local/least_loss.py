@@ -1,4 +1,4 @@
-"""Local updates in which a client chooses among the models of all clusters (IFCA).
+"""Local updates in which a client compares the models of all clusters (IFCA, CLoVE).
 
 Legend: K clusters, P + Q length of a model's flat vector.
 """
@@ -14,7 +14,12 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.training import Engine, LocalData, LocalOutput, LocalTraining, LocalUpdate
 
-__all__ = ["LeastLoss", "LeastLossTraining", "least_loss"]
+__all__ = ["LeastLoss", "LeastLossTraining", "LossVector", "least_loss", "losses_of"]
+
+
+def losses_of(centre_KP: Tensor, data: LocalData, engine: Engine) -> list[float]:
+    """Returns the loss F_i(Omega_k) of each cluster's model over all training samples of the client."""
+    return [engine.loss(centre, data.indices) for centre in centre_KP]
 
 
 def least_loss(centre_KP: Tensor, data: LocalData, engine: Engine) -> tuple[int, float]:
@@ -23,7 +28,7 @@ def least_loss(centre_KP: Tensor, data: LocalData, engine: Engine) -> tuple[int,
     In a tie the lowest number wins, because a client remembers nothing of earlier rounds. A model whose loss is NaN
     never wins against a model that has a loss.
     """
-    losses = [engine.loss(centre, data.indices) for centre in centre_KP]
+    losses = losses_of(centre_KP, data, engine)
     comparable = [inf if isnan(loss) else loss for loss in losses]
     chosen = comparable.index(min(comparable))
     return chosen, losses[chosen]
@@ -40,6 +45,24 @@ class LeastLoss(LocalUpdate):
         centres = downlink.payload["centres"]
         chosen, loss = least_loss(centres, data, engine)
         return LocalOutput(centres[chosen], state.consumed, loss, extras={"cluster": _number(chosen)})
+
+    def cost(self, num_samples: int, batch_size: int) -> int:
+        """Returns `num_samples`. Every sample counts once, whatever K is."""
+        return num_samples
+
+
+@dataclass(frozen=True)
+class LossVector(LocalUpdate):
+    """Computes the loss of each cluster's model and trains nothing (CLoVE)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("centres",)
+    provides: ClassVar[tuple[str, ...]] = ("losses",)
+
+    def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
+        """Returns (F_i(Omega_1), ..., F_i(Omega_K)) in ``extras["losses"]``, ``[K]``."""
+        centres = downlink.payload["centres"]
+        losses = torch.tensor(losses_of(centres, data, engine), dtype=torch.float32)
+        return LocalOutput(centres[0], state.consumed, None, extras={"losses": losses})
 
     def cost(self, num_samples: int, batch_size: int) -> int:
         """Returns `num_samples`. Every sample counts once, whatever K is."""

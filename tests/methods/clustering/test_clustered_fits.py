@@ -17,7 +17,7 @@ from lcfl.methods.exchange import CentreAndEmbedding
 from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression
 from tests.helpers.bits import assert_same_state
 from tests.helpers.builders import blobs, blobs_module, lcfed
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.fits import assert_same_run, fit, rows
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_ascfl import ascfl
@@ -50,6 +50,7 @@ def compressed():
 # Zero is after the warm-up round. All stops but the first one are marked slow.
 METHODS = {
     "ifca": (partial(ifca, max_redraws=1, min_share=1.0), (1, 3)),
+    "clove": (partial(clove, stable_rounds=2), (2, 4)),
     "fesem": (fesem, (1, 3)),
     "fedgroup": (partial(fedgroup, 3, clients_per_group=2), (0, 3)),
     "pacfl": (pacfl, (0, 3)),

@@ -8,7 +8,19 @@ import pytest
 from lcfl.data.partition import Pathological
 from lcfl.methods.local import LocalTraining
 from tests.helpers.builders import blobs, blobs_module, fedac, fit, lcfed
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, fedgroup, fesem, fl_hc, ifca, normed_module, pacfl
+from tests.helpers.clustered import (
+    cfl,
+    cfl_fixed,
+    cgpfl,
+    cgpfl_prox,
+    clove,
+    fedgroup,
+    fesem,
+    fl_hc,
+    ifca,
+    normed_module,
+    pacfl,
+)
 from tests.methods.clustering.runs import are_the_groups
 from tests.methods.clustering.test_one_shot import fedclust
 
@@ -29,9 +41,23 @@ LATER = {"eps1": 0.6, "eps2": 0.2, "relative": True, "min_round": 3, "gamma_max"
         (cgpfl(2, steps=10), 3, 0.0),
         (cgpfl_prox(2, steps=10), 3, 0.5),
         (ifca(2, 20, 1.0, steps=10), 3, 0.0),
+        (clove(2, steps=10), 3, 0.0),
         (cfl(10, **LATER), 8, 0.0),
     ],
-    ids=["lcfed", "fedac", "pacfl", "fedclust", "fedgroup", "fl_hc", "fesem", "cgpfl", "cgpfl_prox", "ifca", "cfl"],
+    ids=[
+        "lcfed",
+        "fedac",
+        "pacfl",
+        "fedclust",
+        "fedgroup",
+        "fl_hc",
+        "fesem",
+        "cgpfl",
+        "cgpfl_prox",
+        "ifca",
+        "clove",
+        "cfl",
+    ],
 )
 def test_two_groups_are_found_and_stay(tmp_path, method, first, mu):
     module, data = blobs_module(0.1, cluster_weight=mu), blobs(12, partition=Pathological(4))
@@ -48,6 +74,8 @@ BY_COSINE = {"metric": "cosine", "linkage": "average", "threshold": 0.5, "num_cl
     ("method", "rounds", "clients_per_round", "mu"),
     [
         (ifca(4, 20, 1.0, steps=10), 5, 1.0, 0.0),
+        (clove(4, steps=10), 5, 1.0, 0.0),
+        (cfl_fixed(2, steps=10), 3, 4, 0.0),
         (cfl(10, **LATER, min_size=3), 20, 1.0, 0.0),
         (fesem(4, steps=10), 5, 6, 0.0),
         (cgpfl(4, steps=10), 5, 6, 0.0),
@@ -56,7 +84,7 @@ BY_COSINE = {"metric": "cosine", "linkage": "average", "threshold": 0.5, "num_cl
         (fl_hc(2, LocalTraining(steps=10), **BY_COSINE), 3, 4, 0.0),
         (fedgroup(4, 20, clients_per_group=2), 6, 6, 0.0),  # eight clients form the groups, and four join them later
     ],
-    ids=["ifca", "cfl", "fesem", "cgpfl", "cgpfl_prox", "fl_hc", "fl_hc, cosine", "fedgroup"],
+    ids=["ifca", "clove", "cfl_fixed", "cfl", "fesem", "cgpfl", "cgpfl_prox", "fl_hc", "fl_hc, cosine", "fedgroup"],
 )
 def test_four_groups_are_found(tmp_path, method, rounds, clients_per_round, mu):
     module = blobs_module(0.1, cluster_weight=mu)
@@ -71,6 +99,7 @@ ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}  # CFL splits
     ("method", "batches"),  # that each client's model has seen by the end: three steps in each of three rounds
     [
         (fesem(4), {9}),
+        (clove(2), {0, 3, 6, 9}),
         (cfl(**ALWAYS), {9}),
         (pacfl(), {9}),
         (fl_hc(1, num_clusters=3), {9}),  # the round of the clustering does not count
@@ -79,7 +108,7 @@ ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}  # CFL splits
         (cgpfl_prox(3), {9}),
         (ifca(2), {0, 3, 6, 9}),  # no client may have chosen a model in some rounds
     ],
-    ids=["fesem", "cfl", "pacfl", "fl_hc", "fedgroup", "cgpfl", "cgpfl_prox", "ifca"],
+    ids=["fesem", "clove", "cfl", "pacfl", "fl_hc", "fedgroup", "cgpfl", "cgpfl_prox", "ifca"],
 )
 def test_batch_normalisation_counts_the_batches_of_every_round(tmp_path, method, batches):
     watch = fit(normed_module(), blobs(12), method, tmp_path, rounds=3)
