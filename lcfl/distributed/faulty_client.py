@@ -37,7 +37,7 @@ def as_sent(
         num_parameters: P.
         draw: the source of random numbers.
     """
-    trained, received = output.trained, _received(output, downlink)
+    trained, received = output.for_server, _received(output, downlink)
     if not len(trained) or received is None:
         return output
     parameters = trained[:num_parameters]

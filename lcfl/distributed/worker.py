@@ -198,8 +198,8 @@ class Worker:
         draw = rng.generator(self.seed, "fault", task.round, task.client, task.extra)
         sent = as_sent(faults, output, downlink, task.state.previous, layout.num_parameters, draw)
         stores, is_late = exchange.keeps_model and exchange.uploads_whole, any(each.answers_late for each in faults)
-        previous = output.trained[: layout.num_parameters] if is_late else None
-        return sent, replace(state, received=sent.trained if stores else None, previous=previous)
+        previous = output.for_server[: layout.num_parameters] if is_late else None
+        return sent, replace(state, received=sent.for_server if stores else None, previous=previous)
 
     def cost_of(self, task: TrainingTask) -> int:
         """Returns how many samples a task processes."""

@@ -14,7 +14,9 @@ from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.exchange import Exchange
+from lcfl.methods.local.corrected import DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.training import LocalTraining
@@ -114,6 +116,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.local_update.check(module)
     _check_start(method)
     _warn_of_hooks(module)
+    _warn_of_half_of_feddyn(method)
     pulls = (*method.exchange.sends, *method.local_update.adds)
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
@@ -151,6 +154,19 @@ def _check_start(method: Method) -> None:
             f"method.local_update: {type(local_update).__name__} starts from the client's own model, but with "
             f"{name} clients keep no model and receive none to start from; use "
             f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
+        )
+
+
+def _warn_of_half_of_feddyn(method: Method) -> None:
+    """Warns if only the clients or only the server follow FedDyn. Without the other half, the optimum is another."""
+    has_clients = isinstance(method.local_update, DynamicTraining)
+    has_server = isinstance(getattr(method.aggregation, "optimizer", None), ServerDynamics)
+    if has_clients != has_server:
+        there, missing = sorted(("DynamicTraining", "ServerDynamics"), reverse=has_server)
+        warnings.warn(
+            f"method: {there} is one half of FedDyn, and {missing} is the other. Use both, as "
+            "configs/methods/feddyn.yaml does, or neither.",
+            stacklevel=3,
         )
 
 

@@ -1,5 +1,6 @@
 """Refusals and warnings before training starts: the option, what it got, what is allowed, and what to change."""
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from lcfl.distributed.client_output import ClientError
 from lcfl.federation.checks import check_callbacks, check_method, number_of_clients
 from lcfl.federation.federation import Federation
 from lcfl.federation.trial import check_batches, check_network
-from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, ServerDynamics
 from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import (
     AllCentres,
@@ -29,7 +30,14 @@ from lcfl.methods.exchange import (
     NoExchange,
     NormalisedModel,
 )
-from lcfl.methods.local import DittoTraining, DynamicTraining, LocalTraining, MetaTraining, NormalisedTraining
+from lcfl.methods.local import (
+    DittoTraining,
+    DynamicTraining,
+    LeastLossTraining,
+    LocalTraining,
+    MetaTraining,
+    NormalisedTraining,
+)
 from lcfl.methods.method import Method
 from lcfl.models import MLP, LeNet5
 from lcfl.models.module import FederatedModule
@@ -132,7 +140,7 @@ OWN = LocalTraining(steps=1)
         (DynamicTraining(1, start="own"), GlobalReference(), "GlobalReference .* use start=centre or an exchange"),
         (DynamicTraining(1, start="embedding"), GlobalReference(), "start=embedding, but GlobalReference sends no emb"),
         (DittoTraining(1, start="embedding"), EnvelopeModel(), "start=embedding, but EnvelopeModel sends no embedding"),
-        (DittoTraining(1), FullModel(), "FullModel clients keep no model .* use an exchange that"),
+        (DittoTraining(1), FullModel(), "one for the client, but FullModel would upload that of the"),
     ],
 )
 def test_local_update_without_a_model_to_start_from_is_refused(local_update, exchange, words):
@@ -422,3 +430,29 @@ def test_a_loss_that_is_not_one_number_is_refused():
         ValueError, match=r"^model\.loss: CrossEntropyLoss gives shape \[2\] for two samples; it must give one"
     ):
         check_network(module, blobs())
+
+
+@pytest.mark.parametrize(
+    ("local_update", "optimizer", "words"),
+    [
+        (DynamicTraining(1), None, "DynamicTraining is one half of FedDyn, and ServerDynamics is the other"),
+        (
+            LocalTraining(1, start="centre"),
+            ServerDynamics(),
+            "ServerDynamics is one half of FedDyn, and DynamicTraining",
+        ),
+        (DynamicTraining(1), ServerDynamics(), None),
+    ],
+)
+def test_half_of_feddyn_is_warned_about(local_update, optimizer, words):
+    method = Method(local_update, GlobalReference(), GlobalMean(optimizer=optimizer))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_method(method, linear_module(cluster_weight=0.1), 5)
+    assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
+
+
+def test_a_warm_up_round_that_an_exchange_cannot_join_is_refused():
+    method = Method(LeastLossTraining(1), AllCentres(), ClusterMean("participants", "participants"), [LowRankCosine()])
+    with pytest.raises(ValueError, match=r"LowRankCosine begins with a warm-up round .* AllCentres cannot exchange"):
+        check_method(method, linear_module(), 20)

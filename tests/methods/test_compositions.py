@@ -26,6 +26,7 @@ from lcfl.methods.clustering import (
     ClusterNumberTuning,
     GreedyIncentive,
     HierarchicalUpdates,
+    LossVectorKMeans,
     LowRankCosine,
     ModelKMeans,
     OneShotHierarchical,
@@ -42,7 +43,8 @@ from lcfl.methods.method import Method
 from tests.helpers.builders import blobs, blobs_module, fit
 
 # Parts of warm-up rounds and of evaluations, which train no client for a round.
-OTHER_ROUNDS = {"GradientStep", "LeastLoss", "PixelSignature", "NamedLayers", "Signature", "ClusterChoice"}
+OTHER_ROUNDS = {"AdaptiveInitialisation", "GradientStep", "LeastLoss", "LossVector", "PixelSignature"}
+OTHER_ROUNDS |= {"ClusterChoice", "ClusterLosses", "NamedLayers", "Signature"}
 
 
 def concrete(module, base):
@@ -54,18 +56,12 @@ def concrete(module, base):
     }
 
 
-STEPS = {"EnvelopeTraining": {"steps": 2, "inner_lr": 0.05, "outer_lr": 0.05}}
-STARTS = ("own", "centre", "embedding")
-
-
-def local_updates(name):
-    """Returns a local update with each start that it takes."""
-    kind, options = LOCAL_UPDATES[name], STEPS.get(name, {"steps": 2})
-    if "start" not in {field.name for field in fields(kind)}:
-        return [kind(**options)]
-    return [kind(**options, start=start) for start in STARTS]
-
-
+OPTIONS = {
+    "AlternatingTraining": {"head_steps": 2},
+    "EnvelopeTraining": {"inner_lr": 0.05, "outer_lr": 0.05},
+    "FineTunedTraining": {"fine_tuning_epochs": 1},
+    "InitialisedTraining": {"most_passes": 2},
+}
 LOCAL_UPDATES = concrete(local, LocalUpdate)
 EXCHANGES = concrete(exchange, Exchange)
 PARTICIPANTS = partial(ClusterMean, "participants", "participants")
@@ -94,6 +90,7 @@ CLUSTERINGS = {
     "GreedyIncentive": lambda: [GreedyIncentive(), UpdateEM(), SplitAndMerge()],
     "OneShotHierarchical": lambda: [OneShotHierarchical(num_clusters=2)],
     "ClientChoice": lambda: [ClientChoice(2)],
+    "LossVectorKMeans": lambda: [LossVectorKMeans(2)],
     "ModelKMeans": lambda: [ModelKMeans(2, "participants")],
     "ModelKMeans over stored": lambda: [ModelKMeans(2, "stored")],
     "RecursiveBipartition": lambda: [RecursiveBipartition(eps1=10.0, eps2=0.0)],
@@ -137,19 +134,23 @@ def test_the_matrix_has_every_part():
     assert used == set(concrete(clustering, clustering.Clustering))
 
 
+def compositions(name):
+    """Yields the local update of this name with every start, exchange and aggregation."""
+    kind, options = LOCAL_UPDATES[name], {"steps": 2, **OPTIONS.get(name, {})}
+    has_start = any(field.name == "start" and field.init for field in fields(kind))
+    for start, sent, merged in product(("own", "centre", "embedding"), EXCHANGES, AGGREGATIONS):
+        if start == "own" or (has_start and "," not in merged):
+            update = kind(**options, **({} if start == "own" else {"start": start}))
+            yield update, EXCHANGES[sent], AGGREGATIONS[merged]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("grouping", "name"), list(product(CLUSTERINGS, LOCAL_UPDATES)))
 def test_every_composition_trains_or_is_refused_before_data_are_read(tmp_path, grouping, name):
-    trained = set()
-    for number, (update, sent, merged) in enumerate(product(local_updates(name), EXCHANGES, AGGREGATIONS)):
-
-        def method(update=update, sent=sent, merged=merged):
-            return Method(update, EXCHANGES[sent](), AGGREGATIONS[merged](), CLUSTERINGS[grouping]())
-
+    for number, (update, sent, merged) in enumerate(compositions(name)):
         try:
-            if outcome(method, tmp_path / str(number)):
-                trained.add((sent, merged))
+            outcome(lambda: Method(update, sent(), merged(), CLUSTERINGS[grouping]()), tmp_path / str(number))  # noqa: B023
         except Exception as error:
             error.add_note(f"{grouping}, {update}, {sent}, {merged}")
             raise

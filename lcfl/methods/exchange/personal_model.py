@@ -89,4 +89,4 @@ class EnvelopeModel(Exchange):
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns w, not the personal model theta_i."""
-        return {"model": output.trained}
+        return {"model": output.for_server}

@@ -54,7 +54,7 @@ class NamedLayers(Exchange):
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the parameters of the named layers ``[P_L]``, concatenated in the order of the network."""
-        return {"layers": self.subset(layout).take(output.trained)}
+        return {"layers": self.subset(layout).take(output.for_server)}
 
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the form of the parameters."""

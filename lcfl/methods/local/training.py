@@ -89,7 +89,7 @@ class LocalOutput:
     memory: Tensor | None = None
 
     @property
-    def trained(self) -> Tensor:
+    def for_server(self) -> Tensor:
         """The model ``[P + Q]`` that the run has trained for the server, which may be another than the client's own."""
         return self.extras.get("model", self.model)
 
