@@ -40,6 +40,7 @@ NAVIGATION = {
             "Test protocols <protocols>",
             "networks",
             "methods",
+            "compositions",
             "uploads",
             "Configurations <project/configurations>",
         ],

@@ -15,7 +15,7 @@ from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.methods.aggregation import ServerDynamics
-from lcfl.methods.exchange import Exchange
+from lcfl.methods.exchange import Exchange, FullModel
 from lcfl.methods.local.corrected import DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
@@ -117,6 +117,12 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     _check_start(method)
     _warn_of_hooks(module)
     _warn_of_half_of_feddyn(method)
+    if method.is_clustered and isinstance(method.exchange, FullModel):
+        warnings.warn(
+            f"method: {type(method.exchange).__name__} sends the global model to every client, so no client trains the "
+            "model of its cluster. Use ClusterModel, ClusterReference or ControlledClusterModel for that.",
+            stacklevel=2,
+        )
     pulls = (*method.exchange.sends, *method.local_update.adds)
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):

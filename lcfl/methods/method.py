@@ -81,7 +81,7 @@ class Method(CheckedFields):
                 f"{_name(exchange)} would upload that of the client. Use EnvelopeModel."
             )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
-        unread = [name for name in exchange.extras if name not in read]
+        unread = [name for name in exchange.extras if name not in {"model", *read}]
         if unread:
             raise ValueError(
                 f"method: {_name(exchange)} uploads {', '.join(unread)}, but {_name(aggregation)} does not use it. Use "

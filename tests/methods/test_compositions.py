@@ -1,14 +1,17 @@
 """Every clustering with every local update, exchange and aggregation: trains two rounds, or is refused in words."""
 
+import re
 from dataclasses import fields
 from functools import partial
 from inspect import isabstract
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.federation.checks import check_method
 from lcfl.methods import aggregation, clustering, exchange, local
 from lcfl.methods.aggregation import (
     BlendedClusterMean,
@@ -88,7 +91,7 @@ CLUSTERINGS = {
         ClusterNumberTuning("silhouette", cooldown=0),
     ],
     "GreedyIncentive": lambda: [GreedyIncentive(), UpdateEM(), SplitAndMerge()],
-    "OneShotHierarchical": lambda: [OneShotHierarchical(num_clusters=2)],
+    "OneShotHierarchical": lambda: [OneShotHierarchical(num_clusters=2, choose=None)],
     "ClientChoice": lambda: [ClientChoice(2)],
     "LossVectorKMeans": lambda: [LossVectorKMeans(2)],
     "ModelKMeans": lambda: [ModelKMeans(2, "participants")],
@@ -131,7 +134,7 @@ def test_the_matrix_has_every_part():
         concrete(aggregation, aggregation.Aggregation)
     )
     used = {type(part).__name__ for make in CLUSTERINGS.values() for part in make()}
-    assert used == set(concrete(clustering, clustering.Clustering))
+    assert used == set(concrete(clustering, clustering.Clustering)) - {"Clustering"}
 
 
 def compositions(name):
@@ -142,6 +145,56 @@ def compositions(name):
         if start == "own" or (has_start and "," not in merged):
             update = kind(**options, **({} if start == "own" else {"start": start}))
             yield update, EXCHANGES[sent], AGGREGATIONS[merged]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "compositions.md"
+
+
+def paired(head):
+    """Returns the rows of the table on the page whose first column has this head: what each entry goes with."""
+    table = PAGE.read_text().partition(f"| {head} |")[2].partition("\n\n")[0]
+    rows = {row.split("|")[1]: re.findall(r"`(\w+)`", row.split("|")[2]) for row in table.splitlines()[2:]}
+    general = rows.get(" general ", [])
+    return {
+        names[0] if (names := re.findall(r"`(\w+)`", first)) else "none": {
+            each for name in others for each in (general if name == "general" else [name])
+        }
+        for first, others in rows.items()
+        if first != " general "
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_says_which_parts_go_together():
+    module, accepted = blobs_module(cluster_weight=0.1, global_weight=0.1), set()
+    for grouping, name in product(CLUSTERINGS, LOCAL_UPDATES):
+        for update, sent, merged in compositions(name):
+            try:
+                method = Method(update, sent(), merged(), CLUSTERINGS[grouping]())
+                check_method(method, module, 6)
+            except ValueError:
+                continue
+            parts = (type(each).__name__ for each in (method.exchange, method.aggregation))
+            accepted.add((grouping.partition(" over")[0], name, *parts))
+
+    def pairs(first, second):
+        found = {}
+        for each in accepted:
+            found.setdefault(each[first], set()).add(each[second])
+        return found
+
+    of_update, of_clustering, of_exchange = paired("local update"), paired("clustering"), paired("exchange")
+    assert (of_update, of_clustering, of_exchange) == (pairs(1, 2), pairs(0, 2), pairs(2, 3))
+    needs_centres = {"GlobalMean", "NormalisedMean"}  # with these there is one model for all clients
+    assert accepted == {
+        (grouping, name, sent, merged)
+        for grouping, sents in of_clustering.items()
+        for name, others in of_update.items()
+        for sent in sents & others
+        for merged in of_exchange[sent]
+        if grouping == "none" or merged not in needs_centres
+    }
 
 
 @pytest.mark.slow
