@@ -28,7 +28,7 @@ class Recorder:
 
     layout, max_steps = LAYOUT, None
 
-    def run_optimizer(self, start, batches, pulls=NO_PULLS, rate_scale=1.0):
+    def run_optimizer(self, start, batches, pulls=NO_PULLS, rate_scale=1.0, part="all"):
         self.rate_scale = rate_scale
         self.start, self.batches = start, [batch.tolist() for batch in batches]
         self.pulls = pulls
