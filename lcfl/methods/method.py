@@ -75,11 +75,6 @@ class Method(CheckedFields):
                 f"method: {_name(exchange)} uploads {', '.join(missing)}, but {_name(self.local_update)} provides "
                 f"{', '.join(provided) or 'nothing'} in addition to the model. Use a local update that provides it."
             )
-        if "model" in provided and exchange.returns and "model" not in exchange.extras:
-            raise ValueError(
-                f"method: {_name(self.local_update)} trains one model for the server and one for the client, but "
-                f"{_name(exchange)} would upload that of the client. Use EnvelopeModel."
-            )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
         unread = [name for name in exchange.extras if name not in {"model", *read}]
         if unread:
@@ -100,6 +95,11 @@ class Method(CheckedFields):
             raise ValueError(
                 f"method: {_name(self.local_update)} needs the model that a client keeps, but with {_name(exchange)} "
                 "clients keep none. Use an exchange that keeps it, e.g. EnvelopeModel or ClusterReference."
+            )
+        if "model" in self.local_update.provides and exchange.returns and "model" not in exchange.extras:
+            raise ValueError(
+                f"method: {_name(self.local_update)} trains one model for the server and one for the client, but "
+                f"{_name(exchange)} would upload that of the client. Use EnvelopeModel."
             )
         stores = exchange.keeps_model and exchange.uploads_whole
         if aggregation.uses_stored_models and not stores:

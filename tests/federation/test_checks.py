@@ -24,6 +24,7 @@ from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.exchange import (
     AllCentres,
     CentreAndEmbedding,
+    ClusterModel,
     EnvelopeModel,
     FullModel,
     GlobalReference,
@@ -140,7 +141,12 @@ OWN = LocalTraining(steps=1)
         (DynamicTraining(1, start="own"), GlobalReference(), "GlobalReference .* use start=centre or an exchange"),
         (DynamicTraining(1, start="embedding"), GlobalReference(), "start=embedding, but GlobalReference sends no emb"),
         (DittoTraining(1, start="embedding"), EnvelopeModel(), "start=embedding, but EnvelopeModel sends no embedding"),
-        (DittoTraining(1), FullModel(), "one for the client, but FullModel would upload that of the"),
+        (
+            DittoTraining(1),
+            FullModel(),
+            "DittoTraining needs the model that a client keeps, but with FullModel clients",
+        ),
+        (DittoTraining(1), ClusterModel(keeps_model=True), "ClusterModel would upload that of the client. Use Env"),
     ],
 )
 def test_local_update_without_a_model_to_start_from_is_refused(local_update, exchange, words):

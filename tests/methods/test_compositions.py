@@ -147,7 +147,7 @@ def compositions(name):
             yield update, EXCHANGES[sent], AGGREGATIONS[merged]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "compositions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "compositions.md"
 
 
 def paired(head):
