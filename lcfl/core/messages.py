@@ -54,14 +54,13 @@ class Uplink:
 def update_norm(uplink: Uplink) -> float:
     """Returns the L2 norm of the difference between what a client was sent and what it sends.
 
-    A vector counts from the one of the same name in the downlink, or else from the model or centre there if it has the
-    same length, or else from 0. Whole numbers do not count.
+    A vector counts from the one of the same name in the downlink, a ``model`` otherwise from the ``centre``, and what
+    has no counterpart from 0. Whole numbers do not count.
     """
     sent = uplink.answers.payload if uplink.answers is not None else {}
     square = 0.0
     for name, vector in uplink.payload.items():
-        candidates = (sent[each] for each in (name, "model", "centre") if each in sent)
-        known = next((each for each in candidates if each.shape == vector.shape and name != "update"), None)
+        known = sent.get(name, sent.get("centre") if name == "model" else None)
         if vector.is_floating_point():
             apart = vector.double() if known is None else vector.double() - known
             square += float(apart.square().sum())

@@ -199,7 +199,7 @@ def test_norm_of_an_update_by_hand():
     assert norm({"model": moved}, {"centre": start, "embedding": start[:2]}) == 5
     assert norm({"update": moved - start}, {"model": start}) == 5
     assert norm({"shared": moved, "cluster": torch.tensor([9])}, {"shared": start}) == 5
-    assert norm({"model": start, "control_change": torch.tensor([3.0, 4.0])}, {"model": start}) == 5
+    assert norm({"model": start, "control_change": torch.tensor([0.0, 3.0, 4.0])}, {"model": start}) == 5
     assert norm({"signature": torch.tensor([[3.0], [4.0]])}, {}) == 5
 
 

@@ -23,7 +23,7 @@ COLUMNS = 2**17  # entries of all models that are sorted or multiplied at once
 class AggregationRule(CheckedFields, ABC):
     """Merges the models of one group: those of all clients, or those of one cluster.
 
-    Integer buffers take their maximum over all models, as in `mean_model`.
+    A buffer becomes the median of those that were sent, so that fewer than half of the clients cannot spoil it.
     """
 
     @abstractmethod
@@ -105,7 +105,8 @@ class Krum(AggregationRule):
         far_nn = _squared_distances(models, start, layout.num_parameters)
         score_n = far_nn.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)  # without that to itself, which is 0
         best = score_n.argsort(stable=True)[: min(self.keep, number - num_attackers)].sort().values.tolist()
-        return _with_largest(_weighted_sum([models[i] for i in best], [1 / len(best)] * len(best)), models, layout)
+        mean = _weighted_sum([models[i] for i in best], [1 / len(best)] * len(best))
+        return _with_median_buffers(mean, models, layout)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class GeometricMedian(AggregationRule):
             factor_n = share_n / far_n.clamp(min=self.smoothing)
             factor_n /= factor_n.sum()
             median = _weighted_sum(models, factor_n.tolist())
-        return _with_largest(median, models, layout)
+        return _with_median_buffers(median, models, layout)
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class ClippedMean(AggregationRule):
             far_n = torch.tensor([_distance(model, centre, layout.num_parameters) for model in models])
             factor_n = share_n * (self.radius / far_n).clamp(max=1)
             centre = centre * (1 - float(factor_n.sum())) + _weighted_sum(models, factor_n.tolist())
-        return _with_largest(centre, models, layout)
+        return _with_median_buffers(centre, models, layout)
 
 
 def _check_share(rule: AggregationRule, name: str, share: float) -> None:
@@ -208,7 +209,7 @@ def _trimmed_mean(models: Sequence[Tensor], cut: int, layout: Layout) -> Tensor:
     for begin in range(0, layout.size, COLUMNS):
         sorted_nC = torch.stack([model[begin : begin + COLUMNS] for model in models]).sort(dim=0).values
         merged[begin : begin + COLUMNS] = sorted_nC[cut : len(models) - cut].double().mean(dim=0)
-    return _with_largest(merged, models, layout)
+    return _with_median_buffers(merged, models, layout)
 
 
 def _weighted_medians(models: Sequence[Tensor], weight_n: Tensor) -> Tensor:
@@ -242,9 +243,9 @@ def _squared_distances(models: Sequence[Tensor], start: Tensor, num_parameters: 
     return (square_n[:, None] + square_n - 2 * gram_nn).clamp(min=0).fill_diagonal_(0)
 
 
-def _with_largest(merged: Tensor, models: Sequence[Tensor], layout: Layout) -> Tensor:
-    """Returns a merged model in float32, whose integer buffers are the largest of those of the models."""
+def _with_median_buffers(merged: Tensor, models: Sequence[Tensor], layout: Layout) -> Tensor:
+    """Returns a merged model in float32, whose buffers are the medians, of an even number the lower, of those sent."""
     result = merged.float()
-    for entries in layout.integer_slices():
-        result[entries] = torch.stack([model[entries] for model in models]).amax(dim=0)
+    if layout.buffers:
+        result[layout.num_parameters :] = torch.stack([model[layout.num_parameters :] for model in models]).median(0)[0]
     return result
