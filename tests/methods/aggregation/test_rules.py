@@ -121,7 +121,8 @@ def test_without_attackers_a_trimmed_mean_is_the_mean_and_a_long_radius_clips_no
     models, _ = drawn(7)
     mean = mean_model(models, [1] * 7, LAYOUT)
     for rule in (TrimmedMean(0.1), ClippedMean(1e6), Krum(0.0, keep=7)):
-        torch.testing.assert_close(rule(models, [1] * 7, models[0], LAYOUT), mean, rtol=1e-6, atol=1e-6)
+        merged = rule(models, [1] * 7, models[0], LAYOUT)
+        torch.testing.assert_close(merged[:P], mean[:P], rtol=1e-6, atol=1e-6)
 
 
 def test_a_clipped_update_has_the_length_of_the_radius():
