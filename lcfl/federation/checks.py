@@ -105,7 +105,8 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     for clustering in method.clustering:
         clustering.check(num_clients)
         clustering.check_layout(module.layout)
-        uses_own = any(extra.exchange is None for extra in clustering.warmup_rounds(num_clients))
+        warmup = clustering.warmup_rounds(num_clients)
+        uses_own = any(extra.exchange is None or extra.local_update is None for extra in warmup)
         if uses_own and not method.exchange.joins_warmup:
             raise ValueError(
                 f"method: {type(clustering).__name__} begins with a warm-up round of plain local training, which "
