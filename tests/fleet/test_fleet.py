@@ -29,7 +29,7 @@ from lcfl.runs.checkpoint import CheckpointError
 from lcfl.server.schedule import Schedule
 from tests.fleet.fleets import FIRST, SOME, Stop, data, module, nodes, on_fleet, simulated
 from tests.helpers.builders import alone, fedavg, fedbabu, fedper, fedrep, lcfed
-from tests.helpers.commandline import KIND_OF_METHOD, NEEDS, SYNTHETIC
+from tests.helpers.commandline import METHODS, NEEDS, SYNTHETIC
 from tests.helpers.loopback import NEVER, Loopback
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.server.test_dropouts import losing
@@ -83,7 +83,13 @@ def settings(method):
     return [*map(str, SYNTHETIC), "-c", str(method), *SMALL, *OWN.get(method.stem, ())]
 
 
-@pytest.mark.parametrize("method", KIND_OF_METHOD)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in ("fedclust", "ifca", "lcfed") else [pytest.mark.slow])
+        for path in METHODS
+    ],
+)
 def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     words = settings(method)
     simulation = federated_cli.main(["fit", *words, "--trainer.name=simulation"])
@@ -112,7 +118,10 @@ def test_only_what_the_method_exchanges_leaves_a_node(tmp_path):
     assert {path.parent.name for path in kept} == {f"client-{i}" for i in range(6)}
 
 
-@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, fedrep, fedbabu, alone])
+@pytest.mark.parametrize(
+    "method",
+    [fedavg, lcfed, fedper, *(pytest.param(each, marks=pytest.mark.slow) for each in (fedrep, fedbabu, alone))],
+)
 @pytest.mark.parametrize(
     "fate", [AWAY, lambda answer: Parcel("nonsense"), lambda answer: replace(answer, arrays=answer.arrays[1:])]
 )
