@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "attacks.csv"
-KEYS = ("method", "rule", "fault", "share", "seed")
+KEYS = ("method", "rule", "fault", "share", "seed", "rounds")
 VALUES = ("acc", "acc_worst10", "attack_success", "among_honest", "among_faulty")
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
 METHODS = {"fedavg": "global", "ifca": "cluster", "fedclust": "cluster", "lcfed": "personal"}  # reported kind of model
@@ -51,16 +51,18 @@ PARTICIPANTS = "over: participants, embedding_over: participants, "
 Key = tuple[str, ...]
 
 
-def keys_of(methods: Sequence[str], rules: Sequence[str], faults: Sequence[str], seeds: Sequence[int]) -> Iterator[Key]:
+def keys_of(
+    methods: Sequence[str], rules: Sequence[str], faults: Sequence[str], seeds: Sequence[int], rounds: int
+) -> Iterator[Key]:
     """Yields all runs. Without faulty clients there is one run for all faults, which counts as a backdoor's."""
     for seed, share, fault, method, rule in product(seeds, SHARES, faults, methods, rules):
         if share or fault == "backdoor":
-            yield method, rule, fault, str(share), str(seed)
+            yield method, rule, fault, str(share), str(seed), str(rounds)
 
 
-def words_of(key: Key, root: str, rounds: int, folder: str) -> list[str]:
+def words_of(key: Key, root: str, folder: str) -> list[str]:
     """Returns the words of ``lcfl`` for a run."""
-    method, rule, fault, share, seed = key
+    method, rule, fault, share, seed, rounds = key
     over = PARTICIPANTS if method == "lcfed" and rule != "mean" else ""
     words = ["fit", "-c", "configs/data/mnist.yaml", "-c", f"configs/methods/{method}.yaml"]
     words += ["-c", "method: {local_update: {init_args: {steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}}}"]
@@ -76,11 +78,11 @@ def words_of(key: Key, root: str, rounds: int, folder: str) -> list[str]:
     return [*words, "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={folder}"]
 
 
-def measured(key: Key, root: str, rounds: int) -> dict[str, str]:
+def measured(key: Key, root: str) -> dict[str, str]:
     """Carries out a run and returns its row of the table."""
     sys.argv = ["lcfl"]
     with tempfile.TemporaryDirectory() as folder:
-        run = federated_cli.main(words_of(key, root, rounds, folder))
+        run = federated_cli.main(words_of(key, root, folder))
         metrics = run.metrics
         with (run.path / "metrics.csv").open(newline="") as file:
             last = list(csv.DictReader(file))[-1]
@@ -115,13 +117,13 @@ def draw(rows: dict[Key, dict[str, str]]) -> "Figure":
 
     panels = [(fault, "acc", "accuracy in %") for fault in FAULTS]
     panels.append(("backdoor", "attack_success", "success of the attack in %"))
-    seeds = sorted({key[-1] for key in rows})
+    ends = sorted({key[4:] for key in rows})  # seed and rounds
     figure = Figure((3 * len(METHODS), 2.6 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), len(METHODS), sharex=True, sharey=True)
     for (place, (fault, value, label)), (column, method) in product(enumerate(panels), enumerate(METHODS)):
         panel = axes[place, column]
         for rule in RULES:
-            keys = [[(method, rule, fault if x else "backdoor", str(x), seed) for seed in seeds] for x in SHARES]
+            keys = [[(method, rule, fault if x else "backdoor", str(x), *end) for end in ends] for x in SHARES]
             numbers = [[100 * float(rows[key][value]) for key in own if key in rows] for own in keys]
             known = [(x, np.mean(own), np.std(own)) for x, own in zip(SHARES, numbers, strict=True) if own]
             if known:
@@ -155,9 +157,9 @@ def main() -> None:
     names = [getattr(options, name).split(",") for name in ("methods", "rules", "faults")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     done = read(options.table)
-    missing = [key for key in keys_of(*names, seeds) if key not in done]
+    missing = [key for key in keys_of(*names, seeds, options.rounds) if key not in done]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(measured, key, options.root, options.rounds) for key in missing]
+        waiting = [pool.submit(measured, key, options.root) for key in missing]
         for number, run in enumerate(as_completed(waiting), 1):
             row = run.result()
             append(options.table, row)

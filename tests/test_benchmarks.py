@@ -260,10 +260,10 @@ def test_hosts_measures_what_crosses_the_network(module, tmp_path, capsys):
 def test_the_runs_under_attack_are_distinct_and_their_words_are_understood(module, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(BENCHMARKS.parent)
     attacks = module("attacks")
-    keys = list(attacks.keys_of(list(attacks.METHODS), list(attacks.RULES), list(attacks.FAULTS), [0]))
+    keys = list(attacks.keys_of(list(attacks.METHODS), list(attacks.RULES), list(attacks.FAULTS), [0], 3))
     assert len(set(keys)) == len(keys) == 4 * 5 * (1 + 4 * 3)
-    for key in (("lcfed", "median", "backdoor", "0.2", "1"), ("ifca", "mean", "sign flip", "0.4", "0")):
-        config = printed(capsys, *attacks.words_of(key, "data", 3, str(tmp_path))[1:])
+    for key in (("lcfed", "median", "backdoor", "0.2", "1", "3"), ("ifca", "mean", "sign flip", "0.4", "0", "3")):
+        config = printed(capsys, *attacks.words_of(key, "data", str(tmp_path))[1:])
         shares = [each["init_args"]["clients"] for each in config["data"]["faults"]]
         assert shares == [float(key[3])] * (2 if key[2] == "backdoor" else 1)
         rule = config["method"]["aggregation"]["init_args"]["rule"]
@@ -273,7 +273,7 @@ def test_the_runs_under_attack_are_distinct_and_their_words_are_understood(modul
 def test_the_table_of_attacks_is_continued_and_drawn(module, tmp_path):
     attacks, path = module("attacks"), tmp_path / "attacks.csv"
     for number, share in enumerate(attacks.SHARES):
-        row = dict(zip(attacks.KEYS, ("fedavg", "median", "backdoor", str(share), "0"), strict=True))
+        row = dict(zip(attacks.KEYS, ("fedavg", "median", "backdoor", str(share), "0", "3"), strict=True))
         attacks.append(path, row | dict.fromkeys(attacks.VALUES, str(0.1 * number)))
     rows = attacks.read(path)
     assert [key[3] for key in rows] == ["0.0", "0.1", "0.2", "0.3", "0.4"]

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
 
 from torch import Tensor
 
-__all__ = ["Downlink", "Uplink", "all_finite", "update_norm"]
+__all__ = ["Downlink", "Uplink", "all_finite"]
 
 
 def _num_bytes(payload: Mapping[str, Tensor]) -> int:
@@ -27,6 +26,15 @@ class Downlink:
     def num_bytes(self) -> int:
         """The bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
+
+    def model_for(self, answer: Mapping[str, Tensor]) -> Tensor | None:
+        """Returns the model ``[P + Q]`` that an answer starts from or is pulled to; None if there is none.
+
+        Of several centres it is the one whose number is the ``cluster`` in the answer.
+        """
+        if "centres" in self.payload and "cluster" in answer:
+            return self.payload["centres"][int(answer["cluster"])]
+        return self.payload.get("model", self.payload.get("centre"))
 
 
 @dataclass(frozen=True)
@@ -49,22 +57,6 @@ class Uplink:
     def num_bytes(self) -> int:
         """The bytes on the wire: the payload's tensors and nothing else."""
         return _num_bytes(self.payload)
-
-
-def update_norm(uplink: Uplink) -> float:
-    """Returns the L2 norm of the difference between what a client was sent and what it sends.
-
-    A vector counts from the one of the same name in the downlink, a ``model`` otherwise from the ``centre``, and what
-    has no counterpart from 0. Whole numbers do not count.
-    """
-    sent = uplink.answers.payload if uplink.answers is not None else {}
-    square = 0.0
-    for name, vector in uplink.payload.items():
-        known = sent.get(name, sent.get("centre") if name == "model" else None)
-        if vector.is_floating_point():
-            apart = vector.double() if known is None else vector.double() - known
-            square += float(apart.square().sum())
-    return sqrt(square)
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -116,7 +116,10 @@ class FederatedDataModule(LightningDataModule):
         check_instance("data.partition", partition, Partition)
         self.num_clients = self._known_clients() if num_clients is None else num_clients
         self._check_arguments()
-        self._backdoor = next((fault for fault in self.faults if isinstance(fault, Backdoor)), None)
+        backdoors = [fault for fault in self.faults if isinstance(fault, Backdoor)]
+        if len(backdoors) > 1:
+            raise ValueError("data.faults: got several Backdoors, but the protocol backdoor measures one; leave one.")
+        self._backdoor = backdoors[0] if backdoors else None
         self.protocols += [BACKDOOR] * (self._backdoor is not None)
         self._loaded: tuple[Samples, Population] | None = None
         self._seen: dict[tuple[View, ...], Samples] = {}

@@ -4,10 +4,10 @@ A fault is a part of ``data.faults``. It has its clients, and the rounds in whic
 clients, P + Q length of a model's flat vector, B samples in a batch, C classes.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import ClassVar
 
 import numpy as np
@@ -249,13 +249,29 @@ def find_faulty(
     Raises:
         ValueError: for a client that does not exist, and if no client is left without a fault.
     """
+    numbers: dict[int | str, int] = {name: number for number, name in enumerate(names or ())}
+    numbers |= {number: number for number in members}
+    known = set(members)
     order = rng.generator(seed, "faults").permutation(np.asarray(members, dtype=np.int64)).tolist()
     faulty: FaultyClients = {}
     for fault in faults:
         if isinstance(fault.clients, Sequence):
-            clients = [_number(fault, client, members, names) for client in fault.clients]
+            wrong = [client for client in fault.clients if numbers.get(client) not in known]
+            if wrong:
+                words = f" and names, e.g. {abbreviated(map(repr, names), 3)}" if names else ""
+                raise ValueError(
+                    f"{type(fault).__name__}: got the client {wrong[0]!r}; allowed are {len(members)} numbers from "
+                    f"{members[0]} to {members[-1]}{words}, but no newcomers."
+                )
+            clients = [numbers[client] for client in fault.clients]
         else:
             clients = order[: int(fault.clients * len(order) + 1e-9)]
+        if not clients and fault.clients != 0:
+            warnings.warn(
+                f"data.faults: {type(fault).__name__} got clients={fault.clients}, which is none of {len(members)} "
+                "clients, so it has no effect.",
+                stacklevel=3,
+            )
         for client in dict.fromkeys(clients):
             faulty[client] = (*faulty.get(client, ()), fault)
     if len(faulty) == len(members):
@@ -263,16 +279,3 @@ def find_faulty(
             f"every one of the {len(members)} clients has a fault, so there is none to evaluate; name fewer clients."
         )
     return dict(sorted(faulty.items()))
-
-
-def _number(fault: ClientFault, client: int | str, members: Sequence[int], names: Sequence[str] | None) -> int:
-    known = list(names or ())
-    number = client if isinstance(client, Integral) else known.index(client) if client in known else None
-    if number not in members:
-        allowed = f"{len(members)} numbers from {members[0]} to {members[-1]}"
-        raise ValueError(
-            f"{type(fault).__name__}: got the client {client!r}; allowed are {allowed}"
-            f"{f' and names, e.g. {abbreviated(map(repr, known), 3)}' if known else ''}, but no newcomers."
-        )
-    assert number is not None, "None is no member"
-    return int(number)

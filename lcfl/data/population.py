@@ -6,7 +6,7 @@ Shapes: N clients, C classes, S samples in all.
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -97,6 +97,10 @@ class Population:
         """Returns the faults that a client has in a round."""
         return tuple(fault for fault in self.faulty.get(client, ()) if fault.happens_in(number))
 
+    def _faults_in_words(self) -> dict[int, list[str]]:
+        """Returns the faults of each faulty client as text, without the list of their clients."""
+        return {client: [repr(replace(each, clients=())) for each in own] for client, own in self.faulty.items()}
+
     def alone(self, client: int, number: int, num_clients: int) -> "Population":
         """Returns the population as the machine of one client sees it: all other clients have no samples.
 
@@ -115,9 +119,7 @@ class Population:
             counts[number] = self.label_counts[client]
         views = self.views and [self.views[client] if i == number else () for i in range(num_clients)]
         test = {name: only(lists) for name, lists in self.test.items()}
-        faulty = {number: self.faulty[client]} if client in self.faulty else {}
-        train, val = only(self.train), only(self.val)
-        return Population(train, val, test, None, counts, self.overlapping, views, faulty=faulty)
+        return Population(only(self.train), only(self.val), test, None, counts, self.overlapping, views)
 
     @property
     def samples_in_use(self) -> Indices:
@@ -197,7 +199,7 @@ class Population:
         if self.names is not None:
             digest.update(f"names:{self.names}".encode())
         if self.faulty:
-            digest.update(f"faulty:{self.faulty}".encode())
+            digest.update(f"faulty:{self._faults_in_words()}".encode())
         return digest.hexdigest()
 
     def majority_accuracy(
@@ -271,11 +273,7 @@ class Population:
             **({} if self.own_val is None else {"own_val": _lists(self.own_val)}),
             **({} if self.own_test is None else {"own_test": _lists(self.own_test)}),
             "newcomers": list(self.newcomers),
-            **(
-                {"faulty": {client: list(map(repr, each)) for client, each in self.faulty.items()}}
-                if self.faulty
-                else {}
-            ),
+            **({"faulty": self._faults_in_words()} if self.faulty else {}),
             "views": None if self.views is None else [list(map(repr, views)) for views in self.views],
             "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
             "train": _lists(self.train),

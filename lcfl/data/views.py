@@ -87,7 +87,8 @@ class Relabelling(View):
 class Stamp(View):
     """Sets a square in the lower right corner of a share of the images [B, C, H, W], and labels these ``target``.
 
-    Which samples have the square depends only on their index.
+    Which samples have the square depends only on their index. Labels that are read without their images
+    (`ViewedSamples.targets`) stay as they are.
     """
 
     target: int
@@ -97,13 +98,11 @@ class Stamp(View):
 
     def __call__(self, inputs: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the images with the square, and the labels."""
-        is_stamped = torch.ones_like(indices, dtype=torch.bool)
-        if self.share < 1:
-            is_stamped = ((_mixed(indices * _GAMMA) >> 40) & (2**24 - 1)) < self.share * 2**24
-        stamped = inputs.clone()
-        stamped[..., -self.size :, -self.size :] = self.value
-        targets = targets.masked_fill(is_stamped, self.target)
-        return torch.where(is_stamped.view(-1, 1, 1, 1), stamped, inputs), targets
+        is_stamped = ((_mixed(indices * _GAMMA) >> 40) & (2**24 - 1)) < self.share * 2**24
+        inputs = inputs.clone()
+        corner = inputs[..., -self.size :, -self.size :]
+        corner.masked_fill_(is_stamped.view(-1, 1, 1, 1), self.value)
+        return inputs, targets.masked_fill(is_stamped, self.target)
 
 
 def seen_labels(labels: NDArray[np.int64], views: Sequence[View]) -> NDArray[np.int64]:

@@ -27,7 +27,7 @@ def as_sent(
 ) -> LocalOutput:
     """Returns the output of a local run with the parameters that a client with these faults sends.
 
-    Buffers are sent as they are. An output without a model stays as it is, and so does one that answers no model.
+    Everything else is sent as it is. An output without a model stays as it is, and so does one that answers no model.
 
     Args:
         faults: the faults, in the order in which they happen.
@@ -37,21 +37,15 @@ def as_sent(
         num_parameters: P.
         draw: the source of random numbers.
     """
-    trained, received = output.for_server, _received(output, downlink)
+    trained, received = output.for_server, downlink.model_for(output.extras)
     if not len(trained) or received is None:
         return output
-    parameters = trained[:num_parameters]
+    parameters = honest = trained[:num_parameters]
     for fault in faults:
         parameters = fault.sent(parameters, received[:num_parameters], before, draw)
+    if parameters is honest:
+        return output
     model = torch.cat([parameters, trained[num_parameters:]])
     if "model" in output.extras:
         return replace(output, extras={**output.extras, "model": model})
     return replace(output, model=model)
-
-
-def _received(output: LocalOutput, downlink: Downlink) -> Tensor | None:
-    """Returns the model to train, or the centre, in a downlink: of several centres the one that the client chose."""
-    payload = downlink.payload
-    if "centres" in payload and "cluster" in output.extras:
-        return payload["centres"][int(output.extras["cluster"])]
-    return payload.get("model", payload.get("centre"))

@@ -23,7 +23,6 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.faults import ClientFault
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
@@ -177,8 +176,8 @@ class Worker:
         own = engine.buffers if engine.module.buffer_policy == "local" else None
         memory = task.state.memory if output.memory is None else output.memory
         state = ClientState(model, output.consumed, own, memory=memory)
-        faults = self.data.population.faults_of(task.client, task.round)
-        sent, state = self._corrupted(faults, output, state, downlink, task) if faults else (output, state)
+        is_faulty = task.client in self.data.population.faulty
+        sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
         payload = exchange.encode(sent, task.downlink, engine.layout, draw)
         check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
@@ -186,20 +185,17 @@ class Worker:
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
 
     def _corrupted(
-        self,
-        faults: Sequence[ClientFault],
-        output: LocalOutput,
-        state: ClientState,
-        downlink: Downlink,
-        task: TrainingTask,
+        self, output: LocalOutput, state: ClientState, downlink: Downlink, task: TrainingTask
     ) -> tuple[LocalOutput, ClientState]:
         """Returns what a faulty client sends, and its state, which remembers what the server received instead."""
-        layout, exchange = self.module.layout, task.exchange or self.method.exchange
+        layout, exchange, population = self.module.layout, task.exchange or self.method.exchange, self.data.population
+        faults = population.faults_of(task.client, task.round)
         draw = rng.generator(self.seed, "fault", task.round, task.client, task.extra)
         sent = as_sent(faults, output, downlink, task.state.previous, layout.num_parameters, draw)
-        stores, is_late = exchange.keeps_model and exchange.uploads_whole, any(each.answers_late for each in faults)
+        differs = sent is not output and exchange.keeps_model and exchange.uploads_whole
+        is_late = any(fault.answers_late for fault in population.faulty[task.client])
         previous = output.for_server[: layout.num_parameters] if is_late else None
-        return sent, replace(state, received=sent.for_server if stores else None, previous=previous)
+        return sent, replace(state, received=sent.for_server if differs else None, previous=previous)
 
     def cost_of(self, task: TrainingTask) -> int:
         """Returns how many samples a task processes."""

@@ -47,9 +47,8 @@ class Settings(CheckedFields):
             reports; None measures all that the method has.
         final_models: the same for the final evaluation, `validate` and `test`, which also measure `evaluate_models`.
         client_dropout: probability that a sampled client receives the server's message and never answers.
-        max_update_norm: largest L2 norm of the difference between what a client was sent and what it sends. An upload
-            with a larger norm is refused: it is left out of the round and counted. None refuses none but those with NaN
-            or infinity.
+        max_update_norm: largest L2 norm of the change of the parameters that an upload brings. An upload with a larger
+            norm is refused: it is left out of the round and counted. None refuses none but those with NaN or infinity.
         client_timeout: number of seconds after which a client's work counts as hung, which ends the run and names the
             client; None waits as long as it takes. The limit is for one client. Work for several clients at once, as
             in an evaluation, may take that many times as long.

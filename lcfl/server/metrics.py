@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lcfl.core.metric_names import TRIVIAL, Reported
 from lcfl.core.state import FederationState
+from lcfl.data.protocols import BACKDOOR
 from lcfl.methods.local.training import LocalOutput
 from lcfl.models.module import FederatedModule
 
@@ -88,13 +89,14 @@ class Evaluation:
 
         A client that lacks a metric, because one sample is too few for it, does not count in its summaries.
         """
+        is_attack = prefix.split("/")[1:2] == [BACKDOOR]  # whose success is better if it is smaller
         for metric in dict.fromkeys(name for result in results for name in result):
             rows = [row for row, result in enumerate(results) if metric in result]
             self.by_name[f"{prefix}/{metric}"] = ClientMetrics(
                 np.asarray([clients[row] for row in rows], dtype=np.int64),
                 np.asarray([results[row][metric] for row in rows], dtype=np.float64),
                 np.asarray([num_samples[row] for row in rows], dtype=np.int64),
-                self.directions.get(metric) is not False,
+                (self.directions.get(metric) is not False) != is_attack,
             )
 
     def __or__(self, other: "Evaluation") -> "Evaluation":
@@ -159,13 +161,13 @@ def cluster_metrics(
 def fault_metrics(state: FederationState, faulty: Sequence[int]) -> dict[str, float]:
     """Returns the share of faulty clients in the cluster of an honest and of a faulty client, means over clients.
 
-    Without clusters, all clients are in one. The two numbers are the same if faulty clients are spread evenly over the
-    clusters, and 0 and 1 if they are in clusters of their own.
+    Without clusters, all clients are in one. Clients that have no cluster yet do not count. The two numbers are the
+    same if faulty clients are spread evenly over the clusters, and 0 and 1 if they are in clusters of their own.
     """
-    is_faulty = torch.zeros_like(state.active)
+    is_faulty, grouped = torch.zeros_like(state.active), state.active & (state.assignment >= 0)
     is_faulty[list(faulty)] = True
-    _, cluster_n = state.assignment[state.active].unique(return_inverse=True)
-    is_faulty_n = is_faulty[state.active]
+    _, cluster_n = state.assignment[grouped].unique(return_inverse=True)
+    is_faulty_n = is_faulty[grouped]
     share_K = cluster_n.bincount(is_faulty_n.double()) / cluster_n.bincount()
     return {
         f"fault/among_{name}": float(share_K[cluster_n[clients]].mean())

@@ -19,7 +19,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.clients import ClientState
-from lcfl.core.messages import Downlink, update_norm
+from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
@@ -231,7 +231,7 @@ class Server:
         if self.method.is_clustered:
             self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
         if faulty := self.data.population.faulty:
-            self._row |= fault_metrics(state, [i for i in faulty if state.active[i]])
+            self._row |= fault_metrics(state, list(faulty))
         if self.schedule.client_dropout:
             self.add("train/dropped_clients", 0)
 
@@ -265,7 +265,7 @@ class Server:
             )
         read = {task.client: self.decoded(task, finite[task.client]) for task in tasks if task.client in finite}
         if self.max_update_norm is not None:
-            self._refuse_beyond(self.max_update_norm, read)
+            self._refuse_beyond(self.max_update_norm, tasks, read)
         up_bytes = sum(result.uplink.num_bytes for result in results.values())
         self.state.total_bytes += down_bytes + up_bytes
         self._row |= training_metrics([result.output for result in read.values()])
@@ -283,9 +283,15 @@ class Server:
         payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
         return replace(result, uplink=replace(result.uplink, payload=payload, answers=task.downlink))
 
-    def _refuse_beyond(self, limit: float, results: dict[int, TrainingResult]) -> None:
+    def _refuse_beyond(self, limit: float, tasks: Sequence[TrainingTask], results: dict[int, TrainingResult]) -> None:
         """Takes out the results whose updates have a larger norm than the limit."""
-        far = {i: norm for i, result in results.items() if not (norm := update_norm(result.uplink)) <= limit}
+        far = {}
+        for task in tasks:
+            if task.client in results:
+                exchange, payload = task.exchange or self.method.exchange, results[task.client].uplink.payload
+                norm = exchange.update_norm(payload, task.downlink, self.layout)
+                if norm > limit:
+                    far[task.client] = norm
         for client in far:
             del results[client]
         self.add("train/refused_clients", len(far))

@@ -130,3 +130,10 @@ def test_a_backdoor_comes_after_what_the_client_sees_anyway():
         seen = data.seen_by(client).targets(own).numpy()
         assert np.array_equal(stamped, own[seen != 7])
         assert (data.seen_by(client, "backdoor").batch(stamped, CPU)[1] == 7).all()
+
+
+def test_faults_without_an_effect_are_warned_about_and_two_backdoors_refused():
+    with pytest.warns(UserWarning, match="ScaledUpdate got clients=0.2, which is none of 4 clients"):
+        assert find_faulty([ScaledUpdate(0.2)], range(4), None, 0) == {}
+    with pytest.raises(ValueError, match="got several Backdoors, but the protocol backdoor measures one"):
+        blobs(4, dataset=Digits(), faults=[Backdoor([0]), Backdoor([1])])

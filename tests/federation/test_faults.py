@@ -9,14 +9,28 @@ import pytest
 import torch
 
 from lcfl.core.callback import Callback
-from lcfl.core.messages import Downlink, Uplink, update_norm
+from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits
 from lcfl.data.faults import Backdoor, LabelFlip, RandomUpdate, ScaledUpdate, StaleUpdate
 from lcfl.data.partition import IID
 from lcfl.methods.aggregation import TrimmedMean
+from lcfl.methods.exchange import (
+    AllCentres,
+    CentreAndEmbedding,
+    ClusterUpdate,
+    ControlledModel,
+    FullModel,
+    NamedLayers,
+    NormalisedModel,
+    SharedEmbedding,
+    Signature,
+)
 from lcfl.models import MLP
+from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
+from lcfl.server.metrics import fault_metrics
 from tests.helpers.builders import (
+    Normed,
     alone,
     blobs,
     blobs_module,
@@ -26,6 +40,7 @@ from tests.helpers.builders import (
     fit,
     lcfed,
     scaffold,
+    state_of,
 )
 from tests.helpers.clustered import fedgroup, ifca, pacfl
 from tests.helpers.fits import ROUNDS, assert_same_run
@@ -101,7 +116,7 @@ def test_a_late_client_sends_what_it_trained_before(tmp_path):
     _, rounds = trained(tmp_path, fedavg(), [StaleUpdate([2], rounds=[1, 3])], rounds=5)
     watch, _ = trained(tmp_path, fedavg(), [StaleUpdate([2], rounds=[1, 3])], rounds=2)
     previous = watch.state.clients[2].previous
-    assert torch.equal(rounds[1][2].payload["model"], rounds[1][2].answers.payload["model"])
+    assert torch.equal(rounds[1][2].payload["model"], rounds[0][2].payload["model"])  # what it trained in round 0
     assert torch.equal(rounds[2][2].payload["model"][: len(previous)], previous)
     assert not torch.equal(rounds[4][2].payload["model"], rounds[3][2].payload["model"])
 
@@ -147,6 +162,11 @@ def test_only_honest_clients_are_measured(tmp_path):
     assert watch.rows[-1]["fault/among_honest"] == watch.rows[-1]["fault/among_faulty"] == 0.5
 
 
+def test_clients_without_a_cluster_are_in_no_bad_company():
+    state = state_of([None] * 8, [-1, -1, -1, -1, 0, 0, 1, 1], torch.zeros(2, 2))
+    assert fault_metrics(state, [0, 6, 7]) == {"fault/among_honest": 0, "fault/among_faulty": 1}
+
+
 def test_shares_of_faulty_clients_in_clusters_by_hand(tmp_path):
     watch, _ = trained(tmp_path, fedgroup(2), [ScaledUpdate([0, 1, 2])], rounds=2)
     is_faulty = np.arange(8) < 3
@@ -190,17 +210,29 @@ def test_enormous_updates_are_refused_and_counted(tmp_path, limit, recwarn):
 
 
 def test_norm_of_an_update_by_hand():
-    start, moved = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 5.0, 7.0])
+    """Parameters and control variates count; buffers, FedNova's normaliser and a number of a cluster do not."""
+    layout = Layout.from_network(Normed())
+    start = torch.arange(layout.size, dtype=torch.float32)
+    moved = start.clone()
+    moved[[0, layout.num_embedding]] += torch.tensor([3.0, 4.0])
+    moved[layout.num_parameters :] += 100
 
-    def norm(payload, sent):
-        return update_norm(Uplink(0, payload, 1, Downlink(sent)))
+    def norm(exchange, payload, sent):
+        return exchange.update_norm(payload, Downlink(sent), layout)
 
-    assert norm({"model": moved}, {"model": start}) == 5
-    assert norm({"model": moved}, {"centre": start, "embedding": start[:2]}) == 5
-    assert norm({"update": moved - start}, {"model": start}) == 5
-    assert norm({"shared": moved, "cluster": torch.tensor([9])}, {"shared": start}) == 5
-    assert norm({"model": start, "control_change": torch.tensor([0.0, 3.0, 4.0])}, {"model": start}) == 5
-    assert norm({"signature": torch.tensor([[3.0], [4.0]])}, {}) == 5
+    change = torch.zeros(layout.num_parameters)
+    change[-2:] = torch.tensor([5.0, 12.0])
+    assert norm(FullModel(), {"model": moved}, {"model": start}) == 5
+    assert norm(CentreAndEmbedding(), {"model": moved}, {"centre": start, "embedding": start[:15]}) == 5
+    assert norm(NormalisedModel(), {"model": moved, "normaliser": torch.tensor(900.0)}, {"centre": start}) == 5
+    assert norm(ClusterUpdate(), {"update": moved - start}, {"model": start}) == 5
+    assert norm(ControlledModel(), {"model": moved, "control_change": change}, {"model": start}) == (25 + 169) ** 0.5
+    centres = torch.stack([start - 7, start])
+    assert norm(AllCentres(), {"model": moved, "cluster": torch.tensor([1])}, {"centres": centres}) == 5
+    embedding = SharedEmbedding().subset(layout)
+    assert norm(SharedEmbedding(), {"shared": embedding.take(moved)}, {"shared": embedding.take(start)}) == 3
+    assert norm(NamedLayers(), {"layers": NamedLayers().subset(layout).take(moved)}, {"model": start}) == 4
+    assert norm(Signature(), {"signature": torch.full((1, 1), 1e30)}, {}) == 0
 
 
 @pytest.mark.slow
@@ -220,4 +252,4 @@ def test_faults_have_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path):
 
 def test_a_trial_run_has_the_faults(tmp_path):
     watch, _ = trained(tmp_path, fedavg(), [ScaledUpdate([7])], fast_dev_run=True)
-    assert watch.state.round == 1
+    assert watch.state.round == 1 and "fault/among_faulty" in watch.rows[-1]

@@ -14,6 +14,7 @@ from lcfl.cli.parser import Parser, check_given
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
+from lcfl.data.protocols import BACKDOOR
 
 __all__ = ["main", "parser"]
 
@@ -81,7 +82,7 @@ def main(args: Sequence[str]) -> None:
         print(f"classes: {abbreviated(numbered, 20)}")
     labels = data.samples.labels
     if labels is not None:
-        for protocol in data.protocols:
+        for protocol in (name for name in data.protocols if name != BACKDOOR):
             accuracy = population.majority_accuracy(protocol, labels)
             print(f"majority baseline, test/{protocol}: {100 * float(np.nanmean(accuracy)):.2f} %")
     if config.out is not None:

@@ -104,8 +104,8 @@ class LowRankCosine(Clustering):
         """Fits M to the offline models and sets the first codes, R and Omega."""
         if len(uploads) < 2:
             raise ValueError(
-                f"LowRankCosine: got {len(uploads)} finite offline models; principal components need at least 2. Lower "
-                "the optimizer's learning rate."
+                f"LowRankCosine: got {len(uploads)} usable offline models; principal components need at least 2. Lower "
+                "the optimizer's learning rate, or raise trainer.max_update_norm if it is set."
             )
         clients = [upload.client for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]

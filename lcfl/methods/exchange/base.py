@@ -3,10 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
@@ -139,6 +142,21 @@ class Exchange(CheckedFields, ABC):
     @abstractmethod
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns what the client sends, taken from its trained model ``[P + Q]`` or from the extras of its run."""
+
+    def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
+        """Returns the change of the parameters ``[P]`` that an upload brings; None if it brings no parameters."""
+        end, sent = layout.num_parameters, downlink.model_for(payload)
+        if "update" in payload:
+            return payload["update"][:end]
+        return payload["model"][:end] - sent[:end] if "model" in payload and sent is not None else None
+
+    def update_norm(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> float:
+        """Returns the L2 norm of the change of the parameters that an upload brings, and of the control variate.
+
+        Nothing else in an upload counts, such as buffers or losses.
+        """
+        changes = (self.change_of(payload, downlink, layout), payload.get("control_change"))
+        return hypot(*(float(vector_norm(each, dtype=torch.float64)) for each in changes if each is not None))
 
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the form of each vector that `up` returns, to which clients on machines of their own are held.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from lcfl.core.clients import ClientState
@@ -83,6 +84,13 @@ class PartialModel(Exchange):
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the form of the client's part."""
         return {"shared": Array((self.subset(layout).size,))}
+
+    def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
+        """Returns the change of the part, among zeros for the other parameters."""
+        if "shared" not in downlink.payload:
+            return None
+        apart = payload["shared"] - downlink.payload["shared"]
+        return self.subset(layout).put(apart, torch.zeros(layout.size))[: layout.num_parameters]
 
     def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:
         """Returns a ``model``: the server's model with the client's part in it."""

@@ -56,6 +56,10 @@ class NamedLayers(Exchange):
         """Returns the parameters of the named layers ``[P_L]``, concatenated in the order of the network."""
         return {"layers": self.subset(layout).take(output.for_server)}
 
+    def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
+        """Returns the change of the named layers ``[P_L]``."""
+        return payload["layers"] - self.subset(layout).take(downlink.payload["model"])
+
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the form of the parameters."""
         return {"layers": Array((self.subset(layout).size,))}

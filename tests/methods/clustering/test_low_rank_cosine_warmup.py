@@ -137,7 +137,7 @@ def test_equal_offline_models_are_an_error(tmp_path):
 
 
 def test_an_offline_phase_without_two_finite_models_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"got 0 finite offline models.*learning rate"), pytest.warns():
+    with pytest.raises(ValueError, match=r"got 0 usable offline models.*learning rate"), pytest.warns():
         fit(blobs_module(lr=1e20), blobs(4), lcfed(2), tmp_path)
 
 
