@@ -1,5 +1,6 @@
 """Tests that the benchmarks run, at tiny scale, on random images and without other packages."""
 
+import csv
 import importlib
 import json
 import os
@@ -281,3 +282,19 @@ def test_the_table_of_attacks_is_continued_and_drawn(module, tmp_path):
     lines = {axes.get_title(): [line.get_ydata() for line in axes.lines] for axes in figure.axes}
     assert lines["fedavg, backdoor"][0].tolist() == pytest.approx([0, 10, 20, 30, 40])
     assert all(len(line) < 2 for line in lines["ifca, label flip"])
+
+
+def test_the_code_of_authors_that_is_not_there_is_skipped(module, tmp_path, capsys):
+    official, path = module("official"), tmp_path / "official.csv"
+    assert official.main([str(tmp_path), "--csv", str(path)]) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": skipped, there is no clone of ")[0] for line in lines] == list(official.COMPARISONS)
+    assert path.read_text() == ",".join(official.FIELDS) + "\n"
+
+
+def test_the_table_against_the_code_of_authors_holds_every_comparison(module):
+    official = module("official")
+    with official.TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == set(official.COMPARISONS)
+    assert all(float(row["relative"] or row["difference"]) < 1e-5 or row["reason"] for row in rows)
