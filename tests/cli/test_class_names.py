@@ -61,7 +61,7 @@ def test_a_later_layer_changes_arguments_and_network_of_a_user_defined_module(ca
     later = ("-c", "model: {penalty: 2.0, network: {class_path: lcfl.models.MLP, init_args: {in_features: 16}}}")
     shown = printed(capsys, *SYNTHETIC, *FEDAVG, *OWN, *NET, *later, "--model.optimizer=Adam")["model"]["init_args"]
     assert shown["penalty"] == 2.0 and shown["cut"] == "head"
-    assert shown["network"]["init_args"] == {"in_features": 16, "hidden": [64], "num_classes": 10}
+    assert shown["network"]["init_args"] == {"in_features": 16, "hidden": [64], "num_classes": 10, "batch_norm": False}
     assert shown["optimizer"]["class_path"] == "torch.optim.Adam" and "momentum" not in shown["optimizer"]["init_args"]
 
 
