@@ -25,6 +25,7 @@ from lcfl.methods.aggregation import (
     UpdateMean,
 )
 from lcfl.methods.clustering import (
+    ChoiceBeforeTraining,
     ClientChoice,
     ClusterNumberTuning,
     GreedyIncentive,
@@ -92,6 +93,7 @@ CLUSTERINGS = {
     ],
     "GreedyIncentive": lambda: [GreedyIncentive(), UpdateEM(), SplitAndMerge()],
     "OneShotHierarchical": lambda: [OneShotHierarchical(num_clusters=2, choose=None)],
+    "ChoiceBeforeTraining": lambda: [ChoiceBeforeTraining(2)],
     "ClientChoice": lambda: [ClientChoice(2)],
     "LossVectorKMeans": lambda: [LossVectorKMeans(2)],
     "ModelKMeans": lambda: [ModelKMeans(2, "participants")],

@@ -5,7 +5,7 @@ Each clustering is a callback of the server that runs at the end of a round. The
 
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.clustering.bipartition import RecursiveBipartition
-from lcfl.methods.clustering.client_choice import ClientChoice
+from lcfl.methods.clustering.client_choice import ChoiceBeforeTraining, ClientChoice
 from lcfl.methods.clustering.greedy_incentive import GreedyIncentive
 from lcfl.methods.clustering.hierarchical_updates import HierarchicalUpdates
 from lcfl.methods.clustering.loss_vectors import LossVectorKMeans
@@ -19,6 +19,7 @@ from lcfl.methods.clustering.update_directions import UpdateDirections
 from lcfl.methods.clustering.update_em import SplitAndMerge, UpdateEM
 
 __all__ = [
+    "ChoiceBeforeTraining",
     "ClientChoice",
     "ClusterNumberTuning",
     "Clustering",

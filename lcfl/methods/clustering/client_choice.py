@@ -18,7 +18,7 @@ from lcfl.methods.exchange import ClusterChoice, Exchange
 from lcfl.methods.local.least_loss import LeastLoss
 from lcfl.methods.local.training import LocalUpdate
 
-__all__ = ["ClientChoice"]
+__all__ = ["ChoiceBeforeTraining", "ClientChoice"]
 
 MOST_REDRAWS = 1000  # with more, round 0 would not begin
 
@@ -124,3 +124,42 @@ class ClientChoice(Clustering):
         self._draw = draw
         numbers = range(draw * self.num_clusters, (draw + 1) * self.num_clusters)
         state.centres = torch.stack([server.initial_model(number) for number in numbers])
+
+
+@dataclass
+class ChoiceBeforeTraining(ClientChoice):
+    """Lets this round's clients choose in a round of its own, before they train (IFCA with any local update).
+
+    `ClientChoice` needs an exchange that sends all models to train, and a local update that chooses one of them. Here
+    both may be those of another method: the chosen model is what `ClusterModel`, for example, sends. With that and
+    `LocalTraining`, the models are those of IFCA. The extra round sends K P floats down and a number up per client, and
+    the model to train is sent once more.
+
+    The arguments are those of `ClientChoice`.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._asked = -1  # the last round for which choices were requested
+
+    def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
+        """Requests the choices of this round's clients, once the models are drawn."""
+        if not self._is_settled:
+            return super().extra_round(state, sampled)
+        if self._asked == state.round:
+            return None
+        self._asked = state.round
+        return ExtraRound(list(sampled), LeastLoss(), ClusterChoice())
+
+    def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Sets R_i of this round's clients to their choices, once the models are drawn."""
+        if self._asked == state.round:
+            choices = [upload for upload in uploads if "cluster" in upload.payload]
+            super().on_round_end(server, state, choices)
+        else:
+            super().on_extra_round_end(server, state, uploads)
+
+    def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
+        """Leaves the clusters as they are."""

@@ -5,11 +5,16 @@ import pytest
 import torch
 
 from lcfl.core.messages import Uplink
-from lcfl.methods.clustering import ClientChoice
+from lcfl.methods.clustering import ChoiceBeforeTraining, ClientChoice
+from lcfl.methods.exchange import ClusterModel, ControlledClusterModel, EnvelopeModel
+from lcfl.methods.local import ControlledTraining, DittoTraining, LocalTraining
+from lcfl.methods.method import Method
 from lcfl.runs.serialization import plain_copy
 from tests.helpers.bits import same
 from tests.helpers.builders import blobs, blobs_module, dealt, fit, linear_module, linear_step, state_of
-from tests.helpers.clustered import Evaluations, ifca
+from tests.helpers.clustered import SAMPLES, Evaluations, ifca
+from tests.helpers.fits import ROUNDS, assert_same_run
+from tests.helpers.fits import fit as fit_by_command
 from tests.methods.in_numpy import Clients
 
 CLIENTS = Clients(6, 4, 6)
@@ -183,3 +188,43 @@ def test_redraws_are_part_of_a_checkpoint():
     other.load_state_dict(clustering.state_dict())
     assert other.state_dict() == {"draw": 1, "least": [0], "is_settled": False}
     assert plain_copy(clustering.state_dict(), "ClientChoice") == clustering.state_dict()
+
+
+def chosen_before(local=None, exchange=None, num_clusters=3, **options):
+    clustering = ChoiceBeforeTraining(num_clusters, **options)
+    return Method(local or LocalTraining(steps=3), exchange or ClusterModel(), SAMPLES, [clustering])
+
+
+@pytest.mark.parametrize("options", [{"max_redraws": 0}, {"max_redraws": 3, "min_share": 1.0}])
+@pytest.mark.filterwarnings("ignore:ClientChoice. after")
+def test_a_choice_before_training_gives_the_bits_of_ifca(tmp_path, options):
+    runs = []
+    for name, method in (("ifca", ifca(3, **options)), ("before", chosen_before(**options))):
+        runs.append(fit(blobs_module(), blobs(12), method, tmp_path / name, rounds=4, clients_per_round=5))
+    for one, other in zip(*(watch.history for watch in runs), strict=True):
+        assert same(one.centres, other.centres) and same(one.assignment, other.assignment)
+        assert same(one.global_model, other.global_model)
+    model, down = blobs_module().layout.size * 4, "comm/down_bytes"
+    assert runs[1].rows[-1][down] == runs[0].rows[-1][down] + 5 * model
+    assert runs[1].rows[-1]["comm/up_bytes"] == runs[0].rows[-1]["comm/up_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("local", "exchange"),
+    [(DittoTraining(steps=5), EnvelopeModel()), (ControlledTraining(steps=5), ControlledClusterModel())],
+)
+def test_ifca_goes_with_other_local_updates(tmp_path, local, exchange):
+    method, module = chosen_before(local, exchange, num_clusters=4), blobs_module(cluster_weight=0.1)
+    watch = fit(module, blobs(12), method, tmp_path, rounds=20)
+    assert watch.rows[-1]["cluster/count"] > 1
+    assert watch.metrics[f"test/own_split/{exchange.reported[0]}/acc"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_choice_before_training_has_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path):
+    clustering = "{class_path: ChoiceBeforeTraining, init_args: {num_clusters: 3}}"
+    words = ("-c", f"method: {{clustering: [{clustering}]}}")
+    one = fit_by_command(tmp_path / "1", "fesem", 1, ROUNDS, *words).path
+    assert_same_run(one, fit_by_command(tmp_path / "2", "fesem", 2, ROUNDS, *words).path)
+    fit_by_command(tmp_path / "3", "fesem", 1, 4, *words)
+    assert_same_run(one, fit_by_command(tmp_path / "3", "fesem", 1, ROUNDS, *words, "--ckpt_path=last").path)
