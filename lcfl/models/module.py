@@ -34,7 +34,7 @@ BufferPolicy = Literal["average", "keep_server", "local"]
 
 
 class Pulls(NamedTuple):
-    """What a local update is pulled towards, and what its gradients are corrected by.
+    """What a local update is pulled to, and what its gradients are corrected by.
 
     Attributes:
         centre: Omega ``[P]``, the centre of the client's cluster; None for no cluster pull.

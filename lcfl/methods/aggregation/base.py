@@ -88,7 +88,7 @@ class Merge(Aggregation):
 
     Args:
         rule: how the models of a group become one; None for their weighted mean.
-        optimizer: makes a step from the model of a group towards the merged one; None to replace the model by it.
+        optimizer: performs an update step from the model of a group to the merged one; None for the merged one.
             Buffers are always those of the merged model.
     """
 
@@ -127,7 +127,9 @@ class Merge(Aggregation):
             return merged_GM
         shares = {group: len(own) / sizes[group] for group, own in uploads.items()}
         after_GP = self.optimizer(state.aggregation, state.centres[:, :end], merged_GM[:, :end], shares)
-        return torch.cat([after_GP, merged_GM[:, end:]], dim=1)
+        models_GM, rows = state.centres.clone(), list(uploads)  # a group without uploads keeps its buffers, too
+        models_GM[rows] = torch.cat([after_GP, merged_GM[:, end:]], dim=1)[rows]
+        return models_GM
 
     def _size(self, state: FederationState, group: int) -> int:
         """Returns the number of clients in a group."""

@@ -32,10 +32,10 @@ MEMORIES: Forms = dict.fromkeys(("velocity", "first_moment", "second_moment"), A
 
 @dataclass(frozen=True)
 class ServerOptimizer(CheckedFields, ABC):
-    """Makes a step from the change that an aggregation would make: Delta = merged model - model.
+    """Performs an update step from the change that an aggregation would make: Delta = merged model - model.
 
-    What it remembers is in ``state.aggregation``, a row for each model of the server. It begins anew when the number of
-    clusters changes.
+    What it remembers is in ``state.aggregation``, a row for each model of the server. It is forgotten when the number
+    of clusters changes.
 
     Args:
         lr: eta, the learning rate of the server.

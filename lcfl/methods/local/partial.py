@@ -50,7 +50,7 @@ class AlternatingTraining(LocalTraining):
         h_i <- GRD(f_i(phi, h_i), h_i), for each batch of a first run
         phi_i <- GRD(f_i(phi_i, h_i), phi_i), for each batch of a second run
 
-    Both are runs of the module's optimizer, which begins anew in each. The second run goes on in the order of batches
+    Each is a run of the module's optimizer with a new state. The second run goes on in the order of batches
     where the first one has ended.
 
     Args:

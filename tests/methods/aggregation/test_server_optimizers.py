@@ -117,3 +117,12 @@ def test_a_new_number_of_clusters_begins_anew():
 def test_values_that_no_optimizer_can_have_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_cluster_without_uploads_keeps_its_parameters_and_its_buffers():
+    layout = Layout.from_network(Normed())
+    models = torch.arange(4 * layout.size, dtype=torch.float32).view(4, layout.size)
+    state = state_of(models[:2], [0, 1], models[2:])
+    ClusterMean(optimizer=ServerMomentum())(state, [upload(0, models[0])], layout)
+    assert torch.equal(state.centres[1], models[3])
+    assert torch.equal(state.centres[0], models[0])  # the first step of momentum is the whole change
