@@ -34,9 +34,13 @@ def table_of(path: Path) -> Table:
 
 
 def draw(tables: dict[str, Table]) -> "Figure":
-    """Draws a panel per partition. Methods are sorted by their reported accuracy in the first one, the best on top."""
+    """Draws a panel per partition, with the methods that all tables have.
+
+    They are sorted by their reported accuracy in the first one, the best on top.
+    """
     first = next(iter(tables.values()))
-    methods = sorted(first.keys() - {BASELINE}, key=lambda method: _reported(first[method]))
+    common = set.intersection(*map(set, tables.values())) - {BASELINE}
+    methods = sorted(common, key=lambda method: _reported(first[method]))
     figure, panels = new_panels(11, 0.3 * len(methods) + 1.2, [TITLES[name] for name in tables])
     for (title, axes), table in zip(panels.items(), tables.values(), strict=True):
         axes.axvline(table[BASELINE][""][0], linestyle=":", color="grey", label="always the most frequent class")

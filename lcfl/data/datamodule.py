@@ -254,6 +254,7 @@ class FederatedDataModule(LightningDataModule):
 
         The inputs have the same shape and classes and are dealt out IID.
         """
+        members = torch.nonzero(self.remaining_clients(-1)).flatten().tolist()
         dataset = RandomLike(self.dataset, max(self.num_clients * per_client, self.dataset.num_classes or 1))
         return FederatedDataModule(
             dataset,
@@ -269,7 +270,8 @@ class FederatedDataModule(LightningDataModule):
             test_fraction=self.test_fraction,
             val_fraction=self.val_fraction,
             client_transforms=self.client_transforms,
-            faults=[replace(fault, clients=0.5) for fault in self.faults],  # random inputs have no named clients
+            # Whoever is drawn for the trial then has every fault; one client is left for the evaluation.
+            faults=[replace(fault, clients=members[1:], rounds=None) for fault in self.faults],
             seed=self.seed,
         )
 

@@ -41,7 +41,8 @@ class ClientFault(CheckedFields, ABC):
         clients: the faulty clients: a share of all (0.2), or a list of their numbers or names. Shares are drawn from
             the stream (``data.seed``, "faults"). The clients of a smaller share are among those of a larger one, also
             of another fault, so two faults with the same share are faults of the same clients.
-        rounds: the first and the last round in which they are faulty; null for all. Warm-up rounds end at -1.
+        rounds: the first and the last round in which they are faulty, null for no last one; null for all. Warm-up
+            rounds end at -1.
 
     Class attributes:
         answers_late: whether it needs the model that the client trained the last time.
@@ -51,7 +52,7 @@ class ClientFault(CheckedFields, ABC):
     """
 
     clients: float | Sequence[int | str]
-    rounds: Sequence[int] | None = None
+    rounds: Sequence[int | None] | None = None
 
     answers_late: ClassVar[bool] = False
 
@@ -62,15 +63,20 @@ class ClientFault(CheckedFields, ABC):
                 f"{name}: got clients={self.clients!r}; allowed are shares in [0, 1), such as 0.2, and lists of "
                 "numbers or names of clients, such as [3, 17]."
             )
-        if self.rounds is not None and (len(self.rounds) != 2 or self.rounds[0] > self.rounds[1]):
-            raise ValueError(
-                f"{name}: got rounds={list(self.rounds)}; give the first and the last round, such as [50, 99], or null "
-                "for all rounds."
-            )
+        if self.rounds is not None:
+            first, last = self.rounds if len(self.rounds) == 2 else (None, None)
+            if first is None or (last is not None and last < first):
+                raise ValueError(
+                    f"{name}: got rounds={list(self.rounds)}; give the first and the last round, such as [50, 99], "
+                    "[50, null] from round 50 on, or null for all rounds."
+                )
 
     def happens_in(self, number: int) -> bool:
         """Returns whether the clients are faulty in this round."""
-        return self.rounds is None or self.rounds[0] <= number <= self.rounds[1]
+        if self.rounds is None:
+            return True
+        first, last = self.rounds
+        return first is not None and first <= number and (last is None or number <= last)
 
     def check(self, spec: SampleSpec) -> None:
         """Raises a ``ValueError`` if it cannot change such samples."""

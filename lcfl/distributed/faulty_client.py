@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lcfl.core.messages import Downlink
 from lcfl.data.faults import ClientFault
+from lcfl.distributed.client_output import ClientOutputError
 from lcfl.methods.local.training import LocalOutput
 
 __all__ = ["as_sent"]
@@ -43,6 +44,12 @@ def as_sent(
     parameters = honest = trained[:num_parameters]
     for fault in faults:
         parameters = fault.sent(parameters, received[:num_parameters], before, draw)
+        if not isinstance(parameters, Tensor) or parameters.shape != honest.shape or parameters.dtype != honest.dtype:
+            got = getattr(parameters, "dtype", type(parameters).__name__), list(getattr(parameters, "shape", ()))
+            raise ClientOutputError(
+                f"data.faults: {type(fault).__name__}.sent returned {got[0]} of shape {got[1]}; it must return a "
+                f"tensor of torch.float32 and shape [{num_parameters}]."
+            )
     if parameters is honest:
         return output
     model = torch.cat([parameters, trained[num_parameters:]])

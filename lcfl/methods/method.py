@@ -72,8 +72,8 @@ class Method(CheckedFields):
         missing = [name for name in exchange.extras if name not in provided]
         if missing:
             raise ValueError(
-                f"method: {_name(exchange)} uploads {', '.join(missing)}, but {_name(self.local_update)} provides "
-                f"{', '.join(provided) or 'nothing'} in addition to the model. Use a local update that provides it."
+                f"method: {_name(exchange)} uploads {', '.join(missing)}, which {_name(self.local_update)} does not "
+                "provide. Use a local update that provides it, or another exchange."
             )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
         unread = [name for name in exchange.extras if name not in {"model", *read}]

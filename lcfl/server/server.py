@@ -297,9 +297,9 @@ class Server:
         self.add("train/refused_clients", len(far))
         if far:
             warnings.warn(
-                f"round {self.state.round}: updates of {len(far)} clients have norms up to {max(far.values()):.3g}, "
-                f"beyond trainer.max_update_norm={limit} ({self.data.population.listed(far)}); they are left out of "
-                "this round and keep their previous models.",
+                f"round {self.state.round}: {len(far)} updates have norms up to {max(far.values()):.3g}, "
+                f"beyond trainer.max_update_norm={limit} ({self.data.population.listed(far)}); these clients are "
+                "left out of this round.",
                 stacklevel=3,
             )
 

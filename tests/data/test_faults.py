@@ -48,6 +48,7 @@ def test_clients_that_do_not_exist_are_refused(clients, message):
         (lambda: ScaledUpdate(1.0), r"ScaledUpdate: got clients=1.0; allowed are shares in \[0, 1\)"),
         (lambda: ScaledUpdate("ward_b"), "got clients='ward_b'; allowed are shares .* lists of numbers or names"),
         (lambda: StaleUpdate(0.1, [5, 4]), r"StaleUpdate: got rounds=\[5, 4\]; give the first and the last round"),
+        (lambda: StaleUpdate(0.1, [None, 4]), r"got rounds=\[None, 4\]; give the first and the last round"),
         (lambda: RandomUpdate(0.1, std=0.0), "RandomUpdate: got std=0.0; it must be > 0"),
         (lambda: Backdoor(0.1, share=0.0), "Backdoor: got target=0, share=0.0, size=3"),
     ],
@@ -76,6 +77,8 @@ def test_data_that_a_fault_cannot_change_are_refused(fault, dataset, message):
 
 
 def test_a_fault_happens_in_its_rounds_and_to_its_clients():
+    open_ended = LabelFlip([1], rounds=[2, None])
+    assert [open_ended.happens_in(number) for number in (-1, 1, 2, 99)] == [False, False, True, True]
     data = loaded(blobs(4, faults=[LabelFlip([1], rounds=[2, 3])]))
     own = data.population.train[1]
     honest = data.samples.batch(own, CPU)[1]

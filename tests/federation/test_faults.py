@@ -1,7 +1,7 @@
 """Runs with faulty clients: what they send, what the server and the clients remember, and what is measured."""
 
 import csv
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits
-from lcfl.data.faults import Backdoor, LabelFlip, RandomUpdate, ScaledUpdate, StaleUpdate
+from lcfl.data.faults import Backdoor, LabelFlip, RandomUpdate, ScaledUpdate, StaleUpdate, UpdateFault
 from lcfl.data.partition import IID
 from lcfl.methods.aggregation import TrimmedMean
 from lcfl.methods.exchange import (
@@ -253,3 +253,18 @@ def test_faults_have_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path):
 def test_a_trial_run_has_the_faults(tmp_path):
     watch, _ = trained(tmp_path, fedavg(), [ScaledUpdate([7])], fast_dev_run=True)
     assert watch.state.round == 1 and "fault/among_faulty" in watch.rows[-1]
+
+
+@dataclass(frozen=True)
+class Wrong(UpdateFault):
+    """Returns a number, as a first attempt of a user might."""
+
+    def sent(self, trained, received, before, draw):
+        return 0
+
+
+def test_a_fault_that_returns_something_else_is_named(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"data.faults: Wrong.sent returned int of shape \[\]; it must return a tensor"
+    ):
+        trained(tmp_path, fedavg(), [Wrong([0])], fast_dev_run=True)

@@ -82,7 +82,7 @@ def test_a_part_that_stays_with_a_client_cannot_be_merged(exchange):
 
 def test_a_normaliser_needs_a_local_update_that_provides_it():
     Method(NormalisedTraining(steps=1), NormalisedModel(), NormalisedMean())
-    with pytest.raises(ValueError, match="NormalisedModel uploads normaliser, but LocalTraining provides nothing in"):
+    with pytest.raises(ValueError, match="NormalisedModel uploads normaliser, which LocalTraining does not provide"):
         method(NormalisedModel(), NormalisedMean())
     with pytest.raises(ValueError, match=r"NormalisedMean reads normaliser .* FullModel uploads model"):
         method(FullModel(), NormalisedMean())
