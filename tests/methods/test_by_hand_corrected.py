@@ -114,7 +114,10 @@ def test_clusters_have_control_variates_of_their_own(tmp_path):
         (lambda: scaffold(UpdateMean()), "reads update"),
         (lambda: scaffold(GlobalMean(rule=Krum())), "uploads control variates, to which the rule"),
         (lambda: Method(ControlledTraining(steps=1), FullModel(), GlobalMean()), "reads control from the downlink"),
-        (lambda: Method(fedavg().local_update, ControlledModel(), GlobalMean()), "uploads control_change, but"),
+        (
+            lambda: Method(fedavg().local_update, ControlledModel(), GlobalMean()),
+            "uploads control_change, which LocalTraining does not",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(make, words):

@@ -110,5 +110,5 @@ def test_stored_personal_models_cannot_be_clustered_or_merged():
         Method(method.local_update, method.exchange, UNIFORM, [ModelKMeans(2, "stored")])
     with pytest.raises(ValueError, match="over stored models needs an exchange"):
         Method(method.local_update, method.exchange, ClusterMean(), [])
-    with pytest.raises(ValueError, match="EnvelopeModel uploads model, but LocalTraining provides nothing"):
+    with pytest.raises(ValueError, match="EnvelopeModel uploads model, which LocalTraining does not provide"):
         Method(LocalTraining(steps=1), method.exchange, UNIFORM, [])
