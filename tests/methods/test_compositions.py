@@ -67,7 +67,7 @@ OPTIONS = {
     "InitialisedTraining": {"most_passes": 2},
 }
 LOCAL_UPDATES = concrete(local, LocalUpdate)
-EXCHANGES = concrete(exchange, Exchange)
+EXCHANGES = concrete(exchange, Exchange) | {"OwnLayers": partial(exchange.OwnLayers, ["decision"])}  # without BatchNorm
 PARTICIPANTS = partial(ClusterMean, "participants", "participants")
 AGGREGATIONS = {
     "GlobalMean": GlobalMean,
