@@ -14,6 +14,7 @@ from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.faults import ClientFault
 from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.exchange import Exchange, FullModel
 from lcfl.methods.local.corrected import DynamicTraining
@@ -29,6 +30,7 @@ __all__ = [
     "check_optimizer",
     "check_parts",
     "number_of_clients",
+    "warn_of_late_faults",
 ]
 
 # Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
@@ -175,6 +177,17 @@ def _warn_of_half_of_feddyn(method: Method) -> None:
             "configs/methods/feddyn.yaml does, or neither.",
             stacklevel=3,
         )
+
+
+def warn_of_late_faults(faults: Sequence[ClientFault], rounds: int) -> None:
+    """Warns about faults that would begin after the last round."""
+    for fault in faults:
+        if fault.rounds is not None and fault.rounds[0] is not None and fault.rounds[0] >= rounds:
+            warnings.warn(
+                f"data.faults: {type(fault).__name__} begins in round {fault.rounds[0]}, but the run has {rounds} "
+                "rounds (from 0), so it has no effect, except that its clients are not evaluated.",
+                stacklevel=3,
+            )
 
 
 def _warn_of_hooks(module: FederatedModule) -> None:
