@@ -144,7 +144,11 @@ def main() -> None:
     parser.add_argument("--root", default="data", help="folder with torchvision's MNIST")
     parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas (default: all)")
     parser.add_argument("--rules", default=",".join(RULES), help="names, separated by commas (default: all)")
-    parser.add_argument("--faults", default=",".join(FAULTS), help="names, separated by commas (default: all)")
+    parser.add_argument(
+        "--faults",
+        default=",".join(FAULTS),
+        help="names, separated by commas (default: all); the runs without faulty clients come with backdoor",
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")

@@ -120,7 +120,8 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     _check_start(method)
     _warn_of_hooks(module)
     _warn_of_half_of_feddyn(method)
-    if method.is_clustered and isinstance(method.exchange, FullModel):
+    is_ours = type(method.exchange).__module__.startswith("lcfl.")  # a user's may send something else
+    if method.is_clustered and isinstance(method.exchange, FullModel) and is_ours:
         warnings.warn(
             f"method: {type(method.exchange).__name__} sends the global model to every client, so no client trains the "
             "model of its cluster. Use ClusterModel, ClusterReference or ControlledClusterModel for that.",

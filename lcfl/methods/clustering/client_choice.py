@@ -14,6 +14,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
+from lcfl.methods.clustering.initialisation import first_is_repeated
 from lcfl.methods.exchange import ClusterChoice, Exchange
 from lcfl.methods.local.least_loss import LeastLoss
 from lcfl.methods.local.training import LocalUpdate
@@ -75,7 +76,7 @@ class ClientChoice(Clustering):
         self._forget()
         state.assignment = torch.full((state.num_clients,), -1)
         self._use(0, server, state)
-        if self.num_clusters > 1 and bool((state.centres[0] == state.centres[1:]).all(dim=1).any()):
+        if first_is_repeated(state.centres):
             raise ValueError(
                 "ClientChoice: the initial models are equal, so every client would always choose the first one. IFCA "
                 "needs models that are drawn at random: remove model.init_from, or name the head in model.init_except."

@@ -16,13 +16,18 @@ from lcfl.core import rng
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["balanced_labels", "kmeans", "spherical_kmeans"]
+__all__ = ["balanced_labels", "first_is_repeated", "kmeans", "spherical_kmeans"]
 
 
 def balanced_labels(num_clients: int, num_clusters: int, seed: int) -> Tensor:
     """Draws a random assignment ``[N]`` with cluster sizes that differ by at most one."""
     order = rng.generator(seed, "first assignment").permutation(num_clients)
     return torch.as_tensor(order % num_clusters)
+
+
+def first_is_repeated(centre_KP: Tensor) -> bool:
+    """Returns whether another of these models ``[K, P + Q]`` equals the first, so that they are no choice."""
+    return bool((centre_KP[0] == centre_KP[1:]).all(dim=1).any())
 
 
 def spherical_kmeans(code_nD: Tensor, num_clusters: int, seed: int, *stream: int) -> Tensor:

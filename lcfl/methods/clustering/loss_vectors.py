@@ -15,7 +15,7 @@ from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
-from lcfl.methods.clustering.initialisation import balanced_labels, kmeans
+from lcfl.methods.clustering.initialisation import balanced_labels, first_is_repeated, kmeans
 from lcfl.methods.exchange import ClusterLosses, Exchange
 from lcfl.methods.local.least_loss import LossVector
 from lcfl.methods.local.training import LocalUpdate
@@ -95,7 +95,7 @@ class LossVectorKMeans(Clustering):
         self._forget()
         state.assignment = torch.full((state.num_clients,), -1)
         state.centres = torch.stack([server.initial_model(number) for number in range(self.num_clusters)])
-        if self.first == "losses" and bool((state.centres[0] == state.centres[1:]).all(dim=1).any()):
+        if self.first == "losses" and first_is_repeated(state.centres):
             raise ValueError(
                 "LossVectorKMeans: the initial models are equal, so all entries of a loss vector are equal. Set first: "
                 "random, or remove model.init_from, or name the head in model.init_except."

@@ -236,5 +236,5 @@ def _known(name: str, downlink: Downlink, length: int) -> Tensor | float:
         raise ValueError(f"method.exchange: got an upload of {name!r}; transforms work only on {', '.join(NAMES)}.")
     if name == "update":
         return 0.0
-    sent = downlink.payload.get(name, downlink.payload.get("model", downlink.payload.get("centre")))
+    sent = downlink.payload.get(name, downlink.model_for({}))
     return 0.0 if sent is None else sent[:length]
