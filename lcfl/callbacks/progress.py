@@ -244,16 +244,17 @@ def stopped(server: Server) -> str:
 
 
 def closing_lines(server: Server) -> list[str]:
-    """Returns the lines below the table: cost, directories, and how to view the curves."""
-    state = server.state
+    """Returns the lines below the table: who is not in it, cost, directories, and how to view the curves."""
+    state, population = server.state, server.data.population
     early = f" (stopped early, {server.schedule.rounds} planned)" if state.round < server.schedule.rounds else ""
     lines = [f"{state.round} rounds{early}, {size(state.total_bytes)} sent and received"]
-    column = "comm/client_projection_bytes"
-    extra = [float(row[column]) for row in server.table.rows if row.get(column)]
-    if extra:
-        more = int(sum(extra))
+    if more := int(sum(server.table.column("comm/client_projection_bytes"))):
         total = size(state.total_bytes + more)
         lines.append(f"{size(more)} more if the clients computed the projection ({total} in total)")
+    if population.faulty:
+        lines.append(f"{len(population.faulty)} of {server.data.num_clients} clients are faulty and are not measured")
+    if refused := sum(server.table.column("train/refused_clients")):
+        lines.append(f"{refused:.0f} updates beyond trainer.max_update_norm were refused")
     if (guarantee := server.privacy_guarantee()) is not None:
         lines.append(f"privacy: {guarantee}")
     lines.append(f"logs: {server.run_dir}")

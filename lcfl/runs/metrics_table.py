@@ -39,6 +39,10 @@ class MetricsTable:
                 "without the rows of the earlier rounds."
             )
 
+    def column(self, name: str) -> list[float]:
+        """Returns the values of a metric, of the rounds that have one."""
+        return [float(row[name]) for row in self.rows if row.get(name)]
+
     def cut(self, before: int) -> None:
         """Drops the rows of round `before` and later, which are newer than the checkpoint that the run resumes from."""
         self.rows = [row for row in self.rows if int(row["round"]) < before]

@@ -352,7 +352,7 @@ class Server:
         population, clustered = self.data.population, self.method.is_clustered
         write_client_table(self.run_dir / "clients.csv", evaluation, population, self.state, clustered)
         self.call("on_evaluated", evaluation=evaluation)
-        stable = [float(row["cluster/stability"]) for row in self.table.rows if row.get("cluster/stability")]
+        stable = self.table.column("cluster/stability")
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
         logged, self._row = self._row, {}  # includes what callbacks logged in on_evaluated
         return evaluation.summary() | self.trivial_baseline() | mean_stability | logged

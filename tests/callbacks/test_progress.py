@@ -29,6 +29,7 @@ from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
+from lcfl.runs.metrics_table import MetricsTable
 from lcfl.server.metrics import ClientMetrics, Evaluation
 
 METRICS = {
@@ -65,17 +66,23 @@ def fit(root, *callbacks, ckpt_path=None, **options):
     return federation.fit(module, data, method, ckpt_path)
 
 
+def table_of(rows):
+    table = MetricsTable(Path("not_written.csv"))
+    table.rows = rows
+    return table
+
+
 def fake(rounds=100, evaluate_every=0, **changes):
     server = SimpleNamespace(
         run_dir=Path("logs/lcfl/version_0"),
         fabric=SimpleNamespace(world_size=2, device=torch.device("cpu")),
         identity={"engine": "compiled", "precision": "32-true"},
-        data=SimpleNamespace(num_clients=20, num_initial_clients=20),
+        data=SimpleNamespace(num_clients=20, num_initial_clients=20, population=SimpleNamespace(faulty={})),
         schedule=SimpleNamespace(rounds=rounds, clients_per_round=8, evaluate_every=evaluate_every),
         layout=SimpleNamespace(num_parameters=4778954, num_embedding=544),
         module=SimpleNamespace(reported=Reported(), frozen_layout=None),
         method=SimpleNamespace(warmup_rounds=lambda num_clients: [None]),
-        table=SimpleNamespace(rows=[]),
+        table=table_of([]),
         state=SimpleNamespace(round=-1, total_bytes=0),
         privacy_guarantee=lambda: None,
         is_done=False,
@@ -203,12 +210,20 @@ def test_cost_of_the_projection_on_clients_is_printed(capsys):
     rows = [{"round": "-1", "comm/client_projection_bytes": "2500000.0"}, {"round": "0"}]
     rows.append({"round": "1", "comm/client_projection_bytes": ""})
     rows.append({"round": "2", "comm/client_projection_bytes": "500000.0"})
-    play(fake(rounds=2, table=SimpleNamespace(rows=rows)), until=2, metrics=METRICS)
+    play(fake(rounds=2, table=table_of(rows)), until=2, metrics=METRICS)
     out = capsys.readouterr().out
     assert (
         "2 rounds, 5.0 MB sent and received\n3.0 MB more if the clients computed the projection (8.0 MB in total)\n"
         in out
     )
+
+
+def test_faulty_clients_and_refused_updates_are_printed(capsys):
+    server = fake(rounds=2, table=table_of([{"train/refused_clients": "2.0"}, {"train/refused_clients": "1.0"}]))
+    server.data.population.faulty = dict.fromkeys([1, 5, 7, 8])
+    play(server, until=2, metrics=METRICS)
+    said = "4 of 20 clients are faulty and are not measured\n3 updates beyond trainer.max_update_norm were refused\n"
+    assert said in capsys.readouterr().out
 
 
 def test_run_that_ended_early_is_marked(capsys):
