@@ -4,6 +4,7 @@ import inspect
 import re
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +23,7 @@ import lcfl.models
 from lcfl.core.callback import Callback
 from lcfl.methods.exchange.transforms import UploadTransform
 
-__all__ = ["CLASSES", "OTHERS", "classes", "closest"]
+__all__ = ["CLASSES", "OTHERS", "classes", "closest", "with_modules"]
 
 # The modules whose classes can be given by name alone, and the base of these classes. A misspelt name is compared with
 # their names.
@@ -55,17 +56,39 @@ CLASSES = (*PARTS, *OTHERS)
 
 def classes(option: str) -> dict[str, type]:
     """Returns lcfl's classes for an option or one below it, by their names."""
-    option = re.sub(r"^(model|data)\.init_args\.", r"\1.", option)  # the path of a group whose class is named
-    groups = sorted((name for name in PARTS if f"{option}.".startswith(f"{name}.")), key=len)
-    if not groups:
+    if (part := _part(option)) is None:
         return {}
-    module, base = PARTS[groups[-1]]
+    module, base = part
     kinds = {name: getattr(module, name) for name in module.__all__}
     return {
         name: kind
         for name, kind in kinds.items()
         if isinstance(kind, type) and issubclass(kind, base) and kind is not base and not inspect.isabstract(kind)
     }
+
+
+def with_modules(value: Any, option: str = "") -> Any:
+    """Returns the value of an option in which each of lcfl's networks that is given by its name alone has its module.
+
+    Such a name would be ambiguous if another library has a network of the same name, as torchvision has an MLP. Other
+    classes of lcfl have bases of lcfl, so their names are not.
+    """
+    if isinstance(value, dict):
+        return {key: with_modules(item, f"{option}.{key}".lstrip(".")) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_modules(item, option) for item in value]
+    of = option.removesuffix(".class_path")
+    part = _part(of) if of != option or of in PARTS else None
+    if part is None or part[1] is not nn.Module or value not in classes(of):
+        return value
+    return f"{part[0].__name__}.{value}"
+
+
+def _part(option: str) -> tuple[ModuleType, type] | None:
+    """Returns the module and the base of the classes for an option or one below it."""
+    option = re.sub(r"^(model|data)\.init_args\.", r"\1.", option)  # the path of a group whose class is named
+    groups = sorted((name for name in PARTS if f"{option}.".startswith(f"{name}.")), key=len)
+    return PARTS[groups[-1]] if groups else None
 
 
 def closest(name: str, known: list[str], cutoff: float = 0.6) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
+from lcfl.cli.class_options import with_modules
 from lcfl.core.renamed import current_path, with_current_names
 
 __all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
@@ -216,7 +217,7 @@ class LayeredConfig(ActionConfigFile):
             if isinstance(of_methods, dict):
                 self._of_methods = self._of_methods | of_methods
                 given = {group: new for group, new in layer.items() if group != "methods"}
-            whole = whole_lists(cfg, self.taken(given))
+            whole = whole_lists(cfg, self.taken(with_modules(given)))
             if whole == layer:
                 folder = ""  # the parser itself resolves paths relative to the file that names them
             else:

@@ -4,8 +4,10 @@ import os
 
 import pytest
 import torch
+import torchvision
 
 import lcfl as package
+from lcfl.cli.class_options import with_modules
 from lcfl.runs import checkpoint
 from tests.helpers.commandline import FIT, LCFED, SMALL, SYNTHETIC, lcfl
 
@@ -37,6 +39,27 @@ def test_parts_can_be_named_without_their_modules(built):
     optimizer = parts["model"].configure_optimizers()
     assert isinstance(optimizer, torch.optim.Adam) and optimizer.param_groups[0]["lr"] == 0.25
     assert parts["model"].configure_optimizers() is not optimizer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-c", "model: {network: {class_path: MLP, init_args: {in_features: 7, num_classes: 2}}}"),
+        ("--model.network=MLP", "--model.network.in_features=7", "--model.network.num_classes=2"),
+    ],
+)
+def test_a_name_means_the_class_of_lcfl_if_another_library_has_it_too(built, words):
+    assert torchvision.ops.MLP in torch.nn.Sequential.__subclasses__()
+    assert isinstance(built(*words)["model"].network, package.models.MLP)
+
+
+def test_only_names_of_networks_get_a_module():
+    network = {"class_path": "split", "init_args": {"embedding": {"class_path": "MLP", "init_args": {"name": "CNN"}}}}
+    layer = {"model": {"network": network}, "trainer": {"name": "MLP"}, "method": {"clustering": ["LowRankCosine"]}}
+    found = with_modules(layer)
+    embedding = found["model"].pop("network")["init_args"]["embedding"]
+    assert embedding == {"class_path": "lcfl.models.MLP", "init_args": {"name": "CNN"}}
+    assert found == {name: layer[name] for name in ("trainer", "method")} | {"model": {}}
 
 
 def test_the_learning_rate_of_a_run_is_that_of_its_yaml():
