@@ -1,0 +1,208 @@
+"""Draws the results of ``papers.py``: a dot for each measured number, beside the printed ones."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import isnan, nan
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from paper_items import AS_CONFIGURED, Item
+from paper_rows import Point, Row
+
+from lcfl.figures.base import COLOURS, KIND_COLOURS, KIND_STYLES, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+__all__ = ["draw"]
+
+STAGE_COLOURS = {"before": COLOURS[3], "after": COLOURS[6]}  # of newcomers
+MARKERS = "os^vDP*X"  # one for each reading
+TITLES = {
+    "test_accuracy": "test accuracy in %",
+    "newcomer_test_accuracy": "test accuracy of newcomers in %",
+    "rounds_to_target": "rounds to the target",
+    "communication_mb": "megabits per client to the target",
+    "rounds_to_90pct_peak": "rounds to 90 % of the peak",
+    "stability_jaccard": "stability of the clusters",
+    "granularity": "G, mean over clusters",
+    "granularity_variance": "G, variance over clusters",
+    "clusters": "clusters",
+}
+
+
+def draw(item: Item, rows: Sequence[Row], points: Sequence[Point], path: Path) -> None:
+    """Draws an item under the first of its test protocols."""
+    protocol = next((row.protocol for row in rows if row.protocol), "")
+    drawn = [row for row in rows if row.protocol in ("", protocol)]
+    dotted = [point for point in points if point.protocol in ("", protocol)]
+    figure = DRAWERS[item.picture](item, drawn, dotted)
+    figure.suptitle(", ".join(filter(None, [item.title, protocol])))
+    save(figure, path)
+
+
+def table(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
+    """Draws a panel per column and metric with a line per method. Printed numbers are black bars."""
+    names = list(dict.fromkeys(cell.row for cell in reversed(item.cells)))
+    figure, panels = _panels(item, rows, 0.4 * len(names) + 1.5)
+    readings = list(dict.fromkeys(row.reading for row in rows))
+    for (column, metric), axes in panels.items():
+        for cell in item.cells:
+            printed, std = cell.printed.get(metric, (nan, nan))
+            if cell.column == column:
+                axes.errorbar(printed, names.index(cell.row), xerr=_known(std), fmt="|", color="black", markersize=14)
+        for row in rows:
+            if (row.column, row.metric) == (column, metric):
+                place, number = names.index(_name(row)), readings.index(row.reading)
+                marker, colour = MARKERS[number % len(MARKERS)], _colour(row)
+                axes.errorbar(row.mean, place - 0.12 * number, xerr=_known(row.std), fmt=marker, color=colour)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(axis="x", alpha=0.3)
+    handles = [_mark("printed", "|", "black")]
+    handles += [_mark(kind, "s", colour) for kind, colour in _kinds(rows).items()]
+    handles += [_mark(name, MARKERS[n % len(MARKERS)], "grey") for n, name in enumerate(readings)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize="small")
+    return figure
+
+
+def lines(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
+    """Draws a panel per column and metric, over the points, with a line per method, kind of model and reading.
+
+    Stars are printed numbers.
+    """
+    figure, panels = _panels(item, rows, 4, is_shared=False)
+    lines_of: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        lines_of.setdefault((row.column, row.metric, row.method, row.reading, row.model), []).append(row)
+    methods = list(dict.fromkeys(cell.method for cell in item.cells))
+    for (column, metric, method, reading, model), members in lines_of.items():
+        members.sort(key=lambda row: _value_of(row.point))
+        x, y = [_value_of(row.point) for row in members], [row.mean for row in members]
+        label = " ".join(filter(None, [method, model, "" if reading == AS_CONFIGURED else reading]))
+        colour, style = COLOURS[methods.index(method)], KIND_STYLES.get(model, "-")
+        panels[column, metric].plot(x, y, style, color=colour, marker="o", markersize=4, label=label)
+    for cell in item.cells:
+        for metric, (printed, _) in cell.printed.items():
+            if (cell.column, metric) in panels:
+                colour = COLOURS[methods.index(cell.method)]
+                panels[cell.column, metric].plot(
+                    _value_of(cell.point), printed, "*", color=colour, markersize=12, label=f"{cell.method} printed"
+                )
+    for axes in panels.values():
+        axes.set_xlabel(item.cells[0].point.split()[-1].partition("=")[0])
+        axes.grid(alpha=0.3)
+    _legend(figure, panels)
+    return figure
+
+
+def surface(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
+    """Draws a map of the first kind of model over pairs of values, a panel per column."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row.model == rows[0].model]
+    panels = list(dict.fromkeys((row.column, row.reading) for row in rows))
+    figure = Figure(figsize=(4.5 * len(panels), 4), dpi=100, layout="constrained")
+    for (column, reading), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        own = {_pair(row.point): row.mean for row in rows if (row.column, row.reading) == (column, reading)}
+        across, up = (sorted({pair[place] for pair in own}) for place in (0, 1))
+        values = [[own.get((x, y), nan) for x in across] for y in up]
+        axes.imshow(values, origin="lower", cmap="viridis")
+        middle = (min(own.values()) + max(own.values())) / 2
+        for y, x in product(range(len(up)), range(len(across))):
+            if isnan(values[y][x]):
+                continue
+            colour = "white" if values[y][x] < middle else "black"
+            axes.text(x, y, f"{values[y][x]:.1f}", ha="center", va="center", color=colour)
+        axes.set_xticks(range(len(across)), [f"{x:g}" for x in across])
+        axes.set_yticks(range(len(up)), [f"{y:g}" for y in up])
+        names = [word.partition("=")[0] for word in item.cells[0].point.split()]
+        axes.set_xlabel(names[0])
+        axes.set_ylabel(names[1])
+        axes.set_title(f"{column}, {rows[0].model}" + ("" if reading == AS_CONFIGURED else f"\n{reading}"), fontsize=10)
+    return figure
+
+
+def curves(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
+    """Draws a panel per column and metric, over rounds, with a line for the mean over seeds of each cell."""
+    figure, panels = _panels(item, rows, 4.5, is_shared=False)
+    names = list(dict.fromkeys(cell.row for cell in item.cells))
+    values: dict[tuple[str, ...], dict[int, list[float]]] = {}
+    for point in points:
+        key = (point.column, point.metric, _name(point), point.model, point.reading)
+        values.setdefault(key, {}).setdefault(point.round, []).append(point.value)
+    for (column, metric, name, model, reading), by_round in values.items():
+        means = [mean(each) for each in by_round.values()]
+        label = " ".join(filter(None, [name, model, "" if reading == AS_CONFIGURED else reading]))
+        colour, style = COLOURS[names.index(name) % len(COLOURS)], KIND_STYLES.get(model, "-")
+        panels[column, metric].plot(list(by_round), means, style, color=colour, label=label)
+    for axes in panels.values():
+        axes.set_xlabel("round")
+        axes.grid(alpha=0.3)
+    _legend(figure, panels)
+    return figure
+
+
+Drawer = Callable[[Item, Sequence[Row], Sequence[Point]], "Figure"]
+DRAWERS: dict[str, Drawer] = {"table": table, "lines": lines, "surface": surface, "curves": curves}
+
+
+def _panels(
+    item: Item, rows: Sequence[Row], height: float, is_shared: bool = True
+) -> "tuple[Figure, dict[tuple[str, str], Axes]]":
+    """Returns a figure with a panel for each column and metric that has been measured."""
+    from matplotlib.figure import Figure
+
+    columns = [column for column in dict.fromkeys(cell.column for cell in item.cells) if _has(rows, column)]
+    keys = list(product(columns, item.metrics))
+    figure = Figure(figsize=(3.6 * len(keys) + 1, height), dpi=100, layout="constrained")
+    panels = figure.subplots(1, len(keys), sharey=is_shared, squeeze=False)[0]
+    for (column, metric), axes in zip(keys, panels, strict=True):
+        axes.set_title(column, fontsize="medium")
+        (axes.set_xlabel if is_shared else axes.set_ylabel)(TITLES[metric])
+    return figure, dict(zip(keys, panels, strict=True))
+
+
+def _has(rows: Sequence[Row], column: str) -> bool:
+    return any(row.column == column for row in rows)
+
+
+def _name(row: Row | Point) -> str:
+    """As `Cell.row`."""
+    return " ".join(filter(None, [row.method, row.point]))
+
+
+def _known(deviation: float) -> float | None:
+    return None if isnan(deviation) else deviation
+
+
+def _colour(row: Row) -> str:
+    return (KIND_COLOURS | STAGE_COLOURS).get(row.model, "grey")
+
+
+def _kinds(rows: Sequence[Row]) -> dict[str, str]:
+    return {row.model: _colour(row) for row in rows if row.model}
+
+
+def _value_of(point: str) -> float:
+    """Returns the value of a point such as ``theta=0.8``."""
+    return float(point.rpartition("=")[2])
+
+
+def _pair(point: str) -> tuple[float, float]:
+    """Returns the values of a point such as ``mu=0.1 lambda=1``."""
+    first, second = (_value_of(word) for word in point.split())
+    return first, second
+
+
+def _mark(label: str, marker: str, colour: str) -> "Line2D":
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], linestyle="none", marker=marker, color=colour, label=label)
+
+
+def _legend(figure: "Figure", panels: "dict[tuple[str, str], Axes]") -> None:
+    shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
+    figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=4, fontsize="small")

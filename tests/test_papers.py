@@ -1,0 +1,159 @@
+"""Tests of the script that runs the papers' tables: its cells, and a small table from its first run to its picture."""
+
+import csv
+import importlib
+from collections import Counter
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+import lcfl
+from tests.helpers.commandline import CONFIGS, METHODS, PAPERS, printed
+
+HOME = Path(lcfl.__file__).parent.parent
+TOY = """
+trainer: {rounds: 3, clients_per_round: 4, evaluate_every: 1, final_models: []}
+data:
+  dataset: {class_path: Digits}
+  partition: {class_path: ClientDirichlet, init_args: {alpha: 0.5}}
+  num_clients: 8
+  newcomers: 2
+model:
+  network: {class_path: MLP, init_args: {in_features: 64, hidden: [8], num_classes: 10}}
+"""
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a script as if it was started, with its folder first on the path."""
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    return importlib.import_module
+
+
+@pytest.fixture
+def toy(module, monkeypatch, tmp_path):
+    """Returns a function that runs a toy table of two methods, as the script would."""
+    papers, items = module("papers"), module("paper_items")
+    folder = tmp_path / "configs" / "papers"
+    folder.mkdir(parents=True)
+    (folder / "toy-table1-digits-dirichlet.yaml").write_text(TOY)
+    cells = [
+        items.Cell("toy-table1-digits-dirichlet", method, target=0.01, printed={"test_accuracy": (50.0, 1.0)})
+        for method in ("fedavg", "ifca")
+    ]
+    metrics = ("test_accuracy", "rounds_to_target", "communication_mb", "newcomer_test_accuracy", "clusters")
+    monkeypatch.setitem(papers.ITEMS, "toy", items.Item("Toy", tuple(cells), metrics))
+    monkeypatch.setattr(papers, "HOME", tmp_path)
+
+    def run(*words):
+        folders = [f"--out={tmp_path / 'logs'}", f"--results={tmp_path / 'results'}", f"--root={tmp_path}"]
+        papers.main(["toy", *folders, *words])
+        with (tmp_path / "results" / "toy.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    return run
+
+
+def test_every_printed_cell_of_the_tables_has_a_configuration_and_a_method(module):
+    items = module("paper_items").ITEMS
+    configs, methods = {path.stem for path in PAPERS}, {path.stem for path in METHODS}
+    for name, item in items.items():
+        keys = [(cell.config, cell.method, cell.point) for cell in item.cells]
+        assert len(set(keys)) == len(keys), name
+        assert {cell.config for cell in item.cells} <= configs and {cell.method for cell in item.cells} <= methods
+    counts = {name: Counter(metric for cell in item.cells for metric in cell.printed) for name, item in items.items()}
+    assert counts["lcfed-table1"]["test_accuracy"] == 63 and counts["fedac-table1"]["test_accuracy"] == 32
+    assert [counts[f"fedclust-table{n}"].total() for n in range(1, 7)] == [40, 40, 40, 36, 36, 36]
+    assert [counts[f"ascfl-{name}"].total() for name in ("table3", "table4", "fig4", "fig5")] == [6, 6, 4, 2]
+
+
+def test_printed_numbers_by_hand(module):
+    items = module("paper_items").ITEMS
+    printed_in = {name: {(cell.column, cell.row): cell.printed for cell in item.cells} for name, item in items.items()}
+    assert printed_in["lcfed-table1"]["cifar10-pathological-3", "lcfed"]["test_accuracy"] == (81.29, 0.61)
+    assert printed_in["ascfl-table3"]["mnist-dirichlet-0.4", "fedavg"]["test_accuracy"][0] == pytest.approx(80.5)
+    without = printed_in["ascfl-table4"]["mnist-dirichlet-0.6", "ascfl_no_incentive"]["test_accuracy"]
+    assert without[0] == pytest.approx(91.5 - 3.4) and isnan(without[1])
+    (fifty,) = [
+        each.target for each in items["fedclust-table4"].cells if each.row == "lg_fedavg" and "100" in each.column
+    ]
+    assert fifty == 0.5 and isnan(
+        printed_in["fedclust-table4"]["cifar100-label-skew-20", "lg_fedavg"]["rounds_to_target"][0]
+    )
+    low = printed_in["ascfl-fig4"]["mnist-dirichlet-0.4", "cfl alpha=0.1"]["test_accuracy"]
+    assert low[0] == pytest.approx(88.0)
+
+
+def cases(items):
+    """Returns one cell of every item under every reading that applies to it."""
+    found = {}
+    for name, item in items.ITEMS.items():
+        for reading in [items.AS_CONFIGURED, *items.READINGS]:
+            for cell in reversed(item.cells):
+                if items.words_of(cell, reading):
+                    found[name.partition("-")[0], reading] = item, cell
+    return found
+
+
+def test_the_words_of_readings_and_points_are_understood(module, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(HOME)
+    papers, items = module("papers"), module("paper_items")
+    found = cases(items)
+    assert {reading for _, reading in found} == {*items.READINGS}
+    points = {each.title: (each, each.cells[-1]) for each in items.ITEMS.values() if each.cells[-1].point}
+    both = [(item, cell, reading) for (_, reading), (item, cell) in found.items()]
+    for item, cell, reading in [*both, *((item, cell, items.AS_CONFIGURED) for item, cell in points.values())]:
+        task = papers.Task(item, cell, reading, ("0",), "data", tmp_path)
+        kept = [word for word in task.words if not word.startswith(("--methods", "--seeds", "--out", "--grid"))]
+        method = str(CONFIGS / "methods" / f"{cell.method}.yaml")
+        assert printed(capsys, *kept[:2], "-c", method, *kept[2:])["trainer"]["rounds"] in (50, 100, 200, 1000)
+
+
+@pytest.mark.slow
+def test_a_table_is_run_continued_and_drawn(toy, tmp_path, capsys):
+    rows = toy("--methods=fedavg")
+    assert {row["method"] for row in rows} == {"fedavg"} and {row["seeds"] for row in rows} == {"1"}
+    rows = toy("--seeds=0,1", "--jobs=2")
+    said = capsys.readouterr().out
+    assert "0 cells are done, 0 have no data, 2 are run" in said and "fedavg, as_configured: done" in said
+    by_metric = {(row["method"], row["metric"], row["model"]): row for row in rows}
+    fedavg = by_metric["fedavg", "test_accuracy", "global"]
+    assert float(fedavg["difference"]) == pytest.approx(float(fedavg["mean"]) - 50)
+    assert float(fedavg["best"]) >= float(fedavg["mean"]) and fedavg["seeds"] == "2" and fedavg["rounds"] == "3"
+    megabits = {method: float(by_metric[method, "communication_mb", model]["mean"]) for method, model in KINDS}
+    rounds = {method: float(by_metric[method, "rounds_to_target", model]["mean"]) for method, model in KINDS}
+    assert megabits["fedavg"] == pytest.approx(rounds["fedavg"] * 4 * 2 * PARAMETERS * 32 / 1e6 / 100)
+    assert 0 < float(by_metric["ifca", "newcomer_test_accuracy", "after"]["mean"]) <= 100
+    assert (tmp_path / "results" / "toy.png").read_bytes().startswith(b"\x89PNG")
+    toy("--seeds=0,1", "--list")
+    lines = capsys.readouterr().out.splitlines()
+    assert all("done with 2 seeds" in line for line in lines[:2]) and "0.0 h with --jobs 1" in lines[2]
+    toy("--seeds=0,1,2", "--list")
+    assert "3 runs, 0 min" in capsys.readouterr().out
+
+
+KINDS = (("fedavg", "global"), ("ifca", "cluster"))
+PARAMETERS = 64 * 8 + 8 + 8 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--columns=svhn"], "--columns: got svhn; toy has digits-dirichlet."),
+        (["--methods=lcfed"], "--methods: got lcfed; toy has fedavg, ifca."),
+        (["--readings=lenet+blue"], "--readings: got blue; allowed are as_configured, lenet"),
+    ],
+)
+def test_unknown_names_are_refused(toy, words, said):
+    with pytest.raises(SystemExit, match=said.replace("+", r"\+")):
+        toy(*words)
+
+
+def test_cells_without_data_are_listed_and_left_out(module, tmp_path, capsys):
+    papers = module("papers")
+    words = ["fedclust-table1", "--columns=svhn-label-skew-20", f"--root={tmp_path}", f"--results={tmp_path}"]
+    papers.main([*words, "--list"])
+    assert f"there is no {tmp_path}/train_32x32.mat" in capsys.readouterr().out
+    papers.main(words)
+    assert "10 have no data, 0 are run" in capsys.readouterr().out
