@@ -157,3 +157,18 @@ def test_cells_without_data_are_listed_and_left_out(module, tmp_path, capsys):
     assert f"there is no {tmp_path}/train_32x32.mat" in capsys.readouterr().out
     papers.main(words)
     assert "10 have no data, 0 are run" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_distances_of_layers_are_measured_and_drawn(module, tmp_path, capsys):
+    """The paper's Fig. 1: ten clients in two groups, four layers."""
+    module("fedclust_layers").main(["--root=random", "--epochs=1", "--samples=20", f"--out={tmp_path}"])
+    with (tmp_path / "fedclust-fig1.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert Counter(row["layer"] for row in rows) == dict.fromkeys(("1", "7", "14", "16"), 45)
+    assert Counter(row["same_group"] for row in rows) == {"True": 4 * 20, "False": 4 * 25}
+    assert all(float(row["distance"]) > 0 for row in rows)
+    last = capsys.readouterr().out.splitlines()[-1]
+    within, between, ratio = (float(cell) for cell in last.split("|")[2:5])
+    assert last.startswith("| 16 |") and ratio == pytest.approx(between / within, abs=2e-3) and ratio > 1.1
+    assert (tmp_path / "fedclust-fig1.png").read_bytes().startswith(b"\x89PNG")
