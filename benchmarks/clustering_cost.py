@@ -1,6 +1,6 @@
 """Measures the cost of the server's clustering per round by the number of clients, as in Fig. 3 of LCFed.
 
-    python benchmarks/clustering_cost.py --json clustering_cost.json
+    python benchmarks/clustering_cost.py --json clustering_cost.json --figure lcfed-fig3.png
 
 In every round, the server compares the models of all N clients with K centres. It compares whole models by squared L2
 distance (FeSEM) or by cosine, or low-rank models by cosine (LCFed). For low-rank models, it first projects all centres
@@ -19,15 +19,20 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lcfl.figures.base import COLOURS, save
 from lcfl.methods.clustering.low_rank_cosine import CLIENTS_AT_A_TIME
 from lcfl.methods.clustering.similarity import assign, cosine, project, project_all, squared_distances_to_centres
 from lcfl.models import CNN, Layout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FLOAT_BYTES = 4
 
@@ -52,6 +57,36 @@ def whole(compare: Callable[[Tensor, Tensor], Tensor], block_nP: Tensor, centre_
     return (time.process_time() - begin) / compared
 
 
+def cost_figure(entries: Sequence[dict[str, float]]) -> "Figure":
+    """Draws seconds of the server, and models sent to the clients of a round, over the number of clients."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=100, layout="constrained")
+    time_axes, bytes_axes = figure.subplots(1, 2)
+    num_clients = [entry["num_clients"] for entry in entries]
+    names = {
+        "l2_s": "L2 of whole models (FeSEM)",
+        "cosine_s": "cosine of whole models",
+        "low_rank_s": "low rank (LCFed)",
+    }
+    for (name, label), colour in zip(names.items(), COLOURS, strict=False):
+        time_axes.loglog(num_clients, [entry[name] for entry in entries], "o-", color=colour, label=label)
+    one = [entry["model_megabytes"] for entry in entries]
+    ifca = [entry["model_megabytes"] + entry["ifca_extra_megabytes"] for entry in entries]
+    bytes_axes.semilogx(num_clients, ifca, "o-", color=COLOURS[3], label="all centres (IFCA)")
+    bytes_axes.semilogx(
+        num_clients, [2 * each for each in one], "o-", color=COLOURS[2], label="centre, embedding (LCFed)"
+    )
+    bytes_axes.semilogx(num_clients, one, "o-", color=COLOURS[0], label="one model (FeSEM)")
+    bytes_axes.set_ylim(bottom=0)
+    for axes, unit in ((time_axes, "seconds of one core per round"), (bytes_axes, "MB per round")):
+        axes.set_xlabel("clients")
+        axes.set_ylabel(unit)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return figure
+
+
 def main() -> None:
     """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,6 +101,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the entries")
+    parser.add_argument("--figure", type=Path, help="file for the picture")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     size = options.parameters or Layout.from_network(CNN(num_classes=100)).num_parameters
@@ -104,11 +140,14 @@ def main() -> None:
             "assign_s": assign_s,
             "l2_over_low_rank": l2_s / low_rank_s,
             "ifca_extra_megabytes": (options.clusters - 1) * size * FLOAT_BYTES * options.clients / 1e6,
+            "model_megabytes": size * FLOAT_BYTES * options.clients / 1e6,
         }
         entries.append(entry)
         print("  ".join(f"{name} {value:.4g}" for name, value in entry.items()))
     if options.json:
         options.json.write_text(json.dumps(entries, indent=2) + "\n")
+    if options.figure:
+        save(cost_figure(entries), options.figure)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def test_scale_on_two_hosts_shows_the_memory_of_each(tmp_path):
 
 def test_clustering_cost_compares_whole_and_low_rank_models(tmp_path, monkeypatch, capsys):
     words = ["--parameters", "3000", "--populations", "20", "40", "--models", "30", "--turns", "1", "--clients", "7"]
-    monkeypatch.setattr(sys, "argv", ["clustering_cost.py", *words, "--json", str(tmp_path / "cost.json")])
+    words += ["--json", str(tmp_path / "cost.json"), "--figure", str(tmp_path / "cost.png")]
+    monkeypatch.setattr(sys, "argv", ["clustering_cost.py", *words])
     runpy.run_path(str(BENCHMARKS / "clustering_cost.py"), run_name="__main__")
     entries = json.loads((tmp_path / "cost.json").read_text())
     assert [each["num_clients"] for each in entries] == [20, 40]
@@ -74,5 +75,6 @@ def test_clustering_cost_compares_whole_and_low_rank_models(tmp_path, monkeypatc
     for each in entries:
         parts = each["project_uploads_s"] + each["project_centres_s"] + each["assign_s"]
         assert each["low_rank_s"] == pytest.approx(parts) and each["l2_s"] > 0 and each["cosine_s"] > 0
-        assert each["ifca_extra_megabytes"] == 9 * 3000 * 4 * 7 / 1e6
+        assert each["ifca_extra_megabytes"] == 9 * 3000 * 4 * 7 / 1e6 and each["model_megabytes"] == 3000 * 4 * 7 / 1e6
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
     assert "3,000 parameters, K = 10, D = 50, 7 clients a round" in capsys.readouterr().out
