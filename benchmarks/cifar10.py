@@ -58,8 +58,8 @@ GRIDS = {
     "scaffold": FOUR_RATES,
     "feddyn": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
     "fedavgm": [*TWO_RATES, f"{SERVER_RATE}=0.3,1.0"],
-    "fedadam": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
-    "fedyogi": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
+    "fedadam": [*TWO_RATES, f"{SERVER_RATE}=0.01,0.03"],
+    "fedyogi": [*TWO_RATES, f"{SERVER_RATE}=0.01,0.03"],
     "fedadagrad": [*TWO_RATES, f"{SERVER_RATE}=0.03,0.1"],
     "lg_fedavg": FOUR_RATES,
     "per_fedavg": [*TWO_RATES, "method.local_update.init_args.inner_lr=0.01,0.02"],  # at 0.05 it diverges

@@ -177,18 +177,33 @@ def test_gpu_runs_every_task_on_a_cpu(module, not_compiled, tmp_path, capsys):
     assert "lenet  stacked    bf16-mixed" in capsys.readouterr().out
 
 
-def test_the_figure_of_cifar10_shows_every_number_of_the_methods_in_both_tables(module, tmp_path):
-    figure = module("cifar10_figure")
-    tables = {name: figure.table_of(figure.RESULTS / f"cifar10-{name}.csv") for name in figure.TITLES}
-    first, second = figure.draw(tables).axes
+def test_the_figure_of_cifar10_shows_every_number_of_the_methods_in_both_tables(module):
+    page = module("cifar10_page")
+    tables = {name: page.table_of(page.read(page.RESULTS / f"cifar10-{name}.csv")) for name in page.TITLES}
+    first, second = page.draw(tables).axes
     assert [label.get_text() for label in first.get_yticklabels()][-1] == "fl_hc"  # 80.92
-    common = set.intersection(*map(set, tables.values())) - {figure.BASELINE}
+    common = set.intersection(*map(set, tables.values())) - {page.BASELINE}
     for axes, table in zip((first, second), tables.values(), strict=True):
         drawn = {float(place) for container in axes.containers for place in container.lines[0].get_xdata()}
-        named = [accuracy for method in common for accuracy, _ in table[method].values()]
-        assert drawn == set(named) and len(named) == 63
-    figure.main(["--out", str(tmp_path / "figure.png")])
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+        assert drawn == {accuracy for method in common for accuracy, _ in table[method].values()}
+
+
+def test_the_page_has_the_tables_of_cifar10(module):
+    page = module("cifar10_page")
+    rows_of = {name: page.read(page.RESULTS / f"cifar10-{name}.csv") for name in page.TITLES}
+    text = page.PAGE.read_text()
+    assert page.with_tables(text, rows_of) == text
+    assert "| fl_hc |  | 80.92 ± 0.57 | 20.57 ± 1.80 | 80.44 ± 0.55 | lr=0.02 num_clusters=4 |" in text
+
+
+def test_a_newer_comparison_replaces_the_rows_of_its_methods(module):
+    page = module("cifar10_page")
+    rows = page.read(page.RESULTS / "cifar10-pathological.csv")
+    new = [row | {"acc": "0.5"} for row in rows if row["label"] in ("local", page.BASELINE)]
+    found = page.added(rows[::-1], new)
+    assert [(row["protocol"], row["label"]) for row in found] == [(row["protocol"], row["label"]) for row in rows]
+    changed = {row["label"] for row, old in zip(found, rows, strict=True) if row != old}
+    assert changed == {"local"}
 
 
 ABLATIONS = {"ascfl_no_adjustment", "ascfl_no_incentive", "ascfl_no_lowrank", "cgpfl_prox"}
