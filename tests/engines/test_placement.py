@@ -1,7 +1,8 @@
 """Every method trains on a device whose tensors do not mix with those of the CPU, and gives the same federation there.
 
 The device is simulated (`tests.helpers.simulated_device`), so that a first run on a GPU finds no tensor in the wrong
-place. Autocast and the tracing of the fused engine do not know the device, so both are left out: all runs are in float32.
+place. Autocast and the tracing of the fused engine do not know the device. So all runs are in float32, and the fused
+engine is left out.
 """
 
 import numpy as np
