@@ -171,7 +171,7 @@ def test_every_metric_that_the_package_logs_is_described():
     assert {"train/loss", "cluster/ari", "comm/up_bytes", "time/round_s"} <= logged
     shown = re.sub(r"<\w+>", "<>", described)
     assert not [name for name in logged if name != "time/<>_s" and f"`{name}`" not in shown]
-    for what in ("round", "local", "cluster", "aggregate", "eval"):
+    for what in ("round", "send", "local", "receive", "cluster", "aggregate", "eval"):
         assert f"`time/{what}_s`" in shown
 
 

@@ -188,8 +188,9 @@ class FederatedDataModule(LightningDataModule):
         return self._seen[views]
 
     def prepare_data(self) -> None:
-        """Downloads or verifies the files. Lightning calls it on one process."""
-        self.dataset.prepare()
+        """Downloads or verifies the files, unless they are loaded already. Lightning calls it on one process."""
+        if self._loaded is None:
+            self.dataset.prepare()
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the data, partitions it and splits the shares. This is done only once, whatever the stage."""

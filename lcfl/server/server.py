@@ -83,6 +83,7 @@ class Server:
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
         self._is_written = False
+        self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
         self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
@@ -182,43 +183,47 @@ class Server:
         state = self.state
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
-        tasks = [
-            TrainingTask(
-                client=i,
-                round=state.round,
-                state=state.clients.for_task(i),
-                downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
-                local_update=extra.local_update,
-                exchange=extra.exchange,
-                extra=number,
-            )
-            for i in clients
-        ]
+        with self.timed("send"):
+            tasks = [
+                TrainingTask(
+                    client=i,
+                    round=state.round,
+                    state=state.clients.for_task(i),
+                    downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
+                    local_update=extra.local_update,
+                    exchange=extra.exchange,
+                    extra=number,
+                )
+                for i in clients
+            ]
         uploads = [result.uplink for result in self.train(tasks).values()]
-        self.call("on_extra_round_end", uploads=uploads)
+        with self.timed("cluster"):
+            self.call("on_extra_round_end", uploads=uploads)
 
     def round(self) -> None:
         """Runs one round: sample, send, train, receive, cluster, aggregate, evaluate, log."""
-        state, begin = self.state, time.perf_counter()
-        leaving = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
-        state.leave(leaving)
-        before = state.assignment.clone()
-        self.call("on_round_start")
-        exchange = self.method.exchange
-        sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.full_participation)
-        self.call("on_clients_sampled", sampled=sampled)
+        state, begin, exchange = self.state, time.perf_counter(), self.method.exchange
+        with self.timed("send"):
+            leaving = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
+            state.leave(leaving)
+            before = state.assignment.clone()
+            self.call("on_round_start")
+            sampled = self.schedule.sample(self.seed, state.round, state.active, exchange.full_participation)
+            self.call("on_clients_sampled", sampled=sampled)
         numbers = itertools.count(1)
         for clustering in self.method.clustering:
             for extra in self.extra_rounds(clustering, sampled):
                 self.run_extra_round(extra, next(numbers))
 
-        down = {i: exchange.down(state, i, self.layout) for i in sampled}
-        tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
+        with self.timed("send"):
+            down = {i: exchange.down(state, i, self.layout) for i in sampled}
+            tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
         results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
-        state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
-        state.participated[list(results)] = True
-        uploads = [result.uplink for result in results.values()]
-        self.call("on_uploads", uploads=uploads)
+        with self.timed("receive"):
+            state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
+            state.participated[list(results)] = True
+            uploads = [result.uplink for result in results.values()]
+            self.call("on_uploads", uploads=uploads)
 
         with self.timed("cluster"):
             self.call("on_round_end", uploads=uploads)
@@ -228,10 +233,10 @@ class Server:
                 self.method.aggregation(state, read, self.layout)
         with self.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
-        if self.method.is_clustered:
-            self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
-        if faulty := self.data.population.faulty:
-            self._row |= fault_metrics(state, list(faulty))
+            if self.method.is_clustered:
+                self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
+            if faulty := self.data.population.faulty:
+                self._row |= fault_metrics(state, list(faulty))
         if self.schedule.client_dropout:
             self.add("train/dropped_clients", 0)
 
@@ -250,6 +255,17 @@ class Server:
         tasks = [task for task in tasks if task.client not in dropped]
         with self.timed("local"):
             answers = self.transport.train(tasks)
+        with self.timed("receive"):
+            return self._received(tasks, answers, dropped, down_bytes)
+
+    def _received(
+        self,
+        tasks: Sequence[TrainingTask],
+        answers: Sequence[TrainingResult | Lost],
+        dropped: Collection[int],
+        down_bytes: int,
+    ) -> dict[int, TrainingResult]:
+        """Returns the answers that the server can use, by client, and logs what was sent, received and left out."""
         results = {
             task.client: answer for task, answer in zip(tasks, answers, strict=True) if not isinstance(answer, Lost)
         }
@@ -336,9 +352,9 @@ class Server:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
         with self.timed("eval"):
             evaluation = self.evaluator(self.state, self.schedule.evaluated_kinds(self.method.exchange))
-        self._evaluated = (self.state.round, evaluation)
-        self.call("on_evaluated", evaluation=evaluation)
-        self._row |= evaluation.summary()
+            self._evaluated = (self.state.round, evaluation)
+            self.call("on_evaluated", evaluation=evaluation)
+            self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
@@ -407,7 +423,9 @@ class Server:
 
         Rows of warm-up rounds go only to the table.
         """
-        self.log("time/round_s", time.perf_counter() - begin)
+        end = time.perf_counter()
+        self.log("time/round_s", end - begin)
+        self.log("time/logging_s", self._logging_s)
         row, self._row = self._row, {}
         self.table.append(number, row)
         if number >= 0:
@@ -415,6 +433,7 @@ class Server:
                 logger.log_metrics(row, step=number)
         with self.row_written():
             self.call("on_round_logged", row=row)
+        self._logging_s = time.perf_counter() - end
 
     @contextmanager
     def row_written(self) -> Iterator[None]:

@@ -355,3 +355,13 @@ def test_random_like_keeps_clients_and_fractions_with_more_classes_than_samples(
     assert trial.samples.num_classes == 30
     sizes = zip(trial.population.train, trial.population.test["own_split"], strict=True)
     assert all(abs(len(train) - len(test)) <= 1 for train, test in sizes)
+
+
+def test_files_are_verified_only_until_they_are_loaded(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Synthetic, "prepare", lambda self: calls.append(self))
+    data = module()
+    data.prepare_data()
+    data.setup()
+    data.prepare_data()  # as a rank does whose parent has loaded them
+    assert calls == [data.dataset]
