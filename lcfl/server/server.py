@@ -5,7 +5,6 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
-from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
@@ -34,6 +32,7 @@ from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
 from lcfl.server.metrics import Evaluation, cluster_metrics, fault_metrics, training_metrics, trivial_metrics
+from lcfl.server.reception import Reception
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -78,7 +77,8 @@ class Server:
     ) -> None:
         self.fabric, self.transport, self.module, self.data, self.method = fabric, transport, module, data, method
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
-        self.callbacks, self.loggers, self.max_update_norm = callbacks, loggers, max_update_norm
+        self.callbacks, self.loggers = callbacks, loggers
+        self.receive = Reception(method, module.layout, data.population, max_update_norm)
         self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, self.evaluated_clients)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self._row: dict[str, float] = {}
@@ -245,98 +245,29 @@ class Server:
             self.log_evaluation()
         self.finish_row(state.round - 1, begin)
 
-    def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> dict[int, TrainingResult]:
+    def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Mapping[int, TrainingResult]:
         """Runs the local work of several clients; returns the results that the server can use, by client.
 
-        Results with NaN or infinity are left out, and so are updates beyond `max_update_norm`. Bytes sent to the
-        clients in `dropped` are counted too, but these clients do nothing and stay as they were.
+        `Reception` leaves out the others. Bytes sent to the clients in `dropped` are counted too, but these clients do
+        nothing and stay as they were.
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]
         with self.timed("local"):
             answers = self.transport.train(tasks)
         with self.timed("receive"):
-            return self._received(tasks, answers, dropped, down_bytes)
-
-    def _received(
-        self,
-        tasks: Sequence[TrainingTask],
-        answers: Sequence[TrainingResult | Lost],
-        dropped: Collection[int],
-        down_bytes: int,
-    ) -> dict[int, TrainingResult]:
-        """Returns the answers that the server can use, by client, and logs what was sent, received and left out."""
-        results = {
-            task.client: answer for task, answer in zip(tasks, answers, strict=True) if not isinstance(answer, Lost)
-        }
-        finite = {client: result for client, result in results.items() if result.is_finite()}
-        if len(finite) < len(results):
-            failed = [client for client in results if client not in finite]
-            who = self.data.population.listed(failed)
-            warnings.warn(
-                f"round {self.state.round}: the loss or the upload of {len(failed)} of {len(results)} clients is not "
-                f"finite ({who}); they are left out of this round and keep their previous models. A "
-                "smaller learning rate may help, unless their samples are not finite.",
-                stacklevel=2,
-            )
-        read = {task.client: self.decoded(task, finite[task.client]) for task in tasks if task.client in finite}
-        if self.max_update_norm is not None:
-            self._refuse_beyond(self.max_update_norm, tasks, read)
-        up_bytes = sum(result.uplink.num_bytes for result in results.values())
-        self.state.total_bytes += down_bytes + up_bytes
-        self._row |= training_metrics([result.output for result in read.values()])
-        self.add("train/failed_clients", len(results) - len(finite))
-        if num_lost := len(dropped) + len(tasks) - len(results):
+            received = self.receive(self.state, tasks, answers)
+        self.state.total_bytes += down_bytes + received.up_bytes
+        self._row |= training_metrics([result.output for result in received.results.values()])
+        self.add("train/failed_clients", received.num_failed)
+        if self.receive.max_update_norm is not None:
+            self.add("train/refused_clients", received.num_refused)
+        if num_lost := len(dropped) + received.num_lost:
             self.add("train/dropped_clients", num_lost)
         self.add("comm/down_bytes", down_bytes)
-        self.add("comm/up_bytes", up_bytes)
+        self.add("comm/up_bytes", received.up_bytes)
         self.log("comm/total_bytes", self.state.total_bytes)
-        return {task.client: self.read(task, read[task.client]) for task in tasks if task.client in read}
-
-    def decoded(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
-        """Returns a result with the upload after its transforms, and with the downlink that it answers."""
-        exchange = task.exchange or self.method.exchange
-        payload = exchange.decode(result.uplink.payload, task.downlink, self.layout)
-        return replace(result, uplink=replace(result.uplink, payload=payload, answers=task.downlink))
-
-    def _refuse_beyond(self, limit: float, tasks: Sequence[TrainingTask], results: dict[int, TrainingResult]) -> None:
-        """Takes out the results whose updates have a larger norm than the limit."""
-        far = {}
-        for task in tasks:
-            if task.client in results:
-                exchange, payload = task.exchange or self.method.exchange, results[task.client].uplink.payload
-                norm = exchange.update_norm(payload, task.downlink, self.layout)
-                if norm > limit:
-                    far[task.client] = norm
-        for client in far:
-            del results[client]
-        self.add("train/refused_clients", len(far))
-        if far:
-            warnings.warn(
-                f"round {self.state.round}: {len(far)} updates have norms up to {max(far.values()):.3g}, "
-                f"beyond trainer.max_update_norm={limit} ({self.data.population.listed(far)}); these clients are "
-                "left out of this round.",
-                stacklevel=3,
-            )
-
-    def read(self, task: TrainingTask, result: TrainingResult) -> TrainingResult:
-        """Returns a decoded result with the upload and the client's state as the server sees them."""
-        exchange, payload = task.exchange or self.method.exchange, result.uplink.payload
-        state = result.state
-        if result.is_noisy and result.diverged:
-            self.add("train/failed_clients", 1)
-            name = task.named(self.data.population.called)
-            warnings.warn(
-                f"{name}: the loss or the model is not finite. The upload is clipped and noisy as always, and the "
-                "client keeps its previous model. A smaller learning rate may help.",
-                stacklevel=2,
-            )
-        if state is None:  # it stays at the client, and the server knows at most the model
-            if exchange.keeps_model and exchange.uploads_whole and "model" in payload:
-                state = ClientState(payload["model"])
-        elif state.model is not None:  # otherwise a host keeps the state, or clients keep no model
-            state = exchange.as_received(state, payload)
-        return replace(result, state=state, uplink=exchange.at_server(result.uplink, self.state, self.layout))
+        return received.results
 
     def _unsaved_memory(self) -> UnsavedMemory:
         exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
