@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from paper_items import AS_CONFIGURED, Item
+from paper_items import Item
+from paper_readings import AS_CONFIGURED
 from paper_rows import Point, Row
 
 from lcfl.figures.base import COLOURS, KIND_COLOURS, KIND_STYLES, save
@@ -27,6 +28,8 @@ TITLES = {
     "rounds_to_target": "rounds to the target",
     "communication_mb": "megabits per client to the target",
     "rounds_to_90pct_peak": "rounds to 90 % of the peak",
+    "megabytes_to_90pct_peak": "MB to 90 % of the peak",
+    "uplink_mb": "MB sent by all clients per round",
     "stability_jaccard": "stability of the clusters",
     "granularity": "G, mean over clusters",
     "granularity_variance": "G, variance over clusters",
@@ -50,13 +53,10 @@ def table(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
     figure, panels = _panels(item, rows, 0.4 * len(names) + 1.5)
     readings = list(dict.fromkeys(row.reading for row in rows))
     for (column, metric), axes in panels.items():
-        for cell in item.cells:
-            printed, std = cell.printed.get(metric, (nan, nan))
-            if cell.column == column:
-                axes.errorbar(printed, names.index(cell.row), xerr=_known(std), fmt="|", color="black", markersize=14)
         for row in rows:
             if (row.column, row.metric) == (column, metric):
                 place, number = names.index(_name(row)), readings.index(row.reading)
+                axes.errorbar(row.printed, place, xerr=_known(row.printed_std), fmt="|", color="black", markersize=14)
                 marker, colour = MARKERS[number % len(MARKERS)], _colour(row)
                 axes.errorbar(row.mean, place - 0.12 * number, xerr=_known(row.std), fmt=marker, color=colour)
         axes.set_yticks(range(len(names)), names)
@@ -78,19 +78,19 @@ def lines(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
     for row in rows:
         lines_of.setdefault((row.column, row.metric, row.method, row.reading, row.model), []).append(row)
     methods = list(dict.fromkeys(cell.method for cell in item.cells))
+    readings = list(dict.fromkeys(row.reading for row in rows))
     for (column, metric, method, reading, model), members in lines_of.items():
         members.sort(key=lambda row: _value_of(row.point))
         x, y = [_value_of(row.point) for row in members], [row.mean for row in members]
         label = " ".join(filter(None, [method, model, "" if reading == AS_CONFIGURED else reading]))
         colour, style = COLOURS[methods.index(method)], KIND_STYLES.get(model, "-")
-        panels[column, metric].plot(x, y, style, color=colour, marker="o", markersize=4, label=label)
-    for cell in item.cells:
-        for metric, (printed, _) in cell.printed.items():
-            if (cell.column, metric) in panels:
-                colour = COLOURS[methods.index(cell.method)]
-                panels[cell.column, metric].plot(
-                    _value_of(cell.point), printed, "*", color=colour, markersize=12, label=f"{cell.method} printed"
-                )
+        marker = MARKERS[readings.index(reading) % len(MARKERS)]
+        panels[column, metric].plot(x, y, style, color=colour, marker=marker, markersize=4, label=label)
+    for row in rows:
+        if not isnan(row.printed):
+            x, colour = _value_of(row.point), COLOURS[methods.index(row.method)]
+            axes, label = panels[row.column, row.metric], f"{row.method} printed"
+            axes.plot(x, row.printed, "*", color=colour, markersize=12, label=label)
     for axes in panels.values():
         axes.set_xlabel(item.cells[0].point.split()[-1].partition("=")[0])
         axes.grid(alpha=0.3)
@@ -130,7 +130,8 @@ def curves(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure"
     figure, panels = _panels(item, rows, 4.5, is_shared=False)
     names = list(dict.fromkeys(cell.row for cell in item.cells))
     values: dict[tuple[str, ...], dict[int, list[float]]] = {}
-    for point in points:
+    last = inf if item.shown_rounds is None else item.shown_rounds
+    for point in (each for each in points if each.round <= last):
         key = (point.column, point.metric, _name(point), point.model, point.reading)
         values.setdefault(key, {}).setdefault(point.round, []).append(point.value)
     for (column, metric, name, model, reading), by_round in values.items():
@@ -160,7 +161,7 @@ def _panels(
     figure = Figure(figsize=(3.6 * len(keys) + 1, height), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(keys), sharey=is_shared, squeeze=False)[0]
     for (column, metric), axes in zip(keys, panels, strict=True):
-        axes.set_title(column, fontsize="medium")
+        axes.set_title(column if len(columns) > 1 else "", fontsize="medium")
         (axes.set_xlabel if is_shared else axes.set_ylabel)(TITLES[metric])
     return figure, dict(zip(keys, panels, strict=True))
 

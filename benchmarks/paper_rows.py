@@ -17,8 +17,8 @@ Record = TypeVar("Record", "Row", "Point")
 class Row:
     """What a cell measures with one kind of model, under one reading and one test protocol.
 
-    Accuracies are in percent. `best` is that of the best evaluated round. Megabits are those of a client, as FedClust's
-    Table 5 counts them. Seconds are those of one run.
+    Accuracies are in percent. `best` is that of the best evaluated round. `seeds` lists the seeds. Seconds are those of
+    one run.
     """
 
     column: str
@@ -28,7 +28,7 @@ class Row:
     reading: str
     protocol: str
     model: str
-    seeds: int
+    seeds: str
     mean: float
     std: float
     best: float
@@ -77,12 +77,12 @@ def read(path: Path, kind: type[Record]) -> list[Record]:
         return [kind(**{name: types[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
-def write(path: Path, records: Sequence[Record]) -> None:
+def write(path: Path, records: Sequence[Record], kind: type[Record]) -> None:
     """Writes a complete file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [each.name for each in fields(records[0])], lineterminator="\n")
+        writer = csv.DictWriter(file, [each.name for each in fields(kind)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, records))
     os.replace(temporary, path)

@@ -14,33 +14,35 @@ skipped and interrupted runs are resumed. Paths that are not absolute begin in t
 """
 
 import argparse
+import fcntl
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
-from json import loads
-from math import inf, isnan, nan
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
 import paper_pictures
-from paper_items import AS_CONFIGURED, FILES, ITEMS, READINGS, Cell, Item, file_missing, words_of
+from paper_items import FILES, ITEMS, Cell, Item
+from paper_measures import MEASURES, OVER_ROUNDS, best_accuracy, kinds_of
+from paper_readings import AS_CONFIGURED, READINGS, words_of
 from paper_rows import Key, Point, Row, read, write
 
-from lcfl.cli.sweep import parse_grid, points_of, validation_of
-from lcfl.runs.comparison import Entry, entries_of, rounds_to_peak
+from lcfl.cli.sweep import Trial, parse_grid, points_of, validation_of
 from lcfl.runs.finished import FinishedRun, find_runs
 
 HOME = Path(__file__).parents[1]
-MEGABIT = 1e6 / 8  # bytes
-NUM_CLIENTS = 100  # of FedClust
-NEWCOMER_EPOCHS = 5  # as well
+NEWCOMER_EPOCHS = 5  # of FedClust's Table 6
+PLACES = ("--seeds=", "--out=", "--data.dataset.init_args.root=")  # words that do not change what a run computes
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,19 @@ class Task:
         return self.cell.column, self.cell.method, self.cell.point, self.reading
 
     @property
+    def label(self) -> str:
+        """What the task is, in words."""
+        return f"{self.cell.column}, {self.cell.row}, {self.reading}"
+
+    @property
     def folder(self) -> Path:
         """The folder of its runs, which items that need the same runs share."""
         return self.out / self.cell.config / self.reading / self.cell.row.replace(" ", "-")
 
     @property
     def words(self) -> list[str]:
-        """The arguments of ``lcfl sweep``."""
-        words = ["-c", f"configs/papers/{self.cell.config}.yaml", f"--methods={self.cell.method}"]
+        """The arguments of ``lcfl``."""
+        words = ["sweep", "-c", f"configs/papers/{self.cell.config}.yaml", f"--methods={self.cell.method}"]
         words += [*self.item.words, *self.cell.words, *(words_of(self.cell, self.reading) or ())]
         words += [] if self.rounds is None else [f"--trainer.rounds={self.rounds}"]
         words += [f"--data.dataset.init_args.root={self.root}"] if self.cell.dataset in FILES else []
@@ -76,147 +83,96 @@ class Task:
         return [*words, f"--out={self.folder}"]
 
     @property
-    def num_runs(self) -> int:
-        """The number of runs, with the trials of grids."""
+    def points(self) -> list[tuple[tuple[str, str], ...]]:
+        """The points of its grids, as a sweep has them: one empty point without grids."""
         grids = [parse_grid(word.removeprefix("--grid=")) for word in self.words if word.startswith("--grid=")]
-        num_points = len(points_of(self.cell.method, grids))
-        return len(self.seeds) + (num_points - 1 if num_points > 1 else 0)
+        return points_of(self.cell.method, grids)
 
+    @property
+    def num_runs(self) -> int:
+        """The number of runs, with the trials."""
+        return len(self.seeds) + len(self.points) - 1
 
-Measure = Callable[[FinishedRun, str, str, Cell], float]
+    @property
+    def missing(self) -> str | None:
+        """The files of the data set, below the folder of data, that are not there; None if nothing is missing."""
+        pattern = FILES.get(self.cell.dataset, "*")
+        if "letters" in self.reading.split("+"):
+            pattern = pattern.replace("byclass", "letters")
+        return None if any((HOME / self.root).glob(pattern)) else pattern
 
-
-def accuracy(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the final accuracy in percent."""
-    return 100 * run.metrics[f"test/{protocol}/{model}/acc"]
-
-
-def best_accuracy(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the accuracy in percent of the best evaluated round."""
-    return max([accuracy(run, protocol, model, cell), *(100 * value for _, _, value in _curve(run, protocol, model))])
-
-
-def rounds_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the number of rounds after which an evaluation first reaches the target; nan if none does."""
-    return next((number for number, _, value in _curve(run, protocol, model) if value >= (cell.target or 1)), nan)
-
-
-def megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the megabits that a client has sent and received by then, on average over all clients."""
-    reached = (size for _, size, value in _curve(run, protocol, model) if value >= (cell.target or 1))
-    return next(reached, nan) / MEGABIT / NUM_CLIENTS
-
-
-def rounds_to_peak90(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the number of rounds until nine tenths of the peak."""
-    return rounds_to_peak(_curve(run, protocol, model))
-
-
-def newcomers(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the accuracy in percent of the newcomers: ``before`` or ``after`` their own training."""
-    metrics = loads((run.path / "newcomers.json").read_text())["metrics"]
-    return 100 * metrics[f"test/{protocol}/{model}/acc"]
-
-
-def stability(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the mean Jaccard similarity of the clusters of consecutive rounds."""
-    return run.metrics["cluster/stability"]
-
-
-def granularity(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the mean over clusters of FedAC's G at the end."""
-    return float(np.mean(_granularities(run)))
-
-
-def granularity_variance(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the variance over clusters of FedAC's G at the end."""
-    return float(np.var(_granularities(run)))
-
-
-def clusters(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the number of clusters at the end; nan for a method without clusters."""
-    return run.history[-1].get("cluster/count", nan)
-
-
-MEASURES: dict[str, Measure] = {
-    "test_accuracy": accuracy,
-    "newcomer_test_accuracy": newcomers,
-    "rounds_to_target": rounds_to_target,
-    "communication_mb": megabits_to_target,
-    "rounds_to_90pct_peak": rounds_to_peak90,
-    "stability_jaccard": stability,
-    "granularity": granularity,
-    "granularity_variance": granularity_variance,
-    "clusters": clusters,
-}
-OF_MODELS = ("test_accuracy", "rounds_to_target", "communication_mb", "rounds_to_90pct_peak")
-OF_CURVES = OF_MODELS[1:]  # need evaluations during the run
-COLUMNS = {"granularity": "cluster/granularity", "clusters": "cluster/count"}  # of metrics.csv, for curves
-
-
-def _curve(run: FinishedRun, protocol: str, model: str) -> list[tuple[int, float, float]]:
-    return run.curve(f"test/{protocol}/{model}/acc")
-
-
-def _granularities(run: FinishedRun) -> list[float]:
-    """Returns the last known G of every cluster of the last round that has any."""
-    names = [name for name in run.history[-1] if name.startswith("cluster/granularity_")]
-    return [run.history[-1][name] for name in names] or [nan]
-
-
-def finished(task: Task) -> Entry:
-    """Returns the finished runs of a cell, without trials."""
-    entries = entries_of(find_runs([HOME / task.folder]))
-    return max(entries, key=lambda entry: (len(entry.runs), _validation(entry.runs[0])))  # a trial has one seed
-
-
-def _validation(run: FinishedRun) -> float:
-    validation = validation_of(run)
-    return -inf if validation is None else validation.score
-
-
-def kinds_of(entry: Entry, metric: str) -> list[tuple[str, str]]:
-    """Returns the protocols and the kinds of model, or stages of newcomers, of which there is a metric."""
-    if metric == "newcomer_test_accuracy":
-        return [(protocol, stage) for protocol in entry.runs[0].protocols for stage in ("before", "after")]
-    if metric not in OF_MODELS:
-        return [("", "")]
-    return [each for each in entry.test_sets if metric not in OF_CURVES or _curve(entry.runs[0], *each)]
-
-
-def rows_of(task: Task, entry: Entry) -> list[Row]:
-    """Returns the rows of a finished cell."""
-    cell, runs, rows = task.cell, entry.runs, []
-    measured = [(metric, *each) for metric in task.item.metrics for each in kinds_of(entry, metric)]
-    for metric, protocol, model in measured:
-        values = [MEASURES[metric](run, protocol, model, cell) for run in runs]
-        best = [best_accuracy(run, protocol, model, cell) for run in runs] if metric == "test_accuracy" else [nan]
-        printed, printed_std = cell.printed.get(metric, (nan, nan))
-        seconds = [sum(row["time/round_s"] for row in run.history) for run in runs]
-        rows.append(
-            Row(
-                column=cell.column,
-                method=cell.method,
-                point=cell.point,
-                metric=metric,
-                reading=task.reading,
-                protocol=protocol,
-                model=model,
-                seeds=len(runs),
-                mean=_mean(values),
-                std=_deviation(values),
-                best=_mean(best),
-                best_std=_deviation(best),
-                printed=printed,
-                printed_std=printed_std,
-                difference=_mean(values) - printed,
-                options=entry.options,
-                rounds=runs[0].summary["rounds"],
-                seconds=_mean(seconds),
-                command=shlex.join(["lcfl", "sweep", *task.words]),
-            )
+    def is_in(self, rows: Sequence[Row]) -> bool:
+        """Returns whether rows have the cell, by the same command and with all seeds."""
+        return any(
+            row.key == self.key
+            and _without_places(shlex.split(row.command)[1:]) == _without_places(self.words)
+            and set(self.seeds) <= set(row.seeds.split())
+            for row in rows
         )
-    return rows
+
+    def runs(self) -> tuple[list[FinishedRun], str]:
+        """Returns the finished runs of the point that the sweep chose, by seed, and that point in words."""
+        known = {run.name: run for run in find_runs([HOME / self.folder])}
+        chosen = self.points[0]
+        if len(self.points) > 1:
+            first = {point: known[Trial(self.cell.method, point, int(self.seeds[0])).name] for point in self.points}
+            scores = {point: found.score for point, run in first.items() if (found := validation_of(run)) is not None}
+            chosen = max(scores, key=lambda point: scores[point])
+        trials = [Trial(self.cell.method, chosen, int(seed)) for seed in self.seeds]
+        return [known[trial.name] for trial in trials], " ".join(f"{option}={value}" for option, value in chosen)
+
+    def rows(self) -> list[Row]:
+        """Returns the rows of the finished cell."""
+        (runs, options), cell, rows = self.runs(), self.cell, []
+        seconds = _mean([sum(row["time/round_s"] for row in run.history) for run in runs])
+        measured = [(metric, *kind) for metric in self.item.metrics for kind in kinds_of(runs[0], metric)]
+        for metric, protocol, model in measured:
+            values = [MEASURES[metric](run, protocol, model, cell) for run in runs]
+            best = [best_accuracy(run, protocol, model, cell) for run in runs] if metric == "test_accuracy" else [nan]
+            printed, printed_std = cell.printed.get(metric, (nan, nan))
+            if "letters" in self.reading.split("+") or model == "before":  # the paper prints another number
+                printed = printed_std = nan
+            rows.append(
+                Row(
+                    column=cell.column,
+                    method=cell.method,
+                    point=cell.point,
+                    metric=metric,
+                    reading=self.reading,
+                    protocol=protocol,
+                    model=model,
+                    seeds=" ".join(self.seeds),
+                    mean=_mean(values),
+                    std=_deviation(values),
+                    best=_mean(best),
+                    best_std=_deviation(best),
+                    printed=printed,
+                    printed_std=printed_std,
+                    difference=_mean(values) - printed,
+                    options=options,
+                    rounds=runs[0].summary["rounds"],
+                    seconds=seconds,
+                    command=shlex.join(["lcfl", *self.words]),
+                )
+            )
+        return rows
+
+    def curves(self) -> list[Point]:
+        """Returns what the finished cell measured during its runs."""
+        points = []
+        for run in self.runs()[0]:
+            for metric in self.item.metrics:
+                for protocol, model in kinds_of(run, metric):
+                    name, scale = f"test/{protocol}/{model}/acc", 100
+                    if metric in OVER_ROUNDS:
+                        name, scale = OVER_ROUNDS[metric], 1
+                    for number, _, value in run.curve(name):
+                        points.append(Point(*self.key, metric, protocol, model, run.seed, number, scale * value))
+        return points
+
+
+def _without_places(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not word.startswith(PLACES)]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -227,23 +183,11 @@ def _deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else nan
 
 
-def points_of_curves(task: Task, entry: Entry) -> list[Point]:
-    """Returns what a cell measured during its runs."""
-    points = []
-    for run, metric in product(entry.runs, task.item.metrics):
-        for protocol, model in kinds_of(entry, metric):
-            name = COLUMNS.get(metric, f"test/{protocol}/{model}/acc")
-            scale = 1 if metric in COLUMNS else 100
-            for number, _, value in run.curve(name):
-                points.append(Point(*task.key, metric, protocol, model, run.seed, number, scale * value))
-    return points
-
-
 class Results:
     """The rows of an item in its file, which is complete after every cell.
 
     Args:
-        path: the file, ``<item>.csv``. Curves are in ``<item>-curves.csv``.
+        path: the file, ``<item>.csv``. Curves are in ``<item>-curves.csv``, and the picture in ``<item>.png``.
         item: the item.
     """
 
@@ -253,105 +197,137 @@ class Results:
         self._lock = threading.Lock()  # several cells run at the same time
 
     def rows(self) -> list[Row]:
-        """Returns all rows."""
+        """Returns the rows of all cells."""
         return read(self.path, Row)
-
-    def points(self) -> list[Point]:
-        """Returns the points of all curves."""
-        return read(self.curves, Point)
-
-    def num_seeds(self, key: Key) -> int:
-        """Returns of how many seeds a cell is known under a reading."""
-        return max((row.seeds for row in self.rows() if row.key == key), default=0)
 
     def put(self, task: Task) -> None:
         """Replaces the rows of a cell, whose runs are finished, and draws the picture again."""
-        entry = finished(task)
+        new, points = task.rows(), task.curves() if self.item.picture == "curves" else []
+        places = {(cell.column, cell.method, cell.point): place for place, cell in enumerate(self.item.cells)}
         with self._lock:
-            rows = [row for row in self.rows() if row.key != task.key] + rows_of(task, entry)
-            places = {(cell.column, cell.method, cell.point): place for place, cell in enumerate(self.item.cells)}
-            rows.sort(key=lambda row: (row.reading, places[row.key[:3]]))  # stable, so models keep their order
-            write(self.path, rows)
-            points = []
-            if self.item.picture == "curves":
-                points = [each for each in self.points() if each.key != task.key] + points_of_curves(task, entry)
-                write(self.curves, points)
-            self.draw()
-
-    def draw(self) -> None:
-        """Draws the picture."""
-        paper_pictures.draw(self.item, self.rows(), self.points(), self.path.with_suffix(".png"))
+            kept = [row for row in self.rows() if row.key != task.key and row.key[:3] in places]
+            rows = sorted([*kept, *new], key=lambda row: (row.reading, places[row.key[:3]]))  # keeps models in order
+            write(self.path, rows, Row)
+            if points:
+                points = [point for point in read(self.curves, Point) if point.key != task.key] + points
+                write(self.curves, points, Point)
+            paper_pictures.draw(self.item, rows, points, self.path.with_suffix(".png"))
 
 
-def run(task: Task, results: Results, threads: int) -> bool:
-    """Runs a cell and stores its rows. Returns whether it succeeded."""
-    label = f"{task.cell.column}, {task.cell.row}, {task.reading}"
-    print(f"{label}: started", flush=True)
-    begin, log = time.monotonic(), HOME / task.folder / "sweep.log"
-    succeeded = lcfl(["sweep", *task.words], log, threads)
-    if succeeded and "newcomer_test_accuracy" in task.item.metrics:
-        words = [["onboard", f"--ckpt_path={run.path}", f"--epochs={NEWCOMER_EPOCHS}"] for run in finished(task).runs]
-        succeeded = all(lcfl(each, log, threads) for each in words)
-    if not succeeded:
-        print(f"{label}: failed or stopped, see {log}", flush=True)
-        return False
-    results.put(task)
-    print(f"{label}: done in {(time.monotonic() - begin) / 60:.1f} min", flush=True)
-    return True
+class Runner:
+    """Runs cells, several at the same time, and stores their rows.
 
+    Args:
+        results: where the rows go.
+        jobs: the number of cells at the same time.
+    """
 
-def lcfl(words: Sequence[str], log: Path, threads: int) -> bool:
-    """Runs a command in the repository and adds its output to a file. Returns whether it succeeded."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-    with log.open("a") as file:
-        command = [sys.executable, "-m", "lcfl", *words]
-        return not subprocess.run(command, cwd=HOME, stdout=file, stderr=file, env=environment).returncode
+    def __init__(self, results: Results, jobs: int) -> None:
+        self.results, self.jobs = results, jobs
+        self._threads = max((os.cpu_count() or 1) // jobs, 1)
+        self._commands: set[subprocess.Popen[bytes]] = set()
+
+    def __call__(self, tasks: Sequence[Task]) -> list[Task]:
+        """Returns the tasks that failed. On Ctrl-C and SIGTERM, the runs stop after their round with a checkpoint."""
+        # Also SIGINT, which a shell has the commands in its background ignore, and these would have theirs ignore it.
+        before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+        with ThreadPoolExecutor(self.jobs) as pool:
+            futures = {pool.submit(self._tried, task): task for task in tasks}
+            try:
+                return [task for future, task in futures.items() if not future.result()]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for command in list(self._commands):
+                    command.send_signal(signal.SIGINT)
+                raise
+            finally:
+                for each, handler in before.items():
+                    signal.signal(each, handler)
+
+    def _tried(self, task: Task) -> bool:
+        """Runs a cell as `_run` does. An error is printed, because the other cells are still worth running."""
+        try:
+            return self._run(task)
+        except Exception:
+            print(f"{task.label}: failed\n{traceback.format_exc()}", flush=True)
+            return False
+
+    def _run(self, task: Task) -> bool:
+        """Runs a cell; returns whether it succeeded."""
+        print(f"{task.label}: started", flush=True)
+        begin, log = time.monotonic(), HOME / task.folder / "sweep.log"
+        succeeded = self._lcfl(task.words, log)
+        if succeeded and "newcomer_test_accuracy" in task.item.metrics:
+            paths = [run.path for run in task.runs()[0] if not (run.path / "newcomers.json").is_file()]
+            words = [["onboard", f"--ckpt_path={path}", f"--epochs={NEWCOMER_EPOCHS}"] for path in paths]
+            succeeded = all(self._lcfl(each, log) for each in words)
+        if not succeeded:
+            print(f"{task.label}: failed or stopped, see {log}", flush=True)
+            return False
+        self.results.put(task)
+        for checkpoints in (HOME / task.folder).glob("*/version_*/checkpoints"):
+            shutil.rmtree(checkpoints)  # of a large network, they would soon fill the disk
+        print(f"{task.label}: done in {(time.monotonic() - begin) / 60:.1f} min", flush=True)
+        return True
+
+    def _lcfl(self, words: Sequence[str], log: Path) -> bool:
+        """Runs a command in the repository and adds its output to a file. Returns whether it succeeded."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {"OMP_NUM_THREADS": str(self._threads)} | os.environ
+        with log.open("a") as file:
+            words = [sys.executable, "-m", "lcfl", *words]
+            # In a session of its own, because Ctrl-C in a terminal must reach it only once, from here.
+            command = subprocess.Popen(
+                words, cwd=HOME, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+            self._commands.add(command)
+            status = command.wait()
+            self._commands.discard(command)
+        return status == 0
 
 
 def tasks_of(options: argparse.Namespace) -> list[Task]:
     """Returns the chosen cells under each of the chosen readings that applies to them.
 
     Raises:
-        SystemExit: if an option names something that the item does not have.
+        SystemExit: if an option names something that there is not.
     """
     item = ITEMS[options.item]
-    given = {"columns": {cell.column for cell in item.cells}, "methods": {cell.method for cell in item.cells}}
-    for name, known in given.items():
-        unknown = set(getattr(options, name) or known) - known
-        if unknown:
-            sys.exit(f"--{name}: got {', '.join(sorted(unknown))}; {options.item} has {', '.join(sorted(known))}.")
-    unknown = {name for reading in options.readings for name in reading.split("+")} - {AS_CONFIGURED, *READINGS}
-    if unknown:
-        sys.exit(f"--readings: got {', '.join(sorted(unknown))}; allowed are {', '.join([AS_CONFIGURED, *READINGS])}.")
+    columns, methods = {cell.column for cell in item.cells}, {cell.method for cell in item.cells}
+    named = {name for reading in options.readings for name in reading.split("+")}
+    for name, given, known in (
+        ("columns", options.columns or (), columns),
+        ("methods", options.methods or (), methods),
+        ("readings", named, {AS_CONFIGURED, *READINGS}),
+    ):
+        if unknown := set(given) - known:
+            sys.exit(f"--{name}: got {', '.join(sorted(unknown))}; allowed are {', '.join(sorted(known))}.")
     return [
         Task(item, cell, reading, tuple(options.seeds), options.root, options.out, options.rounds)
         for reading in options.readings
         for cell in item.cells
-        if cell.column in (options.columns or given["columns"]) and cell.method in (options.methods or given["methods"])
+        if cell.column in (options.columns or columns) and cell.method in (options.methods or methods)
         if words_of(cell, reading) is not None
     ]
 
 
 def seconds_of(task: Task, rows: Sequence[Row]) -> float:
-    """Returns the expected seconds of a run, nan if nothing like it has been measured.
+    """Returns the expected seconds of a run; nan if nothing like it has been measured.
 
-    They are those of the method under the reading in any column, or else the median of all methods.
+    They are those of the method under the reading in any column, or else the median over all methods.
     """
     like = [row for row in rows if row.reading == task.reading]
     own = [row.seconds for row in like if row.method == task.cell.method]
     return float(np.median(own or [row.seconds for row in like] or [nan]))
 
 
-def show(tasks: Sequence[Task], results: Results, jobs: int) -> None:
+def show(tasks: Sequence[Task], rows: Sequence[Row], jobs: int) -> None:
     """Prints what is done, what is left to do and how long that takes, and what cannot be run."""
-    rows, left = results.rows(), 0.0
+    left = 0.0
     for task in tasks:
-        missing = file_missing(task.cell, task.reading, HOME / task.root)
-        num_seeds = results.num_seeds(task.key)
-        if num_seeds >= len(task.seeds):
-            state = f"done with {num_seeds} seeds"
-        elif missing is not None:
+        if task.is_in(rows):
+            state = "done"
+        elif (missing := task.missing) is not None:
             state = f"there is no {task.root}/{missing}"
         else:
             minutes = task.num_runs * seconds_of(task, rows) / 60
@@ -361,45 +337,51 @@ def show(tasks: Sequence[Task], results: Results, jobs: int) -> None:
     print(f"left, as far as it is known: {left / jobs / 60:.1f} h with --jobs {jobs}")
 
 
-def _words(text: str) -> list[str]:
+def _listed(text: str) -> list[str]:
     return text.split(",")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    readings = "\n".join(f"  {name:<16}{(reading.__doc__ or '')}" for name, reading in READINGS.items())
+    readings = "\n".join(f"  {name:<16}{reading.__doc__}" for name, reading in READINGS.items())
     parser = argparse.ArgumentParser(
         description=f"{__doc__}{readings}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("item", choices=ITEMS)
-    parser.add_argument("--columns", type=_words, help="such as cifar10-pathological-3 (default: all)")
-    parser.add_argument("--methods", type=_words, help="names, separated by commas (default: all)")
-    parser.add_argument("--readings", type=_words, default=[AS_CONFIGURED])
-    parser.add_argument("--seeds", type=_words, default=["0"])
+    parser.add_argument("--columns", type=_listed, help="such as cifar10-pathological-3 (default: all)")
+    parser.add_argument("--methods", type=_listed, help="names, separated by commas (default: all)")
+    parser.add_argument("--readings", type=_listed, default=[AS_CONFIGURED])
+    parser.add_argument("--seeds", type=_listed, default=["0"])
     parser.add_argument("--rounds", type=int, help="rounds of every run (default: those of the paper)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
     parser.add_argument("--root", default="data", help="folder with torchvision's files")
     parser.add_argument("--out", type=Path, default=Path("logs/papers"), help="folder of the runs")
-    parser.add_argument(
-        "--results", type=Path, default=Path("docs/results/papers"), help="folder of the tables and pictures"
-    )
+    parser.add_argument("--results", type=Path, default=Path("docs/results/papers"), help="folder of tables, pictures")
     parser.add_argument("--list", action="store_true", help="only show what is done and what the rest would cost")
     options = parser.parse_args(args)
-    tasks = tasks_of(options)
-    results = Results(HOME / options.results / f"{options.item}.csv", ITEMS[options.item])
+    tasks, results = tasks_of(options), Results(HOME / options.results / f"{options.item}.csv", ITEMS[options.item])
     if options.list:
-        show(tasks, results, options.jobs)
+        show(tasks, results.rows(), options.jobs)
         return
-    due = [task for task in tasks if results.num_seeds(task.key) < len(task.seeds)]
-    ready = [task for task in due if file_missing(task.cell, task.reading, HOME / task.root) is None]
+    due = [task for task in tasks if not task.is_in(results.rows())]
+    ready = [task for task in due if task.missing is None]
     print(
         f"{len(tasks) - len(due)} cells are done, {len(due) - len(ready)} have no data, {len(ready)} are run",
         flush=True,
     )
-    threads = max((os.cpu_count() or 1) // options.jobs, 1)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        succeeded = list(pool.map(lambda task: run(task, results, threads), ready))
-    if not all(succeeded):
-        sys.exit(f"{succeeded.count(False)} of {len(ready)} cells failed or were stopped; give the same command again.")
+    (HOME / options.out).mkdir(parents=True, exist_ok=True)
+    with (HOME / options.out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(
+                f"--out: another {Path(__file__).name} runs in {options.out}; wait for it, or give another folder."
+            )
+        try:
+            failed = Runner(results, options.jobs)(ready)
+        except KeyboardInterrupt:
+            sys.exit("stopped; give the same command again to go on.")
+    if failed:
+        sys.exit(f"{len(failed)} of {len(ready)} cells failed or were stopped; give the same command again.")
 
 
 if __name__ == "__main__":

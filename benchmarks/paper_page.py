@@ -1,0 +1,90 @@
+"""Counts how many cells of the papers' tables are reproduced, and keeps these counts in docs/results/papers.md.
+
+    python benchmarks/paper_page.py
+
+For each item, reading, kind of model and test protocol, it compares all measured cells with the printed ones. The kind
+of model is the one that the method reports first (personal, cluster or global), or that model after one more local
+update. A cell is reproduced if the two means differ by at most two standard deviations of their difference. If only one
+seed has been run, that is the printed standard deviation.
+"""
+
+import re
+from collections.abc import Sequence
+from math import hypot, isnan
+from pathlib import Path
+
+import numpy as np
+from paper_items import ITEMS
+from paper_rows import Row, read
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "papers.md"
+RESULTS = PAGE.with_suffix("")
+KINDS = ("personal", "cluster", "global")
+HEADER = ("reading", "model", "test images", "cells", "within two deviations", "mean difference", "mean distance")
+
+Group = tuple[str, str, str]  # reading, kind of model, protocol
+
+
+def groups_of(rows: Sequence[Row]) -> dict[Group, list[Row]]:
+    """Returns the rows with a printed number, by what they measure."""
+    kinds = {row.method: [kind for kind in KINDS if _has(rows, row.method, kind)] for row in rows}
+    groups: dict[Group, list[Row]] = {}
+    for row in rows:
+        if not isnan(row.printed) and row.model in ("after_local", "before", "after", *kinds[row.method][:1]):
+            kind = row.model if row.model not in KINDS else "reported"
+            groups.setdefault((row.reading, kind, row.protocol), []).append(row)
+    return groups
+
+
+def _has(rows: Sequence[Row], method: str, kind: str) -> bool:
+    return any((row.method, row.model) == (method, kind) for row in rows)
+
+
+def is_reproduced(row: Row) -> bool:
+    """Returns whether a measured mean is within two standard deviations of the printed one."""
+    deviation = hypot(*(each for each in (row.std, row.printed_std) if not isnan(each)))
+    return abs(row.difference) <= 2 * deviation
+
+
+def counts(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns header and cells of the table of an item."""
+    lines = [list(HEADER)]
+    for (reading, kind, protocol), members in groups_of(rows).items():
+        differences = np.array([row.difference for row in members])
+        number = sum(map(is_reproduced, members))
+        lines.append(
+            [
+                *(reading, kind, protocol, str(len(members)), str(number)),
+                *(f"{differences.mean():+.2f}", f"{np.abs(differences).mean():.2f}"),
+            ]
+        )
+    return lines
+
+
+def with_counts(page: str) -> str:
+    """Returns the page with new tables, each below a comment such as ``<!-- cells: lcfed-table1 -->``.
+
+    Items without rows have no table, and an item with rows must be on the page.
+    """
+    for name in ITEMS:
+        rows = [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in _accuracies()]
+        if not any(not isnan(row.printed) for row in rows):
+            continue
+        lines = counts(rows)
+        text = "\n".join("| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:]))
+        mark = f"<!-- cells: {name} -->\n"
+        page, found = re.subn(rf"({mark})(?:\|.*\n)*", lambda match, text=text: f"{match[1]}{text}\n", page)
+        assert found == 1, f"{PAGE} lacks {mark}"
+    return page
+
+
+def _accuracies() -> tuple[str, ...]:
+    return "test_accuracy", "newcomer_test_accuracy"
+
+
+def main() -> None:
+    PAGE.write_text(with_counts(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
