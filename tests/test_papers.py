@@ -190,3 +190,31 @@ def test_distances_of_layers_are_measured_and_drawn(module, tmp_path, capsys):
     within, between, ratio = (float(cell) for cell in last.split("|")[2:5])
     assert last.startswith("| 16 |") and ratio == pytest.approx(between / within, abs=2e-3) and ratio > 1.1
     assert (tmp_path / "fedclust-fig1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cells_within_two_deviations_are_counted_by_hand(module, monkeypatch, tmp_path):
+    page, items, rows = module("paper_page"), module("paper_items"), module("paper_rows")
+
+    def row(method, model, mean, std=0.4, printed=80.0):
+        cell = {"column": "mnist-iid", "method": method, "point": "", "metric": "test_accuracy", "reading": "ring"}
+        numbers = {"mean": mean, "std": std, "best": mean, "best_std": std, "printed": printed, "printed_std": 0.3}
+        more = {"seeds": "0 1", "options": "", "rounds": 9, "seconds": 1.0, "command": "", "protocol": "own_split"}
+        return rows.Row(**cell, model=model, difference=mean - printed, **numbers, **more)
+
+    made = [
+        row("fedavg", "global", 80.9),  # 0.9 is within 2 sqrt(0.3^2 + 0.4^2) = 1.0
+        row("lcfed", "personal", 78.0),
+        row("lcfed", "cluster", 80.0),  # its paper reports the personal model
+        row("lcfed", "after_local", 79.5, std=float("nan")),  # one seed: 0.5 is within 2 x 0.3
+        row("lcfed", "global", 10.0, printed=float("nan")),
+    ]
+    rows.write(tmp_path / "toy.csv", made, rows.Row)
+    assert rows.read(tmp_path / "toy.csv", rows.Row)[:3] == made[:3]
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "ITEMS", {"toy": items.Item("Toy", ())})
+    text = page.with_counts("before\n<!-- cells: toy -->\n| old |\n\nafter\n")
+    lines = text.splitlines()
+    assert lines[:2] == ["before", "<!-- cells: toy -->"] and lines[-2:] == ["", "after"] and "old" not in text
+    assert lines[4] == "| ring | reported | own_split | 2 | 1 | -0.55 | 1.45 |"
+    assert lines[5] == "| ring | after_local | own_split | 1 | 1 | -0.50 | 0.50 |"
+    assert page.with_counts(text) == text
