@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from authors import clustered, drift, personal, robust
 from authors.common import Comparison
@@ -60,6 +61,7 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, str]]:
     args = parser.parse_args(words)
     table: list[dict[str, str]] = []
     torch.set_num_threads(1)
+    np.random.seed(0)  # APFL's code draws the order of its clients, and so that of its sums, from this generator
     for method in args.methods:
         compare, repository, code = COMPARISONS[method]
         folder = (args.clones / repository.split("/")[1]).resolve()
@@ -75,11 +77,21 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, str]]:
             values = (method, repository, commit, code, row.compared, f"{row.difference:.1e}", relative, row.reason)
             table.append(dict(zip(FIELDS, values, strict=True)))
     if args.csv is not None:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
+        write(args.csv, table)
     return table
+
+
+def write(path: Path, table: Sequence[dict[str, str]]) -> None:
+    """Writes the rows, and keeps those that a file has of methods that were not compared this time."""
+    compared, kept = {row["method"] for row in table}, []
+    if path.is_file():
+        with path.open(newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["method"] not in compared]
+    order = list(COMPARISONS)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*kept, *table], key=lambda row: order.index(row["method"])))
 
 
 if __name__ == "__main__":

@@ -308,6 +308,19 @@ def test_the_code_of_authors_that_is_not_there_is_skipped(module, tmp_path, caps
     assert path.read_text() == ",".join(official.FIELDS) + "\n"
 
 
+def test_methods_that_are_not_compared_keep_their_rows(module, tmp_path):
+    official, path = module("official"), tmp_path / "official.csv"
+    path.write_bytes(official.TABLE.read_bytes())
+    official.main([str(tmp_path), "--csv", str(path)])  # there are no clones
+    assert path.read_bytes() == official.TABLE.read_bytes()
+    new = dict.fromkeys(official.FIELDS, "new") | {"method": "IFCA"}
+    official.write(path, [new])
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row for row in found if row["method"] == "IFCA"] == [new]
+    assert list(dict.fromkeys(row["method"] for row in found)) == list(official.COMPARISONS)
+
+
 def test_the_table_against_the_code_of_authors_holds_every_comparison(module):
     official = module("official")
     with official.TABLE.open(newline="") as file:

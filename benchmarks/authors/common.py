@@ -56,6 +56,7 @@ class Row:
     @property
     def difference(self) -> float:
         """The largest absolute difference."""
+        assert self.ours.shape == self.theirs.shape, (self.compared, self.ours.shape, self.theirs.shape)
         return float((self.ours.double() - self.theirs.double()).abs().max())
 
     @property
