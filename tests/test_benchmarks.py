@@ -200,7 +200,7 @@ def test_a_newer_comparison_replaces_the_rows_of_its_methods(module):
     page = module("cifar10_page")
     rows = page.read(page.RESULTS / "cifar10-pathological.csv")
     new = [row | {"acc": "0.5"} for row in rows if row["label"] in ("local", page.BASELINE)]
-    found = page.added(rows[::-1], new)
+    found = page.added(sorted(rows, key=lambda row: row["label"]), new)
     assert [(row["protocol"], row["label"]) for row in found] == [(row["protocol"], row["label"]) for row in rows]
     changed = {row["label"] for row, old in zip(found, rows, strict=True) if row != old}
     assert changed == {"local"}

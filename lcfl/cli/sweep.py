@@ -99,7 +99,7 @@ class Trial:
     @property
     def name(self) -> str:
         """The ``trainer.name`` of the run."""
-        parts = [Path(self.method).stem, *(_short(option, value) for option, value in self.point)]
+        parts = [Path(self.method).stem, *_short_names(self.point)]
         parts += [] if self.rounds is None else [f"rounds={self.rounds}"]
         return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
 
@@ -313,13 +313,26 @@ def _last_error(log: Path, begin: int) -> str:
     return f"\n  {errors[-1]}" if errors else ""
 
 
-def _short(option: str, value: str) -> str:
-    """Returns an option and its value as ``lr=0.1``; if the value is a YAML mapping, its items in this form."""
+def _short_names(point: Point) -> list[str]:
+    """Returns the options of a point as ``lr=0.1``, each with as many parts of its path as no other one ends with."""
+    leaves = [leaf for option, value in point for leaf in _leaves(option, value)]
+    paths = [[part for part in option.split(".") if part != "init_args"] for option, _ in leaves]
+    return [f"{_suffix(path, paths)}={value}" for path, (_, value) in zip(paths, leaves, strict=True)]
+
+
+def _leaves(option: str, value: str) -> Point:
+    """Returns an option and its value; if the value is a YAML mapping, its items as options."""
     parsed = yaml.safe_load(value) if value.startswith("{") else None
     if not isinstance(parsed, dict):
-        return f"{option.rpartition('.')[2]}={value}"
+        return ((option, value),)
     items = {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in parsed.items()}
-    return "-".join(_short(key, item) for key, item in items.items())
+    return tuple(leaf for key, item in items.items() for leaf in _leaves(f"{option}.{key}", item))
+
+
+def _suffix(path: list[str], paths: list[list[str]]) -> str:
+    lengths = range(1, len(path))
+    unique = (length for length in lengths if sum(other[-length:] == path[-length:] for other in paths) == 1)
+    return ".".join(path[-next(unique, len(path)) :])
 
 
 def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ __all__ = [
     "rows_of",
 ]
 
-OPTION = re.compile(r"-(?=[A-Za-z_]\w*=)")  # before each option in the name of a run of a sweep
+OPTION = re.compile(r"-(?=[A-Za-z_][\w.]*=)")  # before each option in the name of a run of a sweep
 TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
 SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
 FAIR = (

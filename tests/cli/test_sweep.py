@@ -108,6 +108,9 @@ def test_a_mapping_is_a_point_of_several_options():
     points = points_of("lcfed", [grid])
     names = [Trial("lcfed", point, seed=0).name for point in points]
     assert names == ["lcfed-cluster_weight=0-loss=a_b-seed0", "lcfed-cluster_weight=1-rate=0.5-seed0"]
+    rate, server = "model.optimizer.init_args.lr", "method.aggregation.init_args.optimizer.init_args.lr"
+    both = Trial("fedadam", ((rate, "0.02"), (server, "0.3"), ("data.batch_size", "8")), seed=1)
+    assert both.name == "fedadam-model.optimizer.lr=0.02-aggregation.optimizer.lr=0.3-batch_size=8-seed1"
     assert points[0] == (("model", '{"cluster_weight": 0, "loss": "a/b"}'),)  # in the form that fit reads
 
 

@@ -39,11 +39,11 @@ def test_equal_names_whose_difference_is_too_long_are_numbered_within_their_sett
 
 
 def test_options_are_left_out_of_a_label_if_the_method_is_enough(tmp_path):
-    made(tmp_path, "fed-prox-lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
+    made(tmp_path, "fed-prox-optimizer.lr=1e-3-cluster_weight=0.1-seed0", 0, method={"class": "a"})
     made(tmp_path, "ifca-lr=0.1-seed0", 0, method={"class": "b"}, model={"lr": 0.1})
     made(tmp_path, "ifca-lr=0.2-seed0", 0, method={"class": "b"}, model={"lr": 0.2})
     entries = {entry.label: entry.options for entry in entries_of(find_runs([tmp_path]))}
-    assert entries == {"fed-prox": "lr=1e-3 cluster_weight=0.1", "ifca-lr=0.1": "", "ifca-lr=0.2": ""}
+    assert entries == {"fed-prox": "optimizer.lr=1e-3 cluster_weight=0.1", "ifca-lr=0.1": "", "ifca-lr=0.2": ""}
 
 
 def test_a_run_is_found_by_its_path_or_by_a_folder_above(tmp_path):
