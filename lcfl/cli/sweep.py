@@ -314,7 +314,7 @@ def _last_error(log: Path, begin: int) -> str:
 
 
 def _short_names(point: Point) -> list[str]:
-    """Returns the options of a point as ``lr=0.1``, each with as many parts of its path as no other one ends with."""
+    """Returns the options of a point as ``lr=0.1``, each by the shortest end of its path that no other option has."""
     leaves = [leaf for option, value in point for leaf in _leaves(option, value)]
     paths = [[part for part in option.split(".") if part != "init_args"] for option, _ in leaves]
     return [f"{_suffix(path, paths)}={value}" for path, (_, value) in zip(paths, leaves, strict=True)]
