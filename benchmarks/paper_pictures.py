@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
+PANELS_IN_A_ROW = 3
+LETTERS_PER_INCH = 12  # of a legend
 STAGE_COLOURS = {"before": COLOURS[3], "after": COLOURS[6]}  # of newcomers
 MARKERS = "os^vDP*X"  # one for each reading
 TITLES = {
@@ -64,7 +66,7 @@ def table(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
     handles = [_mark("printed", "|", "black")]
     handles += [_mark(kind, "s", colour) for kind, colour in _kinds(rows).items()]
     handles += [_mark(name, MARKERS[n % len(MARKERS)], "grey") for n, name in enumerate(readings)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize="small")
+    _add_legend(figure, handles)
     return figure
 
 
@@ -158,8 +160,13 @@ def _panels(
 
     columns = [column for column in dict.fromkeys(cell.column for cell in item.cells) if _has(rows, column)]
     keys = list(product(columns, item.metrics))
-    figure = Figure(figsize=(3.6 * len(keys) + 1, height), dpi=100, layout="constrained")
-    panels = figure.subplots(1, len(keys), sharey=is_shared, squeeze=False)[0]
+    num_rows = -(-len(keys) // PANELS_IN_A_ROW)
+    num_columns = -(-len(keys) // num_rows)
+    figure = Figure(figsize=(4 * num_columns + 1, height * num_rows), dpi=100, layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, sharey=is_shared, squeeze=False).flatten()
+    for unused in panels[len(keys) :]:
+        unused.remove()
+    panels = panels[: len(keys)]
     for (column, metric), axes in zip(keys, panels, strict=True):
         axes.set_title(column if len(columns) > 1 else "", fontsize="medium")
         (axes.set_xlabel if is_shared else axes.set_ylabel)(TITLES[metric])
@@ -206,4 +213,11 @@ def _mark(label: str, marker: str, colour: str) -> "Line2D":
 
 def _legend(figure: "Figure", panels: "dict[tuple[str, str], Axes]") -> None:
     shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
-    figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=4, fontsize="small")
+    _add_legend(figure, list(shown.values()))
+
+
+def _add_legend(figure: "Figure", handles: "list[Line2D]") -> None:
+    """Adds a legend below all panels, with as many columns as have room."""
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    num_columns = max(1, int(figure.get_figwidth() * LETTERS_PER_INCH) // (longest + 6))
+    figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, fontsize="small")
