@@ -56,7 +56,7 @@ GRIDS = {
     "fedprox": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
     "fednova": FOUR_RATES,
     "scaffold": FOUR_RATES,
-    "feddyn": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
+    "feddyn": ["model.optimizer.init_args.lr=0.005,0.01", "model.cluster_weight=0.01,0.1"],  # at 0.02 it diverges
     "fedavgm": [*TWO_RATES, f"{SERVER_RATE}=0.3,1.0"],
     "fedadam": [*TWO_RATES, f"{SERVER_RATE}=0.01,0.03"],
     "fedyogi": [*TWO_RATES, f"{SERVER_RATE}=0.01,0.03"],
