@@ -135,7 +135,7 @@ def draw(tables: dict[str, Table]) -> "Figure":
         axes.set_xlabel("test accuracy on own_split in %")
         axes.grid(axis="x", alpha=0.3)
         axes.set_title(title)
-    axes.legend(loc="lower left", fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
     return figure
 
 
