@@ -12,13 +12,16 @@ import argparse
 import csv
 import re
 from collections.abc import Sequence
-from math import isnan
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cifar10 import GRIDS
 
+from lcfl.cli.commands.compare import by_model, costs, markdown
+from lcfl.core.metric_names import Reported
 from lcfl.figures.base import KIND_COLOURS, new_panels, save
+from lcfl.runs.comparison import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +33,6 @@ PROTOCOLS = ("own_split", "label_view")
 # The first kind that a method has is the one that its paper reports. Values: marker, offset below the method's line.
 KINDS = {"personal": ("o", 0.0), "cluster": ("s", 0.0), "global": ("^", 0.0), "after_local": ("x", 0.3)}
 BASELINE = "majority class"
-COSTS = ("clusters", "ARI", "stability", "MB", "minutes", "rounds to 90 % of peak")
 
 Record = dict[str, str]  # a row of a comparison
 Table = dict[str, dict[str, tuple[float, float]]]  # by method and kind of model: mean and deviation over seeds
@@ -59,48 +61,25 @@ def write(path: Path, rows: Sequence[Record]) -> None:
         writer.writerows(rows)
 
 
-def accuracies(rows: Sequence[Record], protocol: str) -> list[list[str]]:
-    """Returns header and cells of the accuracies under a protocol, in percent: a line per method, a column per kind."""
-    lines: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if row["protocol"] == protocol:
-            kinds = lines.setdefault(row["label"], {"options": row["options"]})
-            deviation = float(row["acc_std"])
-            text = f"{100 * float(row['acc']):.2f}" + ("" if isnan(deviation) else f" ± {100 * deviation:.2f}")
-            kinds[row["model"] or next(iter(KINDS))] = text
-    columns = [*KINDS, "options"]
-    return [["method", *columns], *([name, *(of.get(each, "") for each in columns)] for name, of in lines.items())]
-
-
-def costs(rows: Sequence[Record]) -> list[list[str]]:
-    """Returns header and cells of clusters, bytes and time, with a line per method."""
-    lines = [["method", "seeds", *COSTS, "options"]]
-    for row in rows:
-        if row["protocol"] != PROTOCOLS[0] or row["label"] in (BASELINE, *(line[0] for line in lines)):
-            continue
-        size, minutes = float(row["total_bytes"]) / 1e6, float(row["seconds"]) / 60
-        cells = [_number(row["clusters"], 1), _number(row["rand_index"], 2), _number(row["stability"], 2)]
-        cells += [f"{size:.0f}", f"{minutes:.1f}", _number(row["rounds_to_peak90"], 0)]
-        lines.append([row["label"], row["seeds"], *cells, row["options"]])
-    return lines
-
-
 def with_tables(page: str, rows_of: dict[str, list[Record]]) -> str:
     """Returns the page with new tables, each below a comment such as ``<!-- table: dirichlet costs -->``."""
-    for partition, rows in rows_of.items():
-        tables = {protocol: accuracies(rows, protocol) for protocol in PROTOCOLS} | {"costs": costs(rows)}
+    for partition, records in rows_of.items():
+        rows = [_row(record) for record in records]
+        tables = {name: by_model([row for row in rows if row.protocol == name], Reported()) for name in PROTOCOLS}
+        tables["costs"] = costs([row for row in rows if row.protocol == PROTOCOLS[0]])
         for name, lines in tables.items():
-            text = "\n".join(
-                "| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])
-            )
+            text = "\n".join(markdown(lines))
             mark = f"<!-- table: {partition} {name} -->\n"
             page, found = re.subn(rf"({mark})(?:\|.*\n)*", lambda match, text=text: f"{match[1]}{text}\n", page)
             assert found == 1, mark
     return page
 
 
-def _number(text: str, decimals: int) -> str:
-    return "" if isnan(float(text)) else f"{float(text):.{decimals}f}"
+def _row(record: Record) -> Row:
+    """Returns a row of a file as the row of the comparison that it was."""
+    values = {name.replace("acc", "value"): value for name, value in record.items()}
+    types: dict[str, Any] = {each.name: each.type for each in fields(Row)}
+    return Row(**{name: types[name](value) for name, value in values.items()})
 
 
 def table_of(rows: Sequence[Record]) -> Table:

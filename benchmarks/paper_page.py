@@ -1,4 +1,4 @@
-"""Counts how many cells of the papers' tables are reproduced, and keeps these counts in docs/results/papers.md.
+"""Counts how many cells of the papers' tables are reproduced, and keeps these counts in docs/results.md.
 
     python benchmarks/paper_page.py
 
@@ -17,8 +17,10 @@ import numpy as np
 from paper_items import ITEMS
 from paper_rows import Row, read
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "papers.md"
-RESULTS = PAGE.with_suffix("")
+from lcfl.cli.commands.compare import markdown
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+RESULTS = PAGE.with_suffix("") / "papers"
 KINDS = ("personal", "cluster", "global")
 HEADER = ("reading", "model", "test images", "cells", "within two deviations", "mean difference", "mean distance")
 
@@ -71,7 +73,7 @@ def with_counts(page: str) -> str:
         if not any(not isnan(row.printed) for row in rows):
             continue
         lines = counts(rows)
-        text = "\n".join("| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:]))
+        text = "\n".join(markdown(lines))
         mark = f"<!-- cells: {name} -->\n"
         page, found = re.subn(rf"({mark})(?:\|.*\n)*", lambda match, text=text: f"{match[1]}{text}\n", page)
         assert found == 1, f"{PAGE} lacks {mark}"

@@ -14,20 +14,31 @@ Record = TypeVar("Record", "Row", "Point")
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a cell measures with one kind of model, under one reading and one test protocol.
+class Measured:
+    """What was measured: of which cell, under which reading, and which kind of model under which test protocol."""
+
+    column: str
+    method: str
+    point: str
+    reading: str
+    metric: str
+    protocol: str
+    model: str
+
+    @property
+    def key(self) -> Key:
+        """The cell and the reading."""
+        return self.column, self.method, self.point, self.reading
+
+
+@dataclass(frozen=True)
+class Row(Measured):
+    """The result of a cell with one kind of model.
 
     Accuracies are in percent. `best` is that of the best evaluated round. `seeds` lists the seeds. Seconds are those of
     one run.
     """
 
-    column: str
-    method: str
-    point: str
-    metric: str
-    reading: str
-    protocol: str
-    model: str
     seeds: str
     mean: float
     std: float
@@ -41,31 +52,14 @@ class Row:
     seconds: float
     command: str
 
-    @property
-    def key(self) -> Key:
-        """The cell and the reading."""
-        return self.column, self.method, self.point, self.reading
-
 
 @dataclass(frozen=True)
-class Point:
+class Point(Measured):
     """What a cell measured after a round, with one seed."""
 
-    column: str
-    method: str
-    point: str
-    reading: str
-    metric: str
-    protocol: str
-    model: str
     seed: int
     round: int
     value: float
-
-    @property
-    def key(self) -> Key:
-        """As `Row.key`."""
-        return self.column, self.method, self.point, self.reading
 
 
 def read(path: Path, kind: type[Record]) -> list[Record]:

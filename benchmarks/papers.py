@@ -94,10 +94,15 @@ class Task:
         return len(self.seeds) + len(self.points) - 1
 
     @property
+    def is_of_letters(self) -> bool:
+        """Whether it has EMNIST's letters in place of the 62 classes."""
+        return "letters" in self.reading.split("+")
+
+    @property
     def missing(self) -> str | None:
         """The files of the data set, below the folder of data, that are not there; None if nothing is missing."""
         pattern = FILES.get(self.cell.dataset, "*")
-        if "letters" in self.reading.split("+"):
+        if self.is_of_letters:
             pattern = pattern.replace("byclass", "letters")
         return None if any((HOME / self.root).glob(pattern)) else pattern
 
@@ -130,7 +135,7 @@ class Task:
             values = [MEASURES[metric](run, protocol, model, cell) for run in runs]
             best = [best_accuracy(run, protocol, model, cell) for run in runs] if metric == "test_accuracy" else [nan]
             printed, printed_std = cell.printed.get(metric, (nan, nan))
-            if "letters" in self.reading.split("+") or model == "before":  # the paper prints another number
+            if self.is_of_letters or model == "before":  # the paper prints another number
                 printed = printed_std = nan
             rows.append(
                 Row(

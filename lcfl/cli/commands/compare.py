@@ -17,7 +17,7 @@ from lcfl.runs.finished import find_runs, trivial_value
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main", "parser"]
+__all__ = ["by_model", "costs", "main", "markdown", "parser"]
 
 Lines = list[list[str]]
 
@@ -78,10 +78,10 @@ def main(args: Sequence[str]) -> None:
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
         if options.wide:
-            console.print(_table(_title(reported, setting, protocol, many), _by_model(lines, reported)))
+            console.print(_table(_title(reported, setting, protocol, many), by_model(lines, reported)))
             continue
         console.print(_table(_caption(reported, setting, protocol, target, many), _values(lines, reported)))
-        console.print(_table("cost of a run", _costs(lines)))
+        console.print(_table("cost of a run", costs(lines)))
     if options.out is not None:
         _write(options.out, rows, targets, entries, reported, options.format)
         console.print(f"written to {options.out}", highlight=False)
@@ -96,7 +96,7 @@ def _caption(reported: Reported, setting: int, protocol: str, target: float, man
     return f"{_title(reported, setting, protocol, many)}; rounds and MB to reach {reported.text(target)}{percent}"
 
 
-def _by_model(rows: Sequence[Row], reported: Reported) -> Lines:
+def by_model(rows: Sequence[Row], reported: Reported) -> Lines:
     """Returns header and cells, with a line for each method and a column for each kind of model.
 
     The trivial baseline is a separate line.
@@ -140,7 +140,7 @@ def _values(rows: Sequence[Row], reported: Reported) -> Lines:
     return lines
 
 
-def _costs(rows: Sequence[Row]) -> Lines:
+def costs(rows: Sequence[Row]) -> Lines:
     """Returns header and cells, with a line for each method. The last column is about its first kind of model."""
     lines = [["method", "seeds", "clusters", "ARI", "stability", "MB", "minutes", PEAK]]
     firsts: dict[str, Row] = {}
@@ -179,7 +179,8 @@ def _table(title: str, lines: Lines) -> "Table":
     return table
 
 
-def _markdown(lines: Lines) -> list[str]:
+def markdown(lines: Lines) -> list[str]:
+    """Returns header and cells as the lines of a Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
 
 
@@ -201,9 +202,9 @@ def _write(
     text = []
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
-        text += [_title(reported, setting, protocol, many), "", *_markdown(_by_model(lines, reported)), ""]
-        text += [_caption(reported, setting, protocol, target, many), "", *_markdown(_values(lines, reported)), ""]
-        text += ["cost of a run", "", *_markdown(_costs(lines)), ""]
+        text += [_title(reported, setting, protocol, many), "", *markdown(by_model(lines, reported)), ""]
+        text += [_caption(reported, setting, protocol, target, many), "", *markdown(_values(lines, reported)), ""]
+        text += ["cost of a run", "", *markdown(costs(lines)), ""]
     (folder / "comparison.md").write_text("\n".join(text))
     points: list[tuple[object, ...]] = []
     for setting, protocol in targets:

@@ -80,7 +80,7 @@ def test_columns_are_kinds_of_model_and_missing_models_stay_empty():
         for label, kind, acc in [("lcfed", "cluster", 0.7), ("lcfed", "personal", 0.6), ("fedavg", "after_local", 0.5)]
     ]
     rows.append(Row(1, "own_split", "majority class", "", 0, 0.25, nan))
-    assert compare._by_model(rows, Reported()) == [
+    assert compare.by_model(rows, Reported()) == [
         ["method", "personal", "cluster", "after_local"],
         ["lcfed", "60.00", "70.00", ""],
         ["fedavg", "", "", "50.00"],
