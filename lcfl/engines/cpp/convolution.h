@@ -43,11 +43,24 @@ void correlate_block(const Window& at, int channel, int end, Span rows, Span col
             const Vec* row = in + ((int64_t(channel) * at.height + ky) * at.width + columns.begin) * V;
             const float* weight = packed + ((int64_t(channel) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
             for (int kx = columns.begin; kx < columns.end; ++kx, row += V, weight += CB)
-                for (int x = 0; x < XB; ++x)
-                    for (int v = 0; v < V; ++v) {
-                        const Vec value = row[x * step + v];
-                        for (int c = 0; c < CB; ++c) sum[c][x][v] += weight[c] * value;
+                if constexpr (CB < XB * V) {
+                    Vec factor[CB];
+                    for (int c = 0; c < CB; ++c) factor[c] = held(fill(weight[c]));
+                    for (int x = 0; x < XB; ++x)
+                        for (int v = 0; v < V; ++v) {
+                            const Vec value = held(row[x * step + v]);
+                            for (int c = 0; c < CB; ++c) sum[c][x][v] += factor[c] * value;
+                        }
+                } else {
+                    Vec value[XB][V];
+                    for (int x = 0; x < XB; ++x)
+                        for (int v = 0; v < V; ++v) value[x][v] = held(row[x * step + v]);
+                    for (int c = 0; c < CB; ++c) {
+                        const Vec factor = held(fill(weight[c]));
+                        for (int x = 0; x < XB; ++x)
+                            for (int v = 0; v < V; ++v) sum[c][x][v] += factor * value[x][v];
                     }
+                }
         }
     for (int c = 0; c < CB; ++c)
         for (int x = 0; x < XB; ++x)
@@ -55,58 +68,63 @@ void correlate_block(const Window& at, int channel, int end, Span rows, Span col
                 if (x >= skip) out[c * plane + x * V + v] = sum[c][x][v];
 }
 
-// Computes a whole value in blocks of CB x XB, for as many input channels at a time as stay in the second-level cache.
-// The last block of a row overlaps the block before it. Channels beyond the last one have zero weights and are written
-// to `spare`.
+// Adds up a row of CB output channels, from `first` on, in blocks of XB pixels. The last block overlaps the block
+// before it. Channels beyond the last one have zero weights and are written to `spare`.
+template <int CB, int XB, int V>
+void correlate_row(const Window& at, int channel, int end, int first, int y, const Vec* in, const float* packed,
+                   const float* bias, Vec* out, Vec* spare) {
+    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
+    const int valid = std::min(CB, at.out_channels - first);
+    const float* weight = packed + int64_t(first) * at.taps();
+    const float* begins = channel == 0 ? bias + first : nullptr;
+    const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
+    for (int x = 0; x < at.out_width; x += XB) {
+        const int left = std::min(x, at.out_width - XB);
+        const Span columns = inside(left * at.stride_w, (left + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
+        const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(left) * at.stride_w) * V;
+        Vec* to = out + first * plane + (int64_t(y) * at.out_width + left) * V;
+        if (valid == CB) {
+            correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to, plane);
+            continue;
+        }
+        for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
+        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare, XB * V);
+        for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
+    }
+}
+
+// Computes a whole value. Goes through all output channels with as many rows, and as many input channels, as stay in
+// the second-level cache.
 template <int CB, int XB, int V>
 void correlate(const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
-    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
-    const int together = std::max(1, NEAR / (at.height * at.width * V));
-    for (int channel = 0; channel < at.channels; channel += together) {
-        const int end = std::min(channel + together, at.channels);
-        for (int first = 0; first < at.out_channels; first += CB) {
-            const float* weight = packed + int64_t(first) * at.taps();
-            const float* begins = channel == 0 ? bias + first : nullptr;
-            const int valid = std::min(CB, at.out_channels - first);
-            for (int y = 0; y < at.out_height; ++y) {
-                const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
-                for (int x = 0; x < at.out_width; x += XB) {
-                    const int left = std::min(x, at.out_width - XB);
-                    const Span columns =
-                        inside(left * at.stride_w, (left + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
-                    const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(left) * at.stride_w) * V;
-                    Vec* to = out + first * plane + (int64_t(y) * at.out_width + left) * V;
-                    if (valid == CB) {
-                        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to,
-                                                   plane);
-                        continue;
-                    }
-                    for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
-                    correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare,
-                                               XB * V);
-                    for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
-                }
-            }
-        }
-    }
+    const int slab = std::clamp(NEAR / (at.kernel_h * at.width * V), 1, at.channels);
+    const int band = std::max(1, (NEAR / (at.channels * at.width * V) - at.kernel_h) / at.stride_h + 1);
+    for (int top = 0; top < at.out_height; top += band)
+        for (int channel = 0; channel < at.channels; channel += slab)
+            for (int first = 0; first < at.out_channels; first += CB)
+                for (int y = top; y < std::min(top + band, at.out_height); ++y)
+                    correlate_row<CB, XB, V>(at, channel, std::min(channel + slab, at.channels), first, y, in, packed,
+                                             bias, out, spare);
 }
 
 struct Blocks {
     int channels, pixels;
 };
 
-// Returns the blocks with the least work for a shape, among the blocks whose sums fit into the registers.
+// Returns the fastest blocks for a shape, among the blocks whose sums fit into the registers. The time for a tap counts
+// its products, its loads of weights, and twice its loads of values, because those come from the second-level cache.
 template <int V>
 Blocks best_blocks(const Window& at) {
-    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // 24 sums
-                                 {4, 3}, {3, 4}, {6, 2}, {2, 6}, {12, 1},           // 12 sums
-                                 {3, 2}, {2, 3}, {6, 1}};                           // 6 sums
+    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2},  // 24 sums
+                                 {6, 2}, {4, 3}, {3, 4}, {2, 6}, {12, 1},  // 12 sums
+                                 {3, 2}, {2, 3}, {6, 1}};                  // 6 sums
     Blocks best{1, 1};
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks& each : all) {
         if (each.channels * each.pixels != SUMS / V || each.pixels > at.out_width) continue;
-        const int64_t work = int64_t(whole(at.out_channels, each.channels)) * whole(at.out_width, each.pixels);
-        if (work < least) best = each, least = work;
+        const int64_t tap = SUMS + each.channels + 2 * each.pixels * V;
+        const int64_t time = tap * whole(at.out_channels, each.channels) * whole(at.out_width, each.pixels);
+        if (time < least) best = each, least = time;
     }
     return best;
 }
@@ -119,9 +137,7 @@ void correlate_with(Blocks b, const Window& at, const Vec* in, const float* pack
     case C * 100 + X:   \
         return correlate<C, X, V>(at, in, packed, bias, out, spare);
     if constexpr (SUMS / V == 24) {
-        switch (code) {
-            LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) LCFL_CASE(24, 1)
-        }
+        switch (code) { LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) }
     } else if constexpr (SUMS / V == 12) {
         switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
     } else {
@@ -157,9 +173,9 @@ void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope
         for (int x = 0; x < at.out_width; ++x)
             for (int v = 0; v < V; ++v) {
                 Vec rise[CB];
-                for (int c = 0; c < CB; ++c) rise[c] = slope[c][to + x * V + v];
+                for (int c = 0; c < CB; ++c) rise[c] = held(slope[c][to + x * V + v]);
                 for (int t = 0; t < TB; ++t) {
-                    const Vec value = in[t][from + int64_t(x) * at.stride_w * V + v];
+                    const Vec value = held(in[t][from + int64_t(x) * at.stride_w * V + v]);
                     for (int c = 0; c < CB; ++c) sum[c][t] += rise[c] * value;
                 }
             }

@@ -15,11 +15,14 @@ void connect_block(const float* weight, int64_t inputs, const float* bias, const
     Vec sum[OB][V];
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) sum[o][v] = fill(bias ? bias[o] : 0);
-    for (int64_t i = 0; i < inputs; ++i)
-        for (int v = 0; v < V; ++v) {
-            const Vec value = in[i * V + v];
-            for (int o = 0; o < OB; ++o) sum[o][v] += weight[o * inputs + i] * value;
+    for (int64_t i = 0; i < inputs; ++i) {
+        Vec value[V];
+        for (int v = 0; v < V; ++v) value[v] = held(in[i * V + v]);
+        for (int o = 0; o < OB; ++o) {
+            const Vec each = held(fill(weight[o * inputs + i]));
+            for (int v = 0; v < V; ++v) sum[o][v] += each * value[v];
         }
+    }
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) out[o * V + v] = sum[o][v];
 }
@@ -42,9 +45,14 @@ void connect_back_block(const float* weight, int64_t inputs, const Vec* slope, V
     Vec sum[IB][V];
     for (int i = 0; i < IB; ++i)
         for (int v = 0; v < V; ++v) sum[i][v] = back[i * V + v];
-    for (int o = 0; o < OB; ++o)
-        for (int i = 0; i < IB; ++i)
-            for (int v = 0; v < V; ++v) sum[i][v] += weight[o * inputs + i] * slope[o * V + v];
+    for (int o = 0; o < OB; ++o) {
+        Vec rise[V];
+        for (int v = 0; v < V; ++v) rise[v] = held(slope[o * V + v]);
+        for (int i = 0; i < IB; ++i) {
+            const Vec each = held(fill(weight[o * inputs + i]));
+            for (int v = 0; v < V; ++v) sum[i][v] += each * rise[v];
+        }
+    }
     for (int i = 0; i < IB; ++i)
         for (int v = 0; v < V; ++v) back[i * V + v] = sum[i][v];
 }
@@ -74,7 +82,7 @@ void outer_block(const float* const* slope, const Vec* in, int64_t row, int samp
         for (int b = 0; b < samples; ++b) {
             const Vec* values = in + chunk * chunk_in + b * row;
             for (int i = 0; i < IB; ++i) {
-                const Vec value = values[i];
+                const Vec value = held(values[i]);
                 for (int o = 0; o < OB; ++o) sum[o][i] += slope[o][chunk * chunk_slope + b] * value;
             }
         }
