@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 __all__ = [
     "check_new",
+    "open_regular",
     "read_regular",
     "atomic_file",
     "sync_directory",
@@ -44,8 +45,8 @@ def write_json(path: str | Path, content: dict[str, Any], indent: int | None = N
         temporary.unlink(missing_ok=True)
 
 
-def read_regular(path: Path, size: int | None = None) -> bytes:
-    """Returns the content of a file.
+def open_regular(path: Path, size: int | None = None) -> BinaryIO:
+    """Opens a file for reading.
 
     Args:
         path: a regular file. A link, a pipe or a device could lead elsewhere or never end.
@@ -55,13 +56,22 @@ def read_regular(path: Path, size: int | None = None) -> bytes:
         OSError: if it cannot be read, is not a regular file, or has another size.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if size is not None and status.st_size != size:
-            raise OSError(errno.EINVAL, f"it has {status.st_size} bytes instead of {size}")
-        return file.read(status.st_size)
+    file = os.fdopen(os.open(path, flags), "rb")
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        reason = "it is not a regular file"
+    elif size not in (None, status.st_size):
+        reason = f"it has {status.st_size} bytes instead of {size}"
+    else:
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, reason)
+
+
+def read_regular(path: Path, size: int | None = None) -> bytes:
+    """Returns the content of a file. Takes and raises what `open_regular` does."""
+    with open_regular(path, size) as file:
+        return file.read()
 
 
 def check_new(path: Path) -> None:

@@ -137,7 +137,7 @@ class Session:
     def _fit(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         run = self._locked()
         try:
-            state = self._state(None if run is None else self._resumed_in(run.path), new_store)
+            state = self._initial_state(new_store) if run is None else self._resumed_state(new_store)
             self._check_monitors()
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
@@ -168,13 +168,6 @@ class Session:
             RunDirectory(versions[0]).close()
         return None
 
-    def _resumed_in(self, run: Path) -> Path:
-        """Returns the checkpoint to resume. It is looked up again under the lock: a newer one may have replaced it."""
-        assert self.resumed is not None and self.ckpt_path is not None
-        is_exact = self.ckpt_path != "best" and Path(self.ckpt_path) == self.resumed
-        wanted = "best" if self.ckpt_path == "best" else "last"
-        return self.resumed if is_exact else checkpoint_lookup.of_run(run, wanted)
-
     def _check_monitors(self) -> None:
         """Refuses a callback that waits for a metric which no evaluation of the run will have."""
         kinds = self.schedule.evaluated_kinds(self.method.exchange)
@@ -184,7 +177,7 @@ class Session:
 
     def _evaluate(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            state = self._state(self.resumed, new_store)
+            state = self._resumed_state(new_store)
             server = self._server(fabric, transport, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
@@ -193,21 +186,30 @@ class Session:
         metrics = evaluation.summary() | (server.trivial_baseline() if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
-    def _state(self, resumed: Path | None, new_store: NewStore) -> FederationState:
-        """Returns the initial state, or the state of the checkpoint if its configuration is the same."""
-        if resumed is None:
-            initial = self.module.initial_model(self.settings.seed)
-            num_warmup_rounds = len(self.method.warmup_rounds(self.data.num_initial_clients))
-            return FederationState.create(
-                initial,
-                self.data.num_clients,
-                self.method.exchange.keeps_model,
-                num_warmup_rounds,
-                self.data.population.newcomers,
-                self.module.initial_buffers(self.settings.seed),
-                new_store,
-                self.module.frozen_part(),
-            )
+    def _initial_state(self, new_store: NewStore) -> FederationState:
+        return FederationState.create(
+            self.module.initial_model(self.settings.seed),
+            self.data.num_clients,
+            self.method.exchange.keeps_model,
+            len(self.method.warmup_rounds(self.data.num_initial_clients)),
+            self.data.population.newcomers,
+            self.module.initial_buffers(self.settings.seed),
+            new_store,
+            self.module.frozen_part(),
+        )
+
+    def _resumed_state(self, new_store: NewStore) -> FederationState:
+        """Reads the checkpoint, unless its name stands for another one by now: `fit` has locked the run only since."""
+        assert self.resumed is not None and self.ckpt_path is not None
+        read, run = functools.partial(self._read, new_store=new_store), run_of(self.resumed)
+        if self.ckpt_path == "best":
+            return read(checkpoint_lookup.of_run(run, "best"))
+        if Path(self.ckpt_path) == self.resumed:
+            return read(self.resumed)
+        return checkpoint_lookup.read_newest([run], read)
+
+    def _read(self, resumed: Path, new_store: NewStore) -> FederationState:
+        """Returns the state of a checkpoint if its configuration is the same."""
         now = self._identity()
         apart = {"frozen"}  # the values of the checkpoint are used
         if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:

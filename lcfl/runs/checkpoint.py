@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ import lcfl
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import atomic_directory, read_regular, write_bytes, write_json
+from lcfl.core.files import atomic_directory, open_regular, read_regular, write_bytes, write_json
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.renamed import with_current_names
 from lcfl.core.schema import Forms, check_form
@@ -34,8 +34,9 @@ from lcfl.runs.serialization import deserialized, plain_copy, serialized
 __all__ = [
     "SCHEMA",
     "CheckpointError",
+    "DamagedError",
     "LoadedCheckpoint",
-    "checked_parts",
+    "check_files",
     "identity_of",
     "path_of",
     "read",
@@ -52,6 +53,10 @@ NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
 
 class CheckpointError(ValueError):
     """Raised if a checkpoint is missing or damaged, or if its schema or its configuration is a different one."""
+
+
+class DamagedError(CheckpointError):
+    """Raised if a file of a checkpoint is missing, or is not the file that was written."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def read(
             does not fit together or is not what is expected.
     """
     manifest = read_manifest(path)
-    parts = checked_parts(path, manifest)
+    parts = _checked_parts(path, manifest)
     _, server = next(parts)
     try:
         if manifest["schema"] == 2:
@@ -246,7 +251,7 @@ def read_frozen(path: Path) -> Tensor | None:
     """
     manifest = read_manifest(path)
     digests = {name: digest for name, digest in manifest["sha256"].items() if name.startswith(FROZEN)}
-    for name, part in checked_parts(path, manifest | {"sha256": digests}):
+    for name, part in _checked_parts(path, manifest | {"sha256": digests}):
         try:
             check_frozen(part, {})
         except ValueError as error:
@@ -256,27 +261,47 @@ def read_frozen(path: Path) -> Tensor | None:
     return None
 
 
-def checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def check_files(path: Path) -> None:
+    """Checks that a checkpoint has all its files, with the sizes in its manifest. Does not read what is in them.
+
+    Raises:
+        CheckpointError: as `read_manifest`.
+        DamagedError: if a file is missing or has another size.
+    """
+    manifest = read_manifest(path)
+    for name in manifest["sha256"]:
+        _part_file(path, name, manifest).close()
+
+
+def _part_file(path: Path, name: str, manifest: dict[str, Any]) -> BinaryIO:
+    try:
+        return open_regular(path / name, manifest.get("bytes", {}).get(name))
+    except OSError as error:
+        raise DamagedError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
+
+
+def _checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the name and the content of each part, ``state.pt`` first.
 
     Reads one part at a time, because all parts together may not fit into memory.
 
     Raises:
-        CheckpointError: if a part is missing or damaged, or if it holds more than tensors and plain values.
+        DamagedError: if a part is missing or damaged, or if it holds more than tensors and plain values.
     """
     for name, digest in manifest["sha256"].items():
         try:
-            content = read_regular(path / name, manifest.get("bytes", {}).get(name))
+            with _part_file(path, name, manifest) as file:
+                content = file.read()
         except OSError as error:
-            raise CheckpointError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
+            raise DamagedError(f"{path}: damaged: {name} cannot be read ({error.strerror}).") from None
         if hashlib.sha256(content).hexdigest() != digest:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path}: damaged: {name} does not match its SHA-256. Resume from an earlier checkpoint."
             )
         try:
             part = deserialized(content)
         except Exception as error:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path}: refused: {name} holds more than tensors and plain values ({_reason(error)})."
             ) from None
         yield name, part

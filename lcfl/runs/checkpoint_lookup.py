@@ -3,14 +3,17 @@
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lcfl.core.files import read_regular
-from lcfl.runs.checkpoint import NAME, CheckpointError, checked_parts, read_manifest
+from lcfl.runs.checkpoint import NAME, CheckpointError, DamagedError, check_files, read_manifest
 from lcfl.runs.directory import run_versions
 
-__all__ = ["drop_after", "find", "find_if_any", "newest", "of_run", "remove"]
+__all__ = ["drop_after", "find", "find_if_any", "newest", "of_run", "read_newest", "remove"]
+
+Result = TypeVar("Result")
 
 
 def find(ckpt_path: str, root: Path, name: str) -> Path:
@@ -92,9 +95,28 @@ def of_run(run: Path, ckpt_path: str | Path) -> Path:
 
 
 def newest(runs: Sequence[Path]) -> Path:
-    """Returns the newest complete checkpoint of these run directories.
+    """Returns the newest checkpoint of these run directories that has all its files.
 
-    The folders are listed again if a process that writes a run has replaced its checkpoints in the meantime.
+    Raises:
+        CheckpointError: if there is none.
+    """
+
+    def found(path: Path) -> Path:
+        check_files(path)
+        return path
+
+    return read_newest(runs, found)
+
+
+def read_newest(runs: Sequence[Path], read: Callable[[Path], Result]) -> Result:
+    """Returns what `read` returns for the newest checkpoint of these run directories that is not damaged.
+
+    A damaged one is skipped with a warning. The folders are listed again if a process that writes a run has replaced
+    its checkpoints in the meantime.
+
+    Args:
+        runs: the run directories.
+        read: a function of a checkpoint's path. It raises a `DamagedError` for a damaged one.
 
     Raises:
         CheckpointError: if there is none.
@@ -111,8 +133,10 @@ def newest(runs: Sequence[Path]) -> Path:
             except CheckpointError as error:
                 _warn_of(path, error)
         for _, path in sorted(candidates, reverse=True):
-            if _is_whole(path):
-                return path
+            try:
+                return read(path)
+            except DamagedError as error:
+                _warn_of(path, error)
         listed |= paths
     folders = ", ".join(str(run / "checkpoints") for run in runs)
     raise CheckpointError(f"there is no complete checkpoint in {folders}.")
@@ -162,16 +186,6 @@ def _chosen(choice: Path) -> Path:
             f"{choice}: damaged ({error}). Remove it, and name a checkpoint in that folder in place of best."
         ) from None
     return choice.parent / str(name)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        for _ in checked_parts(path, read_manifest(path)):
-            pass
-    except CheckpointError as error:
-        _warn_of(path, error)
-        return False
-    return True
 
 
 def _warn_of(path: Path, error: CheckpointError) -> None:

@@ -69,7 +69,10 @@ class Run:
         """
         folder = self.path if self._client_store == "mapped" else None
         new_store = functools.partial(ClientStore, folder=folder)
-        return checkpoint.read(checkpoint_lookup.of_run(self.path, self._ckpt_path), new_store).state
+        read = functools.partial(checkpoint.read, new_store=new_store)
+        if self._ckpt_path == "last":
+            return checkpoint_lookup.read_newest([self.path], read).state
+        return read(checkpoint_lookup.of_run(self.path, self._ckpt_path)).state
 
     @functools.cached_property
     def client_names(self) -> list[str] | None:

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from lcfl.core.files import write_json
 from lcfl.engines import kernels
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.directory import RunDirectory
@@ -150,6 +151,17 @@ def test_damaged_newest_checkpoint_is_passed_over(tmp_path, ended, reference):
     with pytest.warns(UserWarning, match="skipped.*does not match its SHA-256"):
         resumed = fit(tmp_path, "lcfed", 1, ROUNDS, "--ckpt_path=last")
     assert_same_run(reference("lcfed")[0], resumed.path)
+
+
+@pytest.mark.parametrize("ckpt_path", ["last", "auto", "best", "run directory", "checkpoint"])
+def test_a_resumed_run_reads_every_part_once(tmp_path, ended, monkeypatch, ckpt_path):
+    newest = ended / "checkpoints" / "round-000005.ckpt"
+    write_json(ended / "checkpoints" / "best.json", {"checkpoint": newest.name})
+    paths = {"run directory": ended, "checkpoint": newest}
+    read, deserialized = [], checkpoint.deserialized
+    monkeypatch.setattr(checkpoint, "deserialized", lambda content: read.append(len(content)) or deserialized(content))
+    fit(tmp_path, "lcfed", 1, 5, f"--ckpt_path={paths.get(ckpt_path, ckpt_path)}")
+    assert read == list(checkpoint.read_manifest(newest)["bytes"].values())
 
 
 def test_missing_checkpoint_error_names_where_it_looked(tmp_path):

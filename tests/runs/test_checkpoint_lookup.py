@@ -9,8 +9,8 @@ import pytest
 
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint import CheckpointError, write
-from lcfl.runs.checkpoint_lookup import drop_after, find, newest
-from tests.helpers.checkpoints import Malicious, full_state, replace_part
+from lcfl.runs.checkpoint_lookup import drop_after, find, newest, read_newest
+from tests.helpers.checkpoints import Malicious, flip_a_bit, full_state, replace_part
 
 
 @pytest.fixture
@@ -61,13 +61,25 @@ def test_newest_skips_a_damaged_checkpoint_with_a_warning(tmp_path, clock, part)
         assert newest([tmp_path / "version_0"]) == whole
 
 
+def test_a_changed_file_of_the_same_size_is_found_by_reading_and_the_next_checkpoint_read(tmp_path, clock):
+    folder = tmp_path / "version_0" / "checkpoints"
+    whole, damaged = write(folder, full_state(1), {}), write(folder, full_state(2), {})
+    flip_a_bit(damaged / "state.pt")
+    assert newest([tmp_path / "version_0"]) == damaged
+    with pytest.warns(UserWarning, match="skipped: .*round-000002.ckpt: damaged: state.pt does not match its SHA-256"):
+        assert read_newest([tmp_path / "version_0"], checkpoint.read).path == whole
+    flip_a_bit(whole / "state.pt")
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(CheckpointError, match="no complete checkpoint in"):
+        read_newest([tmp_path / "version_0"], checkpoint.read)
+
+
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_newest_skips_a_malicious_checkpoint(tmp_path, clock):
+def test_a_malicious_checkpoint_is_skipped(tmp_path, clock):
     folder = tmp_path / "version_0" / "checkpoints"
     whole, hostile = write(folder, full_state(1), {}), write(folder, full_state(2), {})
     replace_part(hostile, "state.pt", pickle.dumps(Malicious(tmp_path / "trap")))
     with pytest.warns(UserWarning, match="skipped: .*refused"):
-        assert newest([tmp_path / "version_0"]) == whole
+        assert read_newest([tmp_path / "version_0"], checkpoint.read).path == whole
     assert not (tmp_path / "trap").exists()
 
 
