@@ -41,6 +41,7 @@ class TorchvisionImages(FederatedDataset):
 
     _mean: ClassVar[Sequence[float]]
     _std: ClassVar[Sequence[float]]
+    _prepared: tuple[Any, Any] | None = None  # torchvision's two parts, which verify their files whenever they are made
 
     def __init__(
         self,
@@ -56,12 +57,13 @@ class TorchvisionImages(FederatedDataset):
         self._check_normalisation()
 
     def prepare(self) -> None:
-        """Downloads the files if ``download`` is set. Always reads both parts once, so a damaged file is found here."""
-        self._parts(self.download)
+        """Downloads the files if ``download`` is set. Reads both parts for `load`, so a damaged file is found here."""
+        self._prepared = self._parts(self.download)
 
     def load(self) -> Samples:
         """Returns the training images, then the official test images, in torchvision's order."""
-        train, test = self._parts(download=False)
+        train, test = self._prepared or self._parts(download=False)
+        self._prepared = None
         inputs = torch.cat([self._images(part) for part in (train, test)])
         targets = np.concatenate([self._labels(part) for part in (train, test)])
         mean, std = self._mean_and_std()
