@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "program.h"
 #include "vectors.h"
@@ -33,39 +34,33 @@ inline Span inside(int first, int last, int size, int low, int high) {
 template <int CB, int XB, int V>
 void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const Vec* in,
                      const float* packed, const float* bias, Vec* out, int64_t plane) {
-    Vec sum[CB][XB][V];
+    Vec sum[CB][XB * V];
     for (int c = 0; c < CB; ++c)
-        for (int x = 0; x < XB; ++x)
-            for (int v = 0; v < V; ++v) sum[c][x][v] = bias ? fill(bias[c]) : out[c * plane + x * V + v];
+        for (int i = 0; i < XB * V; ++i) sum[c][i] = held(bias ? fill(bias[c]) : out[c * plane + i]);
     const int step = at.stride_w * V;
-    for (; channel < end; ++channel)
-        for (int ky = rows.begin; ky < rows.end; ++ky) {
-            const Vec* row = in + ((int64_t(channel) * at.height + ky) * at.width + columns.begin) * V;
-            const float* weight = packed + ((int64_t(channel) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
-            for (int kx = columns.begin; kx < columns.end; ++kx, row += V, weight += CB)
-                if constexpr (CB < XB * V) {
-                    Vec factor[CB];
-                    for (int c = 0; c < CB; ++c) factor[c] = held(fill(weight[c]));
-                    for (int x = 0; x < XB; ++x)
-                        for (int v = 0; v < V; ++v) {
-                            const Vec value = held(row[x * step + v]);
-                            for (int c = 0; c < CB; ++c) sum[c][x][v] += factor[c] * value;
-                        }
-                } else {
-                    Vec value[XB][V];
-                    for (int x = 0; x < XB; ++x)
-                        for (int v = 0; v < V; ++v) value[x][v] = held(row[x * step + v]);
-                    for (int c = 0; c < CB; ++c) {
-                        const Vec factor = held(fill(weight[c]));
-                        for (int x = 0; x < XB; ++x)
-                            for (int v = 0; v < V; ++v) sum[c][x][v] += factor * value[x][v];
-                    }
-                }
-        }
+    const auto add = [&](auto width) {
+        for (int each = channel; each < end; ++each)
+            for (int ky = rows.begin; ky < rows.end; ++ky) {
+                const Vec* row = in + ((int64_t(each) * at.height + ky) * at.width + columns.begin) * V;
+                const float* weight = packed + ((int64_t(each) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
+                for (int kx = 0; kx < width; ++kx, row += V, weight += CB)
+                    add_products(
+                        sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return row[i / V * step + i % V]; });
+            }
+    };
+    switch (const int width = columns.end - columns.begin) {  // short loops are faster without branches
+        case 3:
+            add(std::integral_constant<int, 3>());
+            break;
+        case 5:
+            add(std::integral_constant<int, 5>());
+            break;
+        default:
+            add(width);
+    }
     for (int c = 0; c < CB; ++c)
-        for (int x = 0; x < XB; ++x)
-            for (int v = 0; v < V; ++v)
-                if (x >= skip) out[c * plane + x * V + v] = sum[c][x][v];
+        for (int i = 0; i < XB * V; ++i)
+            if (i >= skip * V) out[c * plane + i] = held(sum[c][i]);
 }
 
 // Adds up a row of CB output channels, from `first` on, in blocks of XB pixels. The last block overlaps the block
@@ -168,17 +163,16 @@ inline void turn(const float* weight, int out_channels, int channels, int area, 
 template <int CB, int TB, int V>
 void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope,
                  Vec (&__restrict sum)[CB][TB]) {  // without restrict, every product would be followed by a store
+    const auto add = [&](int64_t to, int64_t from) {
+        add_products(sum, [=](int c) { return slope[c][to]; }, [=](int t) { return in[t][from]; });
+    };
     for (int y = 0; y < at.out_height; ++y) {
-        const int64_t from = int64_t(y) * at.stride_h * at.width * V, to = int64_t(y) * at.out_width * V;
-        for (int x = 0; x < at.out_width; ++x)
-            for (int v = 0; v < V; ++v) {
-                Vec rise[CB];
-                for (int c = 0; c < CB; ++c) rise[c] = held(slope[c][to + x * V + v]);
-                for (int t = 0; t < TB; ++t) {
-                    const Vec value = held(in[t][from + int64_t(x) * at.stride_w * V + v]);
-                    for (int c = 0; c < CB; ++c) sum[c][t] += rise[c] * value;
-                }
-            }
+        const int64_t to = int64_t(y) * at.out_width * V, from = int64_t(y) * at.stride_h * at.width * V;
+        if (at.stride_w == 1)
+            for (int i = 0; i < at.out_width * V; ++i) add(to + i, from + i);
+        else
+            for (int x = 0; x < at.out_width; ++x)
+                for (int v = 0; v < V; ++v) add(to + x * V + v, from + int64_t(x) * at.stride_w * V + v);
     }
 }
 

@@ -15,16 +15,10 @@ void connect_block(const float* weight, int64_t inputs, const float* bias, const
     Vec sum[OB][V];
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) sum[o][v] = fill(bias ? bias[o] : 0);
-    for (int64_t i = 0; i < inputs; ++i) {
-        Vec value[V];
-        for (int v = 0; v < V; ++v) value[v] = held(in[i * V + v]);
-        for (int o = 0; o < OB; ++o) {
-            const Vec each = held(fill(weight[o * inputs + i]));
-            for (int v = 0; v < V; ++v) sum[o][v] += each * value[v];
-        }
-    }
+    for (int64_t i = 0; i < inputs; ++i)
+        add_products(sum, [=](int o) { return fill(weight[o * inputs + i]); }, [=](int v) { return in[i * V + v]; });
     for (int o = 0; o < OB; ++o)
-        for (int v = 0; v < V; ++v) out[o * V + v] = sum[o][v];
+        for (int v = 0; v < V; ++v) out[o * V + v] = held(sum[o][v]);
 }
 
 template <int V>
@@ -44,17 +38,11 @@ template <int OB, int IB, int V>
 void connect_back_block(const float* weight, int64_t inputs, const Vec* slope, Vec* back) {
     Vec sum[IB][V];
     for (int i = 0; i < IB; ++i)
-        for (int v = 0; v < V; ++v) sum[i][v] = back[i * V + v];
-    for (int o = 0; o < OB; ++o) {
-        Vec rise[V];
-        for (int v = 0; v < V; ++v) rise[v] = held(slope[o * V + v]);
-        for (int i = 0; i < IB; ++i) {
-            const Vec each = held(fill(weight[o * inputs + i]));
-            for (int v = 0; v < V; ++v) sum[i][v] += each * rise[v];
-        }
-    }
+        for (int v = 0; v < V; ++v) sum[i][v] = held(back[i * V + v]);
+    for (int o = 0; o < OB; ++o)
+        add_products(sum, [=](int i) { return fill(weight[o * inputs + i]); }, [=](int v) { return slope[o * V + v]; });
     for (int i = 0; i < IB; ++i)
-        for (int v = 0; v < V; ++v) back[i * V + v] = sum[i][v];
+        for (int v = 0; v < V; ++v) back[i * V + v] = held(sum[i][v]);
 }
 
 template <int OB, int IB, int V>
@@ -66,7 +54,7 @@ void connect_back_rows(const float* weight, int inputs, const Vec* slope, Vec* b
 
 template <int V>
 void connect_back(const float* weight, int inputs, int outputs, const Vec* slope, Vec* back) {
-    constexpr int OB = SUMS / 3, IB = SUMS / 6;
+    constexpr int OB = SUMS / 3, IB = 4;
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * inputs * V);
     int o = 0;
     for (; o + OB <= outputs; o += OB)
@@ -81,10 +69,8 @@ void outer_block(const float* const* slope, const Vec* in, int64_t row, int samp
     for (int chunk = 0; chunk < chunks; ++chunk)
         for (int b = 0; b < samples; ++b) {
             const Vec* values = in + chunk * chunk_in + b * row;
-            for (int i = 0; i < IB; ++i) {
-                const Vec value = held(values[i]);
-                for (int o = 0; o < OB; ++o) sum[o][i] += slope[o][chunk * chunk_slope + b] * value;
-            }
+            add_products(
+                sum, [=](int o) { return fill(slope[o][chunk * chunk_slope + b]); }, [=](int i) { return values[i]; });
         }
 }
 

@@ -36,10 +36,11 @@ typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 constexpr int NEAR = 512 * 1024 / sizeof(Vec);  // vectors that stay in the second-level cache while they are reused
 
-inline Vec fill(float value) { return Vec{} + value; }
+inline Vec fill(float value) { return value - Vec{}; }  // Vec{} + value would add, because of -0
 
-// Keeps a factor in a register. Otherwise, gcc reads it from memory again for every product, and the reads take longer
-// than the products.
+// Keeps a value in a register. Otherwise, gcc reads a factor from memory again for every product, and the reads take
+// longer than the products. It also copies several vectors in pieces of 16 bytes, whose parts are slow to read
+// together.
 inline Vec held(Vec value) {
 #if defined(__AVX512F__)
     asm("" : "+v"(value));
@@ -49,6 +50,25 @@ inline Vec held(Vec value) {
     asm("" : "+w"(value));
 #endif
     return value;
+}
+
+// sum[a][b] += left(a) right(b). Reads every factor once and holds all factors of the shorter side.
+template <int A, int B, class Left, class Right>
+inline void add_products(Vec (&sum)[A][B], Left left, Right right) {
+    Vec side[A < B ? A : B];
+    if constexpr (A < B) {
+        for (int a = 0; a < A; ++a) side[a] = held(left(a));
+        for (int b = 0; b < B; ++b) {
+            const Vec factor = held(right(b));
+            for (int a = 0; a < A; ++a) sum[a][b] += side[a] * factor;
+        }
+    } else {
+        for (int b = 0; b < B; ++b) side[b] = held(right(b));
+        for (int a = 0; a < A; ++a) {
+            const Vec factor = held(left(a));
+            for (int b = 0; b < B; ++b) sum[a][b] += factor * side[b];
+        }
+    }
 }
 
 inline float total(Vec values) {  // adds one half to the other, repeatedly
