@@ -22,7 +22,8 @@ __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss in float16; it is halved until the gradient fits into float16
 SHOW_INPUTS = ("forward", "training_step")  # overridden in a module, they may need the usual order in memory
-WIDE = 4  # channels; measured in docs/performance.md
+WIDE = 4  # channels; measured in docs/performance.md, as is the next number
+WEIGHTS_PER_VALUE = 16  # weights of convolutions, and the values of one sample that they read or write
 SCORED_BATCH = 512  # samples at a time in evaluation
 
 Result = TypeVar("Result")
@@ -153,19 +154,26 @@ class SequentialEngine:
     def _gains_by_channels_last(self, inputs: Tensor) -> bool:
         """Returns whether a wide network on a CPU is faster with channels innermost and accepts inputs in this order.
 
-        A network with a `view` may refuse it.
+        The order saves time for the values between the layers and costs time for the weights. A network with a `view`
+        may refuse it.
         """
-        if self.device.type != "cpu" or inputs.dim() != 4 or not _is_wide(self.module.network):
+        if self.device.type != "cpu" or inputs.dim() != 4:
             return False
         if any(getattr(type(self.module), name) is not getattr(FederatedModule, name) for name in SHOW_INPUTS):
             return False
         network = copy.deepcopy(self.module.network).to(memory_format=torch.channels_last).eval()
+        convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
+        if not any(each.in_channels >= WIDE for each in convolutions):
+            return False
+        values: list[int] = []
+        for each in convolutions:
+            each.register_forward_hook(lambda _, read, written: values.append(read[0].numel() + written.numel()))
         try:
             with rng.isolated():
                 network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
-        return True
+        return sum(each.weight.numel() for each in convolutions) < WEIGHTS_PER_VALUE * sum(values)
 
     def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
@@ -285,11 +293,6 @@ class SequentialEngine:
         """Starts a new loss scale in 16-mixed, which would otherwise depend on the client that trained before."""
         if (scaling := self._scaling) is not None:
             scaling.scaler = torch.amp.GradScaler(self.device.type)
-
-
-def _is_wide(network: nn.Module) -> bool:
-    """Returns whether some convolution reads so many channels that it is faster with channels innermost."""
-    return any(isinstance(each, nn.Conv2d) and each.in_channels >= WIDE for each in network.modules())
 
 
 def _split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,8 @@ from torch import nn
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
-from lcfl.data.datasets import CIFAR10, RandomLike
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import CIFAR10, RandomLike, Tensors
 from lcfl.data.partition import IID
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
@@ -260,6 +261,20 @@ def test_a_custom_step_gets_inputs_in_their_usual_memory_order():
         descent = sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
         assert sequential._channels_last is innermost
     assert np.isfinite(descent.loss)
+
+
+@pytest.mark.parametrize(("pixels", "innermost"), [(8, True), (2, False)])
+def test_channels_are_innermost_unless_weights_outnumber_the_values_between_layers(pixels, innermost):
+    """64 x 64 x 9 weights, and 2 x 64 values for each pixel: 36,864 to 16 x 128 x 4 or x 64."""
+    inputs = torch.randn(8, 64, pixels, pixels, generator=torch.Generator().manual_seed(0))
+    data = loaded(FederatedDataModule(Tensors((inputs, torch.arange(8) % 2)), IID(), 1))
+
+    def network():
+        return SplitNetwork(nn.Conv2d(64, 64, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(64 * pixels**2, 2)))
+
+    sequential = engine(FederatedModule(network), data)
+    sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
+    assert sequential._channels_last is innermost
 
 
 def test_the_start_is_not_changed():
