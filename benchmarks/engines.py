@@ -1,0 +1,170 @@
+"""Measures a client's local run by each engine that can train a network on a CPU, and by plain PyTorch loops.
+
+    python benchmarks/engines.py --json engines.json
+
+A run is five steps of plain SGD from given weights, on random samples that are in memory, and the addition of the
+trained model to a sum. The loops load a state dict, step with torch.optim.SGD and add up state dicts; one of them has
+the channels of images innermost. All entries use one thread and take turns. Shown are milliseconds of processor time
+for a step, the least of all turns. Then follow the engine that ``auto`` takes, and its time divided by the least.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from lcfl import FederatedModule
+from lcfl import models as networks
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
+from lcfl.engines import choose_engine, make_engine
+
+STEPS = 5
+BATCHES = (10, 32, 64)
+ENGINES = ("compiled", "sequential")
+ONE_HIDDEN = partial(networks.MLP, 784, (200,), 10)
+SGD = partial(torch.optim.SGD, lr=0.01)
+
+
+class Transformer(networks.SplitNetwork):
+    """Two layers over 32 tokens of 64 numbers, whose mean is classified."""
+
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+        super().__init__(nn.Sequential(nn.Embedding(80, 64), nn.TransformerEncoder(layer, 2)), _MeanHead(64, 10))
+
+
+class _MeanHead(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.mean(1))
+
+
+# name: network, how it is cut, and the inputs of n samples
+IMAGES, GREY, CHARACTERS, TOKENS = (3, 32, 32), (784,), (80,), (32,)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
+    "LeNet5": (networks.LeNet5, None, IMAGES),
+    "CNN": (networks.CNN, None, IMAGES),
+    "ResNet9": (networks.ResNet9, None, IMAGES),
+    "VGG16": (networks.VGG16, None, IMAGES),
+    "resnet18 of torchvision": (partial(resnet18, num_classes=10), "fc", IMAGES),
+    "MLP": (ONE_HIDDEN, None, GREY),
+    "CharLSTM": (networks.CharLSTM, None, CHARACTERS),
+    "transformer of two layers": (Transformer, None, TOKENS),
+}
+
+
+class Loop:
+    """What a plain loop over clients does for one of them."""
+
+    def __init__(self, network: nn.Module, inputs: Tensor, targets: Tensor, channels_last: bool) -> None:
+        self.order = torch.channels_last if channels_last else torch.contiguous_format
+        self.network = network.to(memory_format=self.order)
+        self.inputs, self.targets = inputs.contiguous(memory_format=self.order), targets
+        self.start = {name: value.clone() for name, value in network.state_dict().items()}
+        self.total = {name: torch.zeros_like(value) for name, value in self.start.items()}
+
+    def __call__(self, batches: Sequence[np.ndarray]) -> None:
+        """Trains one client."""
+        self.network.load_state_dict(self.start)
+        optimizer = SGD(self.network.parameters())
+        for indices in batches:
+            chosen = torch.from_numpy(indices)
+            loss = nn.functional.cross_entropy(self.network(self.inputs[chosen]), self.targets[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, value in self.network.state_dict().items():
+            self.total[name] += value
+
+
+def data_of(shape: Sequence[int], number: int) -> FederatedDataModule:
+    """Returns data with one client: images if the shape has channels, else numbers or tokens."""
+    draw = torch.Generator().manual_seed(0)
+    is_text = shape in (CHARACTERS, TOKENS)
+    inputs = (
+        torch.randint(80, (number, *shape), generator=draw) if is_text else torch.randn(number, *shape, generator=draw)
+    )
+    data = FederatedDataModule(Tensors((inputs, torch.randint(10, (number,), generator=draw))), IID(), 1)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def runs_of(name: str, batch_size: int) -> tuple[dict[str, Callable[[Sequence[np.ndarray]], None]], str]:
+    """Returns one client's run by every engine and loop, and the engine that ``auto`` takes."""
+    make, cut, shape = NETWORKS[name]
+    data, fabric = data_of(shape, STEPS * batch_size * 2), Fabric(accelerator="cpu", devices=1)
+    data.batch_size = batch_size
+    runs: dict[str, Callable[[Sequence[np.ndarray]], None]] = {}
+    for engine_name in ENGINES:
+        module = FederatedModule(make, SGD, cut=cut)
+        try:
+            choose_engine(engine_name, module, data, "cpu", "32-true")
+        except ValueError:
+            continue
+        engine, model = make_engine(engine_name, fabric, module, data), module.initial_model(0)
+        runs[engine_name] = partial(_add_run, engine.run_optimizer, model, torch.zeros_like(model))
+    inputs, targets = data.samples.batch(np.arange(len(data.samples)), torch.device("cpu"))
+    for channels_last in (False, True)[: 1 + (inputs.dim() == 4)]:
+        runs["loop, channels_last" if channels_last else "loop"] = Loop(make(), inputs, targets, channels_last)
+    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", "32-true")
+
+
+def _add_run(run: Callable, model: Tensor, total: Tensor, batches: Sequence[np.ndarray]) -> None:
+    total += run(model, batches).model
+
+
+def milliseconds(runs: dict[str, Callable], batches: Sequence[np.ndarray], seconds: float) -> dict[str, float]:
+    """Returns the least milliseconds of a step of each run; each gets so many seconds, in turns."""
+    least = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run(batches)
+    spent = 0.0
+    while spent < seconds * len(runs):
+        for name, run in runs.items():
+            begin = time.process_time()
+            run(batches)
+            taken = time.process_time() - begin
+            spent += taken
+            least[name] = min(least[name], taken / len(batches) * 1000)
+    return least
+
+
+def main(args: Sequence[str] | None = None) -> list[dict[str, object]]:
+    """Measures, prints a table and writes JSON. Returns a row per network and batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--seconds", type=float, default=4.0, help="processor time for each entry")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    options = parser.parse_args(args)
+    torch.set_num_threads(1)
+    columns = [*ENGINES, "loop", "loop, channels_last"]
+    print(f"torch {torch.__version__}; processor ms for a step, one thread")
+    print(f"| network | batch | {' | '.join(columns)} | auto | x fastest |\n|{'---|' * (len(columns) + 4)}")
+    rows: list[dict[str, object]] = []
+    for name in options.networks:
+        for batch_size in options.batches:
+            runs, chosen = runs_of(name, batch_size)
+            batches = list(np.random.default_rng(0).permutation(STEPS * batch_size).reshape(STEPS, batch_size))
+            least = milliseconds(runs, batches, options.seconds)
+            ratio = least[chosen] / min(least.values())
+            rows.append({"network": name, "batch": batch_size, **least, "auto": chosen, "ratio": ratio})
+            cells = [f"{least[each]:.2f}" if each in least else "" for each in columns]
+            print(f"| {name} | {batch_size} | {' | '.join(cells)} | {chosen} | {ratio:.2f} |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
