@@ -48,7 +48,7 @@ void correlate_block(const Window& at, int channel, int end, Span rows, Span col
                         sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return row[i / V * step + i % V]; });
             }
     };
-    switch (const int width = columns.end - columns.begin) {  // short loops are faster without branches
+    switch (const int width = columns.end - columns.begin) {  // a short loop is faster if its length is known
         case 3:
             add(std::integral_constant<int, 3>());
             break;
