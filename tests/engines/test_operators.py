@@ -9,17 +9,17 @@ from lightning.fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lcfl.engines import CompiledEngine, StackedEngine
-from lcfl.models import LeNet5
+from lcfl.models import LeNet5, ResNet9
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
 from tests.helpers.builders import dealt, engine
 
-# Operators of LeNet-5 in addition to those of a plain loop over ready batches. The operators of the loop are counted
-# here, too, because they depend on torch's version: 87 a step with 2.15. Lower the numbers if you make a run cheaper.
+# Operators in addition to those of a plain loop over ready batches. The operators of the loop are counted here, too,
+# because they depend on torch's version: 87 a step of LeNet-5 with 2.15. Lower the numbers if you make a run cheaper.
 # Raising one makes every run slower.
-STEP = -8  # no optimizer, but it gathers inputs and targets, and keeps the loss
-# Copies the model into the network and out again, 2 x 10 parameters in views of a vector; means of losses; a copy of
-# the weights that have their channels innermost. Older versions need one more for each parameter.
-RUN = 55 if torch.__version__ >= (2, 15) else 65
+STEP = {"LeNet-5": -8, "ResNet-9": -32}  # no optimizer, but it gathers inputs and targets, and keeps the loss
+# Copies the model into the network and out again, in views of a vector; means of losses; a copy of the weights that
+# have their channels innermost. Older versions need one more for each parameter.
+RUN = 5.5 if torch.__version__ >= (2, 15) else 6.5  # for each parameter
 PULLS = 66  # the two regularisers and their gradients, of 10 parameters, one of which has its channels innermost
 COMPILED_STEP = 3  # positions as a tensor, and the inputs and targets at these positions
 STACKED_STEP = 123  # the views by which torch.vmap merges the operations of all clients into one
@@ -52,16 +52,18 @@ def make_network():
     return LeNet5(in_channels=1, image_size=28, padding=2)
 
 
-@pytest.fixture(scope="module")
-def count():
-    """``count(steps)`` is the number of operators of a local run with this number of steps."""
-    module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
-    data = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)])
+NETWORKS = {"LeNet-5": (make_network, (1, 28, 28)), "ResNet-9": (ResNet9, (3, 32, 32))}
+
+
+def count_of(name):
+    make, shape = NETWORKS[name]
+    module = FederatedModule(make, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
+    data = dealt(torch.zeros(64, *shape), torch.arange(64) % 10, [range(64)])
     ready, start = engine(module, data), module.initial_model(0)
     pulls = Pulls(start, start[: module.layout.num_embedding])
 
     def counted(steps, pulled=False):
-        batches = [torch.arange(32).numpy()] * steps
+        batches = [torch.arange(2).numpy()] * steps
         with Operators() as operators:
             ready.run_optimizer(start, batches, pulls if pulled else NO_PULLS)
         return operators.counts.total()
@@ -70,10 +72,9 @@ def count():
     return counted
 
 
-@pytest.fixture(scope="module")
-def loop():
-    """The number of operators of a step in a plain training loop."""
-    network, inputs, targets = make_network(), torch.zeros(32, 1, 28, 28), torch.arange(32) % 10
+def loop_of(name):
+    make, shape = NETWORKS[name]
+    network, inputs, targets = make(), torch.zeros(2, *shape), torch.arange(2)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     with Operators() as operators:
         loss = torch.nn.functional.cross_entropy(network(inputs), targets)
@@ -83,13 +84,24 @@ def loop():
     return operators.counts.total()
 
 
-def test_operators_of_a_step(count, loop):
-    assert 0 < count(3) - count(2) <= loop + STEP
+@pytest.fixture(scope="module")
+def count():
+    """``count(steps)`` is the number of operators of a local run of LeNet-5 with this number of steps."""
+    return count_of("LeNet-5")
 
 
-def test_operators_of_a_run_without_its_steps(count):
+@pytest.fixture(scope="module")
+def loop():
+    """The number of operators of a step of LeNet-5 in a plain training loop."""
+    return loop_of("LeNet-5")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_operators_of_a_step_and_of_a_run_without_its_steps(name):
+    count, num_parameters = count_of(name), len(list(NETWORKS[name][0]().parameters()))
     step = count(3) - count(2)
-    assert 0 < count(1) - step <= RUN
+    assert 0 < step <= loop_of(name) + STEP[name]
+    assert 0 < count(1) - step <= RUN * num_parameters
 
 
 def test_operators_of_the_pulls_in_a_step(count):
