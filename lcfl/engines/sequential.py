@@ -157,23 +157,21 @@ class SequentialEngine:
         The order saves time for the values between the layers and costs time for the weights. A network with a `view`
         may refuse it.
         """
-        if self.device.type != "cpu" or inputs.dim() != 4:
+        is_wide = any(each.in_channels >= WIDE for each in _convolutions(self.module.network))
+        if self.device.type != "cpu" or inputs.dim() != 4 or not is_wide:
             return False
         if any(getattr(type(self.module), name) is not getattr(FederatedModule, name) for name in SHOW_INPUTS):
             return False
         network = copy.deepcopy(self.module.network).to(memory_format=torch.channels_last).eval()
-        convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
-        if not any(each.in_channels >= WIDE for each in convolutions):
-            return False
         values: list[int] = []
-        for each in convolutions:
+        for each in _convolutions(network):
             each.register_forward_hook(lambda _, read, written: values.append(read[0].numel() + written.numel()))
         try:
             with rng.isolated():
                 network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
-        return sum(each.weight.numel() for each in convolutions) < WEIGHTS_PER_VALUE * sum(values)
+        return sum(each.weight.numel() for each in _convolutions(network)) < WEIGHTS_PER_VALUE * sum(values)
 
     def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
@@ -293,6 +291,10 @@ class SequentialEngine:
         """Starts a new loss scale in 16-mixed, which would otherwise depend on the client that trained before."""
         if (scaling := self._scaling) is not None:
             scaling.scaler = torch.amp.GradScaler(self.device.type)
+
+
+def _convolutions(network: nn.Module) -> list[nn.Conv2d]:
+    return [each for each in network.modules() if isinstance(each, nn.Conv2d)]
 
 
 def _split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -201,12 +201,12 @@ class Session:
     def _resumed_state(self, new_store: NewStore) -> FederationState:
         """Reads the checkpoint, unless its name stands for another one by now: `fit` has locked the run only since."""
         assert self.resumed is not None and self.ckpt_path is not None
-        read, run = functools.partial(self._read, new_store=new_store), run_of(self.resumed)
-        if self.ckpt_path == "best":
-            return read(checkpoint_lookup.of_run(run, "best"))
+        read = functools.partial(self._read, new_store=new_store)
         if Path(self.ckpt_path) == self.resumed:
             return read(self.resumed)
-        return checkpoint_lookup.read_newest([run], read)
+        if self.ckpt_path == "best":
+            return read(checkpoint_lookup.of_run(run_of(self.resumed), "best"))
+        return checkpoint_lookup.read_newest([run_of(self.resumed)], read)
 
     def _read(self, resumed: Path, new_store: NewStore) -> FederationState:
         """Returns the state of a checkpoint if its configuration is the same."""
