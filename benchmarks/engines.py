@@ -1,11 +1,12 @@
-"""Measures a client's local run by each engine that can train a network on a CPU, and by plain PyTorch loops.
+"""Measures a client's local run on a CPU by the engines `compiled` and `sequential`, and by plain PyTorch loops.
 
     python benchmarks/engines.py --json engines.json
 
 A run is five steps of plain SGD from given weights, on random samples that are in memory, and the addition of the
 trained model to a sum. The loops load a state dict, step with torch.optim.SGD and add up state dicts; one of them has
-the channels of images innermost. All entries use one thread and take turns. Shown are milliseconds of processor time
-for a step, the least of all turns. Then follow the engine that ``auto`` takes, and its time divided by the least.
+the channels of images innermost. All entries use one thread and take turns. The table shows the milliseconds
+of processor time for a step, the least of all turns. The last columns are the engine that ``auto`` takes and its time
+divided by the shortest.
 """
 
 import argparse
@@ -48,7 +49,7 @@ class _MeanHead(nn.Linear):
         return super().forward(inputs.mean(1))
 
 
-# name: network, how it is cut, and the inputs of n samples
+# name: the network, where it is cut, and the shape of one sample
 IMAGES, GREY, CHARACTERS, TOKENS = (3, 32, 32), (784,), (80,), (32,)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
     "LeNet5": (networks.LeNet5, None, IMAGES),
@@ -87,7 +88,7 @@ class Loop:
 
 
 def data_of(shape: Sequence[int], number: int) -> FederatedDataModule:
-    """Returns data with one client: images if the shape has channels, else numbers or tokens."""
+    """Returns data with one client: tokens for the shapes of text, otherwise random numbers."""
     draw = torch.Generator().manual_seed(0)
     is_text = shape in (CHARACTERS, TOKENS)
     inputs = (
@@ -124,7 +125,7 @@ def _add_run(run: Callable, model: Tensor, total: Tensor, batches: Sequence[np.n
 
 
 def milliseconds(runs: dict[str, Callable], batches: Sequence[np.ndarray], seconds: float) -> dict[str, float]:
-    """Returns the least milliseconds of a step of each run; each gets so many seconds, in turns."""
+    """Returns each run's least milliseconds for a step, after turns that take `seconds` each on average."""
     least = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run(batches)
@@ -144,7 +145,7 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, object]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--seconds", type=float, default=4.0, help="processor time for each entry")
+    parser.add_argument("--seconds", type=float, default=4.0, help="processor seconds for an entry, on average")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
     torch.set_num_threads(1)

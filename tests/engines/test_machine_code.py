@@ -1,7 +1,7 @@
 """The cost of the kernels in machine instructions, which are counted because seconds depend on the machine.
 
-The networks that spend their time in these loops are large ones. A compiler that reads factors again, or that keeps
-sums in memory, makes them up to twice as slow.
+Large networks spend most of their time in these loops. They become up to twice as slow if the compiler reads factors
+again or keeps sums in memory.
 """
 
 import platform
@@ -14,7 +14,7 @@ import pytest
 
 from lcfl.engines import kernels
 
-# Blocks of sums by kernel: their two sides, from the numbers in the name, of which the last is V.
+# The two sides of each kernel's block of sums, from the template arguments in its name. The last one is V.
 SIDES = {
     "correlate_block": lambda channels, pixels, v: (channels, pixels * v),
     "weigh_in_blocks": lambda channels, taps, v: (channels, taps),
@@ -54,7 +54,7 @@ def innermost_loops(code):
 
 @pytest.mark.skipif(not has_fma() or shutil.which("objdump") is None, reason="reads the code of x86 with FMA")
 def test_kernels_read_every_factor_once():
-    """A block of A x B products needs A + B reads. A quarter more is allowed to compilers that are not ours."""
+    """A block of A x B products needs A + B reads. A quarter more and two more are for other compilers."""
     seen = set()
     for name, (a, b), code in functions(kernels.load()._name):
         for loop in innermost_loops(code):

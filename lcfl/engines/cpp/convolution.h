@@ -107,7 +107,8 @@ struct Blocks {
 };
 
 // Returns the fastest blocks for a shape, among the blocks whose sums fit into the registers. The time for a tap counts
-// its products, its loads of weights, and twice its loads of values, because those come from the second-level cache.
+// its products, its loads of weights and its loads of values. Loads of values count twice, because they come from the
+// second-level cache.
 template <int V>
 Blocks best_blocks(const Window& at) {
     static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2},  // 24 sums

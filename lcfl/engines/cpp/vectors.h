@@ -36,11 +36,11 @@ typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 constexpr int NEAR = 512 * 1024 / sizeof(Vec);  // vectors that stay in the second-level cache while they are reused
 
-inline Vec fill(float value) { return value - Vec{}; }  // Vec{} + value would add, because of -0
+inline Vec fill(float value) { return value - Vec{}; }  // `Vec{} + value` stays an addition: 0 + -0 is not -0
 
-// Keeps a value in a register. Otherwise, gcc reads a factor from memory again for every product, and the reads take
-// longer than the products. It also copies several vectors in pieces of 16 bytes, whose parts are slow to read
-// together.
+// Keeps a value in a register. Without this, gcc reads a factor from memory again for every product, and the reads take
+// longer than the products. It also copies several vectors in pieces of 16 bytes, and reading the pieces as one vector
+// is slow.
 inline Vec held(Vec value) {
 #if defined(__AVX512F__)
     asm("" : "+v"(value));
