@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
 from lcfl.engines import choose_engine, make_engine
 
+Precision = Literal["32-true", "bf16-mixed"]
 STEPS = 5
 BATCHES = (10, 32, 64)
 ENGINES = ("compiled", "sequential")
@@ -66,7 +68,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
 class Loop:
     """What a plain loop over clients does for one of them."""
 
-    def __init__(self, network: nn.Module, inputs: Tensor, targets: Tensor, channels_last: bool) -> None:
+    def __init__(
+        self, network: nn.Module, inputs: Tensor, targets: Tensor, channels_last: bool, precision: str
+    ) -> None:
+        self.is_mixed = precision != "32-true"
         self.order = torch.channels_last if channels_last else torch.contiguous_format
         self.network = network.to(memory_format=self.order)
         self.inputs, self.targets = inputs.contiguous(memory_format=self.order), targets
@@ -79,7 +84,8 @@ class Loop:
         optimizer = SGD(self.network.parameters())
         for indices in batches:
             chosen = torch.from_numpy(indices)
-            loss = nn.functional.cross_entropy(self.network(self.inputs[chosen]), self.targets[chosen])
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.is_mixed):
+                loss = nn.functional.cross_entropy(self.network(self.inputs[chosen]), self.targets[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -100,24 +106,28 @@ def data_of(shape: Sequence[int], number: int) -> FederatedDataModule:
     return data
 
 
-def runs_of(name: str, batch_size: int) -> tuple[dict[str, Callable[[Sequence[np.ndarray]], None]], str]:
+def runs_of(
+    name: str, batch_size: int, precision: Precision
+) -> tuple[dict[str, Callable[[Sequence[np.ndarray]], None]], str]:
     """Returns one client's run by every engine and loop, and the engine that ``auto`` takes."""
     make, cut, shape = NETWORKS[name]
-    data, fabric = data_of(shape, STEPS * batch_size * 2), Fabric(accelerator="cpu", devices=1)
+    data, fabric = data_of(shape, STEPS * batch_size * 2), Fabric(accelerator="cpu", devices=1, precision=precision)
     data.batch_size = batch_size
     runs: dict[str, Callable[[Sequence[np.ndarray]], None]] = {}
     for engine_name in ENGINES:
         module = FederatedModule(make, SGD, cut=cut)
         try:
-            choose_engine(engine_name, module, data, "cpu", "32-true")
+            choose_engine(engine_name, module, data, "cpu", precision)
         except ValueError:
             continue
         engine, model = make_engine(engine_name, fabric, module, data), module.initial_model(0)
         runs[engine_name] = partial(_add_run, engine.run_optimizer, model, torch.zeros_like(model))
     inputs, targets = data.samples.batch(np.arange(len(data.samples)), torch.device("cpu"))
     for channels_last in (False, True)[: 1 + (inputs.dim() == 4)]:
-        runs["loop, channels_last" if channels_last else "loop"] = Loop(make(), inputs, targets, channels_last)
-    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", "32-true")
+        runs["loop, channels_last" if channels_last else "loop"] = Loop(
+            make(), inputs, targets, channels_last, precision
+        )
+    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", precision)
 
 
 def _add_run(run: Callable, model: Tensor, total: Tensor, batches: Sequence[np.ndarray]) -> None:
@@ -145,17 +155,18 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, object]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--precision", choices=get_args(Precision), default="32-true")
     parser.add_argument("--seconds", type=float, default=4.0, help="processor seconds for an entry, on average")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     columns = [*ENGINES, "loop", "loop, channels_last"]
-    print(f"torch {torch.__version__}; processor ms for a step, one thread")
+    print(f"torch {torch.__version__}, {options.precision}; processor ms for a step, one thread")
     print(f"| network | batch | {' | '.join(columns)} | auto | x fastest |\n|{'---|' * (len(columns) + 4)}")
     rows: list[dict[str, object]] = []
     for name in options.networks:
         for batch_size in options.batches:
-            runs, chosen = runs_of(name, batch_size)
+            runs, chosen = runs_of(name, batch_size, options.precision)
             batches = list(np.random.default_rng(0).permutation(STEPS * batch_size).reshape(STEPS, batch_size))
             least = milliseconds(runs, batches, options.seconds)
             ratio = least[chosen] / min(least.values())

@@ -22,8 +22,9 @@ __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss in float16; it is halved until the gradient fits into float16
 SHOW_INPUTS = ("forward", "training_step")  # overridden in a module, they may need the usual order in memory
-WIDE = 4  # channels; measured in docs/performance.md, as is the next number
-WEIGHTS_PER_VALUE = 16  # weights of convolutions, and the values of one sample that they read or write
+WIDE = 4  # channels; measured in docs/performance.md, as are the next numbers
+WEIGHTS_PER_VALUE = 16  # weights of convolutions per value that they read or write for a sample, in float32
+WEIGHTS_PER_MIXED_VALUE = 8  # the same in lower precision
 SCORED_BATCH = 512  # samples at a time in evaluation
 
 Result = TypeVar("Result")
@@ -171,7 +172,9 @@ class SequentialEngine:
                 network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
-        return sum(each.weight.numel() for each in _convolutions(network)) < WEIGHTS_PER_VALUE * sum(values)
+        is_single = self.fabric.strategy.precision.precision == "32-true"
+        most = WEIGHTS_PER_VALUE if is_single else WEIGHTS_PER_MIXED_VALUE
+        return sum(each.weight.numel() for each in _convolutions(network)) < most * sum(values)
 
     def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""

@@ -263,16 +263,19 @@ def test_a_custom_step_gets_inputs_in_their_usual_memory_order():
     assert np.isfinite(descent.loss)
 
 
-@pytest.mark.parametrize(("pixels", "innermost"), [(8, True), (2, False)])
-def test_channels_are_innermost_unless_weights_outnumber_the_values_between_layers(pixels, innermost):
-    """64 x 64 x 9 weights, and 2 x 64 values for each pixel: 36,864 to 16 x 128 x 4 or x 64."""
+@pytest.mark.parametrize(
+    ("pixels", "precision", "innermost"),
+    [(8, "32-true", True), (5, "32-true", True), (5, "bf16-mixed", False), (2, "32-true", False)],
+)
+def test_channels_are_innermost_unless_weights_outnumber_the_values_between_layers(pixels, precision, innermost):
+    """36,864 weights, and 2 x 64 values for each pixel, which count 16 or 8 times."""
     inputs = torch.randn(8, 64, pixels, pixels, generator=torch.Generator().manual_seed(0))
     data = loaded(FederatedDataModule(Tensors((inputs, torch.arange(8) % 2)), IID(), 1))
 
     def network():
         return SplitNetwork(nn.Conv2d(64, 64, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(64 * pixels**2, 2)))
 
-    sequential = engine(FederatedModule(network), data)
+    sequential = engine(FederatedModule(network), data, precision=precision)
     sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
     assert sequential._channels_last is innermost
 
