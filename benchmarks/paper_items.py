@@ -34,7 +34,7 @@ class Cell:
         config: the name of a file in ``configs/papers``: ``<paper>-<table>-<data set>-<partition>``.
         method: the name of a file in ``configs/methods``.
         point: what the figure varies, as text; empty in a table.
-        words: the options of this point.
+        words: the options of this point; none if the configuration has this value.
         target: the accuracy whose first round is asked for, between 0 and 1.
         printed: the printed numbers.
     """
@@ -188,6 +188,7 @@ def _ascfl_alphas() -> tuple[Cell, ...]:
     }
     option = "--data.partition.init_args.base.init_args.alpha"
     points = {f"alpha={alpha:g}": [f"{option}={alpha}"] for alpha in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)}
+    points["alpha=0.4"] = []
     return _points([ASCFL_MNIST], ["ascfl", "cfl_fixed"], points, printed)
 
 
@@ -195,6 +196,7 @@ def _ascfl_thetas() -> tuple[Cell, ...]:
     """Returns AS-CFL over the threshold of its incentive."""
     printed = {("ascfl", row["model_count_or_param"]): _printed_in(row) for row in _published("ascfl-fig5")}
     points = {f"theta={theta:.2f}": [f"--method.clustering.0.theta={theta}"] for theta in (0.75, 0.8, 0.85, 0.9)}
+    points["theta=0.85"] = []
     return _points([ASCFL_MNIST], ["ascfl"], points, printed)
 
 
@@ -206,7 +208,7 @@ def _ascfl_dropouts() -> tuple[Cell, ...]:
         for row in _published("ascfl-intext")
         if row["model_count_or_param"] in shares
     }
-    points = {f"dropout={share:g}": [f"--trainer.client_dropout={share}"] for share in shares.values()}
+    points = {"dropout=0": [], "dropout=0.1": ["--trainer.client_dropout=0.1"]}
     return _points([ASCFL_MNIST], ["ascfl"], points, printed)
 
 
@@ -237,11 +239,12 @@ STRENGTHS = (0, 0.1, 0.5, 1)
 PULLS = {
     f"mu={mu} lambda={weight}": [f"--model.cluster_weight={mu}", f"--model.global_weight={weight}"]
     for mu, weight in product(STRENGTHS, STRENGTHS)
-}
-SIMILARITIES = {name: [f"--method.clustering.0.similarity={name}"] for name in ("low_rank_cosine", "l2")}
+} | {"mu=0.5 lambda=0.5": []}
+SIMILARITIES = {"low_rank_cosine": [], "l2": ["--method.clustering.0.similarity=l2"]}
 PRESET = {f"K={number}": [f"--method.clustering.0.num_clusters={number}"] for number in (2, 5, 10, 15, 20)}
 NO_MOVES = ("--method.clustering.1.lower=0", "--method.clustering.1.upper=1e9")
 FIXED = {f"fixed {point}": [*words, *NO_MOVES] for point, words in PRESET.items()}
+TUNED = PRESET | {"K=10": []}
 # FedClust's figure varies lambda, the height at which the tree is cut. K is the number of clusters that it gives.
 TREES = {
     f"K={number}": ["--method.clustering.0.choose=null", f"--method.clustering.0.num_clusters={number}"]
@@ -263,7 +266,7 @@ ITEMS = {
     ),
     "fedac-fig4d": Item(
         "FedAC, Fig. 4(d)",
-        _points(FEDAC_CIFAR, ["fedac"], PRESET),
+        _points(FEDAC_CIFAR, ["fedac"], TUNED),
         ("granularity", "clusters"),
         BOTH_TESTS,
         "curves",
@@ -291,7 +294,10 @@ ITEMS = {
         "FedClust, Table 4", _table("fedclust-table4", "fedclust-table1"), ("rounds_to_target",), EVERY_ROUND
     ),
     "fedclust-table5": Item(
-        "FedClust, Table 5", _table("fedclust-table5", "fedclust-table2"), ("communication_mb",), EVERY_ROUND
+        "FedClust, Table 5",
+        _table("fedclust-table5", "fedclust-table2"),
+        ("communication_mb", "all_communication_mb"),
+        EVERY_ROUND,
     ),
     "fedclust-table6": Item("FedClust, Table 6", _table("fedclust-table6"), ("newcomer_test_accuracy",)),
     "fedclust-fig3": Item(

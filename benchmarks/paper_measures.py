@@ -35,7 +35,18 @@ def rounds_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) ->
 
 
 def megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the megabits that a client has sent and received by then, the mean over all clients."""
+    """Returns the megabits that a client has sent and received by then, the mean over all clients, in training rounds.
+
+    The printed numbers are whole numbers of rounds, so they leave out warm-up rounds, signatures and new draws. Every
+    training round of these methods sends as many bytes.
+    """
+    last = run.history[-1]
+    size = last["comm/down_bytes"] + last["comm/up_bytes"]
+    return rounds_to_target(run, protocol, model, cell) * size / MEGABIT / NUM_CLIENTS
+
+
+def all_megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
+    """Returns the same with everything before the first training round."""
     reached = (size for _, size, value in _curve(run, protocol, model) if value >= _target(cell))
     return next(reached, nan) / MEGABIT / NUM_CLIENTS
 
@@ -87,6 +98,7 @@ MEASURES: dict[str, Measure] = {
     "newcomer_test_accuracy": newcomers,
     "rounds_to_target": rounds_to_target,
     "communication_mb": megabits_to_target,
+    "all_communication_mb": all_megabits_to_target,
     "rounds_to_90pct_peak": rounds_to_peak90,
     "megabytes_to_90pct_peak": megabytes_to_peak90,
     "uplink_mb": uplink,
@@ -95,7 +107,13 @@ MEASURES: dict[str, Measure] = {
     "granularity_variance": granularity_variance,
     "clusters": clusters,
 }
-OF_CURVES = ("rounds_to_target", "communication_mb", "rounds_to_90pct_peak", "megabytes_to_90pct_peak")
+OF_CURVES = (
+    "rounds_to_target",
+    "communication_mb",
+    "all_communication_mb",
+    "rounds_to_90pct_peak",
+    "megabytes_to_90pct_peak",
+)
 OVER_ROUNDS = {"granularity": "cluster/granularity", "clusters": "cluster/count"}  # columns of metrics.csv
 
 

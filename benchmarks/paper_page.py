@@ -4,8 +4,9 @@
 
 For each item, reading, kind of model and test protocol, it compares all measured cells with the printed ones. The kind
 of model is the one that the method reports first (personal, cluster or global), or that model after one more local
-update. A cell is reproduced if the two means differ by at most two standard deviations of their difference. If only one
-seed has been run, that is the printed standard deviation.
+update. FedClust has its baselines from PACFL, whose code tests some methods before that update and some after it. This
+is a third group, ``as in PACFL``. A cell is reproduced if the two means differ by at most two standard deviations of
+their difference. If only one seed has been run, that is the printed standard deviation.
 """
 
 import re
@@ -22,18 +23,27 @@ from lcfl.cli.commands.compare import markdown
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RESULTS = PAGE.with_suffix("") / "papers"
 KINDS = ("personal", "cluster", "global")
-HEADER = ("reading", "model", "test images", "cells", "within two deviations", "mean difference", "mean distance")
+UPDATED = ("local", "lg_fedavg", "per_fedavg", "ifca", "pacfl", "fedclust")  # which PACFL's code tests after an update
+HEADER = (
+    *("reading", "model", "test images", "cells", "within two deviations", "within two points"),
+    *("mean difference", "mean distance"),
+)
 
 Group = tuple[str, str, str]  # reading, kind of model, protocol
 
 
-def groups_of(rows: Sequence[Row]) -> dict[Group, list[Row]]:
-    """Returns the rows with a printed number, by what they measure."""
+def groups_of(name: str, rows: Sequence[Row]) -> dict[Group, list[Row]]:
+    """Returns the rows of an item that have a printed number, by what they measure."""
     kinds = {row.method: [kind for kind in KINDS if _has(rows, row.method, kind)] for row in rows}
     groups: dict[Group, list[Row]] = {}
     for row in rows:
-        if not isnan(row.printed) and row.model in ("after_local", "before", "after", *kinds[row.method][:1]):
-            kind = row.model if row.model not in KINDS else "reported"
+        is_updated, is_reported = row.model in ("after_local", "after"), row.model in ("before", *kinds[row.method][:1])
+        if isnan(row.printed) or not (is_updated or is_reported):
+            continue
+        found = ["reported" if row.model in KINDS else row.model]
+        if name.startswith("fedclust") and is_updated == (row.method in UPDATED):
+            found.append("as in PACFL")
+        for kind in found:
             groups.setdefault((row.reading, kind, row.protocol), []).append(row)
     return groups
 
@@ -48,15 +58,15 @@ def is_reproduced(row: Row) -> bool:
     return abs(row.difference) <= 2 * deviation
 
 
-def counts(rows: Sequence[Row]) -> list[list[str]]:
+def counts(name: str, rows: Sequence[Row]) -> list[list[str]]:
     """Returns header and cells of the table of an item."""
     lines = [list(HEADER)]
-    for (reading, kind, protocol), members in groups_of(rows).items():
+    for (reading, kind, protocol), members in groups_of(name, rows).items():
         differences = np.array([row.difference for row in members])
-        number = sum(map(is_reproduced, members))
+        numbers = sum(map(is_reproduced, members)), int((np.abs(differences) <= 2).sum())
         lines.append(
             [
-                *(reading, kind, protocol, str(len(members)), str(number)),
+                *(reading, kind, protocol, str(len(members)), *map(str, numbers)),
                 *(f"{differences.mean():+.2f}", f"{np.abs(differences).mean():.2f}"),
             ]
         )
@@ -72,7 +82,7 @@ def with_counts(page: str) -> str:
         rows = [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in _accuracies()]
         if not any(not isnan(row.printed) for row in rows):
             continue
-        lines = counts(rows)
+        lines = counts(name, rows)
         text = "\n".join(markdown(lines))
         mark = f"<!-- cells: {name} -->\n"
         page, found = re.subn(rf"({mark})(?:\|.*\n)*", lambda match, text=text: f"{match[1]}{text}\n", page)

@@ -21,11 +21,13 @@ PULLED = ("lcfed", "fedac")
 MOMENTA = "model.optimizer.init_args.momentum=0,0.9"
 RATES = "method.local_update.init_args={inner_lr: 0.01, outer_lr: 0.01},{inner_lr: 0.05, outer_lr: 0.05}"
 PULL_PAIRS = "model={cluster_weight: 1, global_weight: 0},{cluster_weight: 0.5, global_weight: 0.5}"
-NUMBERS = "method.clustering.0.num_clusters=4,10"
+PENALTIES = "method.local_update.init_args.penalty=5,15"
 DECAYS = "model.optimizer.init_args.weight_decay=0,0.001"
-OWN_OPTIONS = dict.fromkeys(PULLED, PULL_PAIRS) | dict.fromkeys(
-    ("fesem", "fedgroup", "fl_hc", "ifca", "cgpfl"), NUMBERS
-)
+OWN_OPTIONS = dict.fromkeys(PULLED, PULL_PAIRS) | {"cgpfl": PENALTIES}
+# "CFL methods determine their respective optimal K" (FedAC, section 5.2): ten, or the number of blocks with equal
+# labels; without blocks, or with ten, a larger number. LCFed has K = 10 for all (section IV-A).
+CLUSTERED = ("fesem", "fedgroup", "fl_hc", "ifca", "cgpfl")
+NUMBERS = {"dirichlet-0.1": 40, "pathological-3": 4, "pathological-8": 13, "pathological-10": 20}
 THREE_RATES = "model.optimizer.init_args.lr=0.1,0.01,0.001"  # which FedClust prints for these methods
 WITH_THREE_RATES = ("fedavg", "fedprox", "fednova", "cfl")
 
@@ -51,6 +53,8 @@ def random(cell: Cell) -> Words:
     """Each client has n random labels. FedClust's label skew says this, too."""
     if cell.paper == "fedclust" and "label-skew" in cell.column:
         return ["--data.partition.init_args.draw=random"]
+    if cell.column == "cifar100-pathological-8":  # the clients of one class would need 507 of its 500 images
+        return None
     return _labels(cell, "LabelSkew", ", draw: random")
 
 
@@ -100,8 +104,11 @@ def tuned(cell: Cell) -> Words:
     """The best of four trials on validation data: two momenta, and two values of one option of the method."""
     if not _is_personalised(cell) or cell.point:
         return None
-    first = RATES if cell.method == "cgpfl" else MOMENTA
-    return [f"--grid={first}", f"--grid={OWN_OPTIONS.get(cell.method, DECAYS)}"]
+    first, second = RATES if cell.method == "cgpfl" else MOMENTA, OWN_OPTIONS.get(cell.method, DECAYS)
+    if cell.paper == "fedac" and cell.method in CLUSTERED:
+        number = NUMBERS[cell.column.partition("-")[2]]
+        second = f"method.clustering.0.num_clusters=10,{number}"
+    return [f"--grid={first}", f"--grid={second}"]
 
 
 def tuned_rate(cell: Cell) -> Words:
@@ -119,6 +126,26 @@ def letters(cell: Cell) -> Words:
     if cell.dataset != "emnist":
         return None
     return ["--data.dataset.init_args.split=letters", "--model.network.init_args.num_classes=26"]
+
+
+def all_images(cell: Cell) -> Words:
+    """No validation images. For FedAC and LCFed also no test images of the clients' own, but official ones."""
+    own = ["--data.protocols=[label_view]"] if _is_personalised(cell) else []
+    return [*own, "--data.val_fraction=0"]
+
+
+def augmented(cell: Cell) -> Words:
+    """Training images of CIFAR are cropped and flipped at random."""
+    is_cifar = cell.dataset in ("cifar10", "cifar100")
+    return ["--data.dataset.init_args.augmentation=CropAndFlip"] if is_cifar else None
+
+
+def shares(cell: Cell) -> Words:
+    """AS-CFL's clients share out all images, in expected parts that are proportional to 10 to 60 %."""
+    if cell.paper != "ascfl" or cell.point.startswith("alpha"):
+        return None
+    options = f"{{alpha: {cell.config.rpartition('-')[2]}, balance: false, fractions: [0.1, 0.6]}}"
+    return [f"--data.partition={{class_path: ClassDirichlet, init_args: {options}}}"]
 
 
 def strict(cell: Cell) -> Words:
@@ -140,6 +167,9 @@ _ALL = (
     tuned_rate,
     adapted,
     letters,
+    all_images,
+    augmented,
+    shares,
     strict,
 )
 READINGS: dict[str, Callable[[Cell], Words]] = {reading.__name__: reading for reading in _ALL}

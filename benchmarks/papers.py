@@ -60,17 +60,23 @@ class Task:
     @property
     def key(self) -> Key:
         """As `Row.key`."""
-        return self.cell.column, self.cell.method, self.cell.point, self.reading
+        return self.cell.column, self.cell.method, self.cell.point, self.name
+
+    @property
+    def name(self) -> str:
+        """The reading, and the number of rounds if it is not the paper's, such as ``lenet@100``."""
+        return self.reading if self.rounds is None else f"{self.reading}@{self.rounds}"
 
     @property
     def label(self) -> str:
         """What the task is, in words."""
-        return f"{self.cell.column}, {self.cell.row}, {self.reading}"
+        return f"{self.cell.column}, {self.cell.row}, {self.name}"
 
     @property
     def folder(self) -> Path:
-        """The folder of its runs, which items that need the same runs share."""
-        return self.out / self.cell.config / self.reading / self.cell.row.replace(" ", "-")
+        """The folder of its runs, which cells that need the same runs share."""
+        name = self.cell.row.replace(" ", "-") if self.cell.words else self.cell.method
+        return self.out / self.cell.config / self.name / name
 
     @property
     def words(self) -> list[str]:
@@ -135,7 +141,7 @@ class Task:
             values = [MEASURES[metric](run, protocol, model, cell) for run in runs]
             best = [best_accuracy(run, protocol, model, cell) for run in runs] if metric == "test_accuracy" else [nan]
             printed, printed_std = cell.printed.get(metric, (nan, nan))
-            if self.is_of_letters or model == "before":  # the paper prints another number
+            if self.is_of_letters:  # the paper prints another number
                 printed = printed_std = nan
             rows.append(
                 Row(
@@ -143,7 +149,7 @@ class Task:
                     method=cell.method,
                     point=cell.point,
                     metric=metric,
-                    reading=self.reading,
+                    reading=self.name,
                     protocol=protocol,
                     model=model,
                     seeds=" ".join(self.seeds),
@@ -321,7 +327,7 @@ def seconds_of(task: Task, rows: Sequence[Row]) -> float:
 
     They are those of the method under the reading in any column, or else the median over all methods.
     """
-    like = [row for row in rows if row.reading == task.reading]
+    like = [row for row in rows if row.reading == task.name]
     own = [row.seconds for row in like if row.method == task.cell.method]
     return float(np.median(own or [row.seconds for row in like] or [nan]))
 
@@ -338,7 +344,7 @@ def show(tasks: Sequence[Task], rows: Sequence[Row], jobs: int) -> None:
             minutes = task.num_runs * seconds_of(task, rows) / 60
             left += 0 if isnan(minutes) else minutes
             state = f"{task.num_runs} runs, " + ("unknown time" if isnan(minutes) else f"{minutes:.0f} min")
-        print(f"{task.cell.column:<26}{task.cell.row:<36}{task.reading:<28}{state}")
+        print(f"{task.cell.column:<26}{task.cell.row:<36}{task.name:<28}{state}")
     print(f"left, as far as it is known: {left / jobs / 60:.1f} h with --jobs {jobs}")
 
 

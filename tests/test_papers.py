@@ -3,10 +3,12 @@
 import csv
 import importlib
 from collections import Counter
+from itertools import product
 from math import isnan
 from pathlib import Path
 
 import pytest
+import yaml
 
 import lcfl
 from tests.helpers.commandline import CONFIGS, METHODS, PAPERS, printed
@@ -119,6 +121,25 @@ def test_readings_leave_alone_what_a_paper_states_or_a_figure_varies(module):
     assert words_of(lcfed, "as_configured") == []
 
 
+def test_points_without_options_have_the_value_of_the_configuration(module):
+    """They share the runs of a table, so a wrong value would be another point's."""
+    values = {
+        "mu=0.5 lambda=0.5": lambda config: (config["model"]["cluster_weight"], config["model"]["global_weight"]),
+        "low_rank_cosine": lambda config: config["method"]["clustering"][0]["init_args"]["similarity"],
+        "K=10": lambda config: config["method"]["clustering"][0]["init_args"]["num_clusters"],
+        "alpha=0.4": lambda config: config["data"]["partition"]["init_args"]["base"]["init_args"]["alpha"],
+        "theta=0.85": lambda config: config["method"]["clustering"][0]["init_args"]["theta"],
+        "dropout=0": lambda config: config["trainer"].get("client_dropout", 0),
+    }
+    expected = dict(zip(values, [(0.5, 0.5), "low_rank_cosine", 10, 0.4, 0.85, 0], strict=True))
+    cells = [cell for item in module("paper_items").ITEMS.values() for cell in item.cells if cell.point]
+    plain = {(cell.config, cell.point) for cell in cells if not cell.words}
+    assert {point for _, point in plain} == set(values)
+    for config, point in plain:
+        content = yaml.safe_load((CONFIGS / "papers" / f"{config}.yaml").read_text())
+        assert values[point](content) == expected[point]
+
+
 def test_methods_that_are_tuned_have_the_same_number_of_trials(module, tmp_path):
     papers, items = module("papers"), module("paper_items").ITEMS
     for item in (items["lcfed-table1"], items["fedac-table1"]):
@@ -145,9 +166,9 @@ def test_a_table_is_run_continued_and_drawn(toy, tmp_path, capsys):
     toy("--seeds=0,1", "--list")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[:2]] == ["done", "done"] and "0.0 h with --jobs 1" in lines[2]
-    for other in ("--seeds=0,1,2", "--seeds=2", "--rounds=2"):
+    for other, cost in (("--seeds=0,1,2", "0 min"), ("--seeds=2", "0 min"), ("--rounds=2", "unknown time")):
         toy("--seeds=0,1", other, "--list")
-        assert " runs, 0 min" in capsys.readouterr().out  # other seeds or commands are not done
+        assert f" runs, {cost}" in capsys.readouterr().out  # other seeds or rounds are not done
     assert not list(tmp_path.glob("logs/**/checkpoints"))
 
 
@@ -160,7 +181,7 @@ PARAMETERS = 64 * 8 + 8 + 8 * 10 + 10
     [
         (["--columns=svhn"], "--columns: got svhn; allowed are digits-dirichlet."),
         (["--methods=lcfed"], "--methods: got lcfed; allowed are fedavg, ifca."),
-        (["--readings=lenet+blue"], "--readings: got blue; allowed are adapted, as_configured, epochs"),
+        (["--readings=lenet+blue"], "--readings: got blue; allowed are adapted, all_images, as_configured"),
     ],
 )
 def test_unknown_names_are_refused(toy, words, said):
@@ -215,6 +236,25 @@ def test_cells_within_two_deviations_are_counted_by_hand(module, monkeypatch, tm
     text = page.with_counts("before\n<!-- cells: toy -->\n| old |\n\nafter\n")
     lines = text.splitlines()
     assert lines[:2] == ["before", "<!-- cells: toy -->"] and lines[-2:] == ["", "after"] and "old" not in text
-    assert lines[4] == "| ring | reported | own_split | 2 | 1 | -0.55 | 1.45 |"
-    assert lines[5] == "| ring | after_local | own_split | 1 | 1 | -0.50 | 0.50 |"
+    assert lines[4] == "| ring | reported | own_split | 2 | 1 | 2 | -0.55 | 1.45 |"
+    assert lines[5] == "| ring | after_local | own_split | 1 | 1 | 1 | -0.50 | 0.50 |"
     assert page.with_counts(text) == text
+
+
+def test_the_models_that_pacfl_tests_are_a_group(module):
+    page, rows = module("paper_page"), module("paper_rows")
+    cell = {"column": "cifar10-label-skew-20", "point": "", "metric": "test_accuracy", "reading": "as_configured"}
+    numbers = {"mean": 80.0, "std": 0.4, "best": 80.0, "best_std": 0.4, "printed": 80.0, "printed_std": 0.3}
+    more = {"seeds": "0", "options": "", "rounds": 9, "seconds": 1.0, "command": "", "protocol": "label_view"}
+    made = [
+        rows.Row(**cell, method=method, model=model, difference=0.0, **numbers, **more)
+        for method, model in product(("fedavg", "cfl", "fedclust"), ("global", "cluster", "after_local"))
+        if (method, model) != ("fedavg", "cluster")
+    ]
+    groups = {
+        kind: [(row.method, row.model) for row in members]
+        for (_, kind, _), members in page.groups_of("fedclust-table1", made).items()
+    }
+    assert groups["as in PACFL"] == [("fedavg", "global"), ("cfl", "cluster"), ("fedclust", "after_local")]
+    assert groups["reported"] == [("fedavg", "global"), ("cfl", "cluster"), ("fedclust", "cluster")]
+    assert "as in PACFL" not in {kind for _, kind, _ in page.groups_of("fedac-table1", made)}
