@@ -3,7 +3,7 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code, F length of what is frozen.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ class FederationState:
         clients: the clients' private states.
         projection: M as ``[P, D]`` if a clustering uses one.
         codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
-        aggregation: what the aggregation remembers between rounds, by name; tensors and plain values.
+        aggregation: what the aggregation remembers between rounds, by name; tensors and plain values. A matrix with K
+            rows has one for each cluster.
         total_bytes: bytes sent and received so far, including warm-up rounds.
         should_stop: set by a callback that wants no further round.
         callbacks: what each callback keeps, by its key; plain values and tensors.
@@ -100,6 +101,16 @@ class FederationState:
     def num_clusters(self) -> int:
         """K, the current number of cluster centres."""
         return len(self.centres)
+
+    def take_clusters(self, origins: Sequence[int]) -> None:
+        """Replaces the centres by those of these clusters, with what the aggregation remembers of each.
+
+        A cluster that is left out is gone. One that is named twice was split, and both halves begin with what it had.
+        """
+        for name, value in self.aggregation.items():
+            if isinstance(value, Tensor) and value.dim() > 1 and len(value) == self.num_clusters:
+                self.aggregation[name] = value[origins]
+        self.centres = self.centres[origins]
 
     def centre_of(self, client: int) -> Tensor:
         """Returns Omega_{R_i}, the model ``[P + Q]`` of the client's cluster, or the global model if it has none."""

@@ -14,12 +14,14 @@ from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.faults import ClientFault
+from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
-from lcfl.methods.exchange import Exchange, FullModel
+from lcfl.methods.clustering import Clustering
+from lcfl.methods.exchange import AdaptedEmbedding, AdaptedModel, ClusterReference, Exchange
 from lcfl.methods.local.corrected import DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
+from lcfl.methods.local.partial import FineTunedTraining
 from lcfl.methods.local.training import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
@@ -30,7 +32,8 @@ __all__ = [
     "check_optimizer",
     "check_parts",
     "number_of_clients",
-    "warn_of_late_faults",
+    "warn_of_idle_clusterings",
+    "warn_of_idle_faults",
 ]
 
 # Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
@@ -119,14 +122,9 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.local_update.check(module)
     _check_start(method)
     _warn_of_hooks(module)
-    _warn_of_half_of_feddyn(method)
-    is_ours = type(method.exchange).__module__.startswith("lcfl.")  # a user's may send something else
-    if method.is_clustered and isinstance(method.exchange, FullModel) and is_ours:
-        warnings.warn(
-            f"method: {type(method.exchange).__name__} sends the global model to every client, so no client trains the "
-            "model of its cluster. Use ClusterModel, ClusterReference or ControlledClusterModel for that.",
-            stacklevel=2,
-        )
+    _warn_of_feddyn(method)
+    if type(method.exchange).__module__.startswith("lcfl."):  # a user's may send something else
+        _warn_of_unused_parts(method)
     pulls = (*method.exchange.sends, *method.local_update.adds)
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
@@ -167,8 +165,37 @@ def _check_start(method: Method) -> None:
         )
 
 
-def _warn_of_half_of_feddyn(method: Method) -> None:
-    """Warns if only the clients or only the server follow FedDyn. Without the other half, the optimum is another."""
+def _warn_of_unused_parts(method: Method) -> None:
+    """Warns about parts that change no model that a client is sent, or none that is evaluated."""
+    name, source, aggregation = type(method.exchange).__name__, method.exchange.source, method.aggregation
+    sent = {"global": "the global model", "clients": "means of the clients' models", "nothing": "nothing"}
+    if method.is_clustered and source != "clusters":
+        warnings.warn(
+            f"method: {name} sends {sent[source]} to every client, so no client trains the model of its cluster. Use "
+            "ClusterModel, ClusterReference or ControlledClusterModel for that.",
+            stacklevel=3,
+        )
+    unused = {"clients": ("rule", "optimizer"), "global": ("optimizer",) if aggregation.keeps_centres else ()}
+    for option in unused.get(source, ()):
+        if part := getattr(aggregation, option, None):
+            advice = "With GlobalMean it has one." if source == "global" else "Leave it out."
+            warnings.warn(
+                f"method.aggregation: {option}={type(part).__name__} has no effect on clients, because {name} sends "
+                f"{sent[source]}. {advice}",
+                stacklevel=3,
+            )
+    if isinstance(method.local_update, FineTunedTraining) and not isinstance(
+        method.exchange, AdaptedModel | AdaptedEmbedding | ClusterReference
+    ):
+        warnings.warn(
+            "method.local_update: fine_tuned, fine_tuning_steps and fine_tuning_epochs have no effect, because "
+            f"{name} makes no personal models. Use AdaptedEmbedding or AdaptedModel, or PartTraining instead.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_feddyn(method: Method) -> None:
+    """Warns if only the clients or only the server follow FedDyn, or with weights. The optimum is then another one."""
     has_clients = isinstance(method.local_update, DynamicTraining)
     has_server = isinstance(getattr(method.aggregation, "optimizer", None), ServerDynamics)
     if has_clients != has_server:
@@ -178,11 +205,44 @@ def _warn_of_half_of_feddyn(method: Method) -> None:
             "configs/methods/feddyn.yaml does, or neither.",
             stacklevel=3,
         )
+    if has_clients and getattr(method.aggregation, "weights", "uniform") == "samples":
+        warnings.warn(
+            "method.aggregation: FedDyn with weights=samples converges to a wrong model, because the clients' "
+            "corrections sum to 0 with equal weights only. Use weights=uniform.",
+            stacklevel=3,
+        )
 
 
-def warn_of_late_faults(faults: Sequence[ClientFault], rounds: int) -> None:
-    """Warns about faults that would begin after the last round."""
+def warn_of_idle_clusterings(
+    clusterings: Sequence[Clustering], rounds: int, clients_per_round: int, num_clients: int
+) -> None:
+    """Warns about clusterings that would begin after the last round, or that wait for rounds with all their clients."""
+    for clustering in clusterings:
+        name = f"method.clustering: {type(clustering).__name__}"
+        if clustering.begins >= rounds:
+            warnings.warn(
+                f"{name} begins in round {clustering.begins}, but the run has {rounds} rounds (from 0), so it has no "
+                "effect.",
+                stacklevel=3,
+            )
+        if clustering.needs_everyone and clients_per_round < num_clients:
+            warnings.warn(
+                f"{name} splits a cluster only in a round in which all of its clients take part, and "
+                f"{clients_per_round} of {num_clients} do. With stale_max above 0, it also uses updates of earlier "
+                "rounds.",
+                stacklevel=3,
+            )
+
+
+def warn_of_idle_faults(faults: Sequence[ClientFault], rounds: int, exchange: Exchange) -> None:
+    """Warns about faults that would begin after the last round, or of updates that are never sent."""
     for fault in faults:
+        if isinstance(fault, UpdateFault) and not exchange.returns:
+            warnings.warn(
+                f"data.faults: {type(fault).__name__} has no effect, except that its clients are not evaluated, "
+                f"because with {type(exchange).__name__} clients send nothing.",
+                stacklevel=3,
+            )
         if fault.rounds is not None and fault.rounds[0] is not None and fault.rounds[0] >= rounds:
             warnings.warn(
                 f"data.faults: {type(fault).__name__} begins in round {fault.rounds[0]}, but the run has {rounds} "

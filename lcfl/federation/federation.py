@@ -14,7 +14,14 @@ from lcfl.distributed.launch import LostRankError, Placement, launch, one_thread
 from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.transport import Transport
 from lcfl.engines import EngineName, choose_engine
-from lcfl.federation.checks import check_method, check_optimizer, check_parts, number_of_clients, warn_of_late_faults
+from lcfl.federation.checks import (
+    check_method,
+    check_optimizer,
+    check_parts,
+    number_of_clients,
+    warn_of_idle_clusterings,
+    warn_of_idle_faults,
+)
 from lcfl.federation.session import Session
 from lcfl.federation.settings import Precision, Settings
 from lcfl.federation.trial import check_batches, check_network, check_targets
@@ -112,7 +119,10 @@ class Federation(Settings):
         check_parts(model, datamodule, method)
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_initial_clients)
-        warn_of_late_faults(datamodule.faults, self.rounds)
+        warn_of_idle_faults(datamodule.faults, self.rounds, method.exchange)
+        if schedule.most_clients is None:  # not in a dry run, which has one round
+            num_clients = datamodule.num_initial_clients
+            warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)
         if self.device_type == "cpu":
             check_optimizer(model)
         check_network(model, datamodule)

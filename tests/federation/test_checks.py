@@ -16,13 +16,23 @@ from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
 from lcfl.distributed.client_output import ClientError
-from lcfl.federation.checks import check_callbacks, check_method, number_of_clients
+from lcfl.federation.checks import check_callbacks, check_method, number_of_clients, warn_of_idle_clusterings
 from lcfl.federation.federation import Federation
 from lcfl.federation.trial import check_batches, check_network
-from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, ServerDynamics
-from lcfl.methods.clustering import LowRankCosine
+from lcfl.methods.aggregation import (
+    ClusterMean,
+    CoordinateMedian,
+    GlobalMean,
+    NoAggregation,
+    NormalisedMean,
+    ServerAdam,
+    ServerDynamics,
+)
+from lcfl.methods.clustering import ClusterNumberTuning, HierarchicalUpdates, LowRankCosine, RecursiveBipartition
 from lcfl.methods.exchange import (
+    AdaptedModel,
     AllCentres,
+    AttentiveReference,
     CentreAndEmbedding,
     ClusterModel,
     EnvelopeModel,
@@ -34,6 +44,7 @@ from lcfl.methods.exchange import (
 from lcfl.methods.local import (
     DittoTraining,
     DynamicTraining,
+    FineTunedTraining,
     LeastLossTraining,
     LocalTraining,
     MetaTraining,
@@ -451,11 +462,66 @@ def test_a_loss_that_is_not_one_number_is_refused():
     ],
 )
 def test_half_of_feddyn_is_warned_about(local_update, optimizer, words):
-    method = Method(local_update, GlobalReference(), GlobalMean(optimizer=optimizer))
+    method = Method(local_update, GlobalReference(), GlobalMean("uniform", optimizer=optimizer))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_method(method, linear_module(cluster_weight=0.1), 5)
     assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
+
+
+def test_feddyn_with_weights_by_samples_is_warned_about():
+    method = Method(DynamicTraining(1), GlobalReference(), GlobalMean("samples", optimizer=ServerDynamics()))
+    with pytest.warns(UserWarning, match="FedDyn with weights=samples converges to a wrong model"):
+        check_method(method, linear_module(cluster_weight=0.1), 5)
+
+
+LOCAL, BOTH = LocalTraining(1), ("participants", "participants")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Method(LOCAL, FullModel(), ClusterMean(*BOTH, optimizer=ServerAdam())), "With GlobalMean it has one"),
+        (Method(LOCAL, FullModel(), GlobalMean(optimizer=ServerAdam())), None),
+        (Method(LOCAL, FullModel(), ClusterMean(*BOTH, rule=CoordinateMedian())), None),
+        (Method(LOCAL, AttentiveReference(), GlobalMean(optimizer=ServerAdam())), "AttentiveReference sends means of"),
+        (Method(LOCAL, AttentiveReference(), GlobalMean(rule=CoordinateMedian())), "rule=CoordinateMedian has no"),
+        (
+            Method(LOCAL, AttentiveReference(), ClusterMean(*BOTH), [LowRankCosine(2)]),
+            "no client trains the model of its cluster",
+        ),
+        (Method(LOCAL, NoExchange(), NoAggregation()), None),
+        (Method(FineTunedTraining(1, fine_tuning_steps=1), FullModel(), GlobalMean()), "FullModel makes no personal"),
+        (Method(FineTunedTraining(1, fine_tuning_steps=1), AdaptedModel(), GlobalMean()), None),
+    ],
+)
+def test_parts_that_no_client_notices_are_warned_about(method, words):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_method(method, linear_module(), 5)
+    assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("clustering", "words"),
+    [
+        (HierarchicalUpdates(after=10), "HierarchicalUpdates begins in round 10, but the run has 10 rounds"),
+        (HierarchicalUpdates(after=9), None),
+        (ClusterNumberTuning(start=30), "ClusterNumberTuning begins in round 30"),
+        (RecursiveBipartition(min_round=20, stale_max=5), "RecursiveBipartition begins in round 20"),
+        (RecursiveBipartition(min_round=2, stale_max=0), "in which all of its clients take part, and 3 of 5 do"),
+        (RecursiveBipartition(min_round=2, stale_max=5), None),
+    ],
+)
+def test_clusterings_that_never_cluster_are_warned_about(clustering, words):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_idle_clusterings([clustering], 10, 3, 5)
+    assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_idle_clusterings([RecursiveBipartition(min_round=2, stale_max=0)], 10, 5, 5)
+    assert not caught
 
 
 def test_a_warm_up_round_that_an_exchange_cannot_join_is_refused():

@@ -270,6 +270,13 @@ def test_a_fault_that_returns_something_else_is_named(tmp_path):
         trained(tmp_path, fedavg(), [Wrong([0])], fast_dev_run=True)
 
 
+def test_a_fault_of_updates_that_are_never_sent_is_warned_about(tmp_path):
+    with pytest.warns(
+        UserWarning, match=r"ScaledUpdate has no effect, .* because with NoExchange clients send nothing"
+    ):
+        trained(tmp_path, alone(), [ScaledUpdate([0])], rounds=1)
+
+
 def test_a_fault_that_would_begin_after_the_last_round_is_warned_about(tmp_path):
     with pytest.warns(UserWarning, match="ScaledUpdate begins in round 2, but the run has 2 rounds"):
         trained(tmp_path, fedavg(), [ScaledUpdate([0], rounds=[2, None])], rounds=2)

@@ -3,6 +3,7 @@
 Legend: n models of a group, P parameters and Q buffer entries in a model's flat vector.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +71,10 @@ class TrimmedMean(AggregationRule):
 
     def __call__(self, models: Sequence[Tensor], weights: Sequence[float], start: Tensor, layout: Layout) -> Tensor:
         """See `AggregationRule`."""
-        return _trimmed_mean(models, _part(self.share, len(models)), layout)
+        cut = _part(self.share, len(models))
+        if cut == 0 < self.share:
+            _warn_of_small_groups(self, "leaves out none of their values")
+        return _trimmed_mean(models, cut, layout)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class Krum(AggregationRule):
         """See `AggregationRule`."""
         number = len(models)
         num_attackers = _part(self.attackers, number)
+        if self.attackers > 0 and (num_attackers == 0 or number <= 2 * num_attackers + 2):
+            _warn_of_small_groups(self, "may keep the model of an attacker")
         nearest = max(1, number - num_attackers - 2)
         far_nn = _squared_distances(models, start, layout.num_parameters)
         score_n = far_nn.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)  # without that to itself, which is 0
@@ -196,6 +202,15 @@ def _check_share(rule: AggregationRule, name: str, share: float) -> None:
         raise ValueError(
             f"method.aggregation: {type(rule).__name__} got {name}={share}; allowed are shares from 0 to below 0.5."
         )
+
+
+def _warn_of_small_groups(rule: AggregationRule, what: str) -> None:
+    """Warns once in a run, since the text is always the same."""
+    warnings.warn(
+        f"method.aggregation: {rule} has merged a group of so few models that it {what}. Let more clients take part "
+        "in a round, or use fewer clusters.",
+        stacklevel=3,
+    )
 
 
 def _part(share: float, number: int) -> int:

@@ -34,8 +34,9 @@ MEMORIES: Forms = dict.fromkeys(("velocity", "first_moment", "second_moment"), A
 class ServerOptimizer(CheckedFields, ABC):
     """Performs an update step from the change that an aggregation would make: Delta = merged model - model.
 
-    What it remembers is in ``state.aggregation``, a row for each model of the server. It is forgotten when the number
-    of clusters changes.
+    What it remembers is in ``state.aggregation``, a row for each model of the server. Clusters that are split, merged
+    or renumbered take their rows along (`FederationState.take_clusters`). If there is another number of models for any
+    other reason, it is forgotten.
 
     Args:
         lr: eta, the learning rate of the server.
@@ -167,7 +168,7 @@ class ServerAdagrad(ServerOptimizer):
         """Returns m / (sqrt(v) + tau)."""
         first = memory["first_moment"].lerp_(change_P, 1 - self.beta1)
         second = memory["second_moment"]
-        self.accumulate(second, change_P.square())
+        self.accumulate(second, change_P.square().clamp(max=torch.finfo(torch.float32).max))  # inf would stay
         return first / (second.sqrt() + self.tau)
 
     def accumulate(self, second_P: Tensor, square_P: Tensor) -> None:

@@ -117,6 +117,16 @@ class Clustering(Callback):
         """Whether it uses stored models of clients that did not take part in the round."""
         return False
 
+    @property
+    def begins(self) -> int:
+        """The first training round in which it may change a cluster."""
+        return 0
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether it changes a cluster only in a round in which all of its clients take part."""
+        return False
+
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with this number of clients."""
 

@@ -86,6 +86,16 @@ class RecursiveBipartition(Clustering):
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
         self._forget()
 
+    @property
+    def begins(self) -> int:
+        """The first round in which a cluster may be split."""
+        return self.min_round
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether there are no updates of clients that did not take part."""
+        return self.stale_max == 0
+
     def _forget(self) -> None:
         self._updates: dict[int, Tensor] = {}
         self._rounds: dict[int, int] = {}
@@ -149,5 +159,5 @@ class RecursiveBipartition(Clustering):
         assignment = state.assignment.clone()
         assignment[member_n[torch.from_numpy(label_n == 1)]] = state.num_clusters
         state.assignment = assignment
-        state.centres = torch.cat([state.centres, state.centres[cluster : cluster + 1]])
+        state.take_clusters([*range(state.num_clusters), cluster])
         self._drop(member_n.tolist())

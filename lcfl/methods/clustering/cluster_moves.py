@@ -184,7 +184,7 @@ def drop_empty(state: FederationState) -> None:
     used = state.assignment[clustered].unique()
     if len(used) < state.num_clusters:
         state.assignment = torch.where(clustered, torch.searchsorted(used, state.assignment), -1)
-        state.centres = state.centres[used]
+        state.take_clusters(used.tolist())
 
 
 def _cut(groups: ClusterGeometry, cluster: int) -> list[Move]:

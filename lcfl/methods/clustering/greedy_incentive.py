@@ -257,12 +257,12 @@ def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[
         shared[number] = torch.bincount(before_n[list(group)], minlength=state.num_clusters).numpy()
     rows, columns = linear_sum_assignment(shared, maximize=True)
     number_of = {row: col for row, col in zip(rows.tolist(), columns.tolist(), strict=True) if shared[row, col] > 0}
-    assignment, centres = state.assignment.clone(), [state.centres]
+    assignment, origins = state.assignment.clone(), list(range(state.num_clusters))
     for row, group in enumerate(groups):
         if row not in number_of:  # starts from the old centre, because the aggregation makes the new one
-            number_of[row] = sum(map(len, centres))
-            origin = int(before_n[group[0]])
-            centres.append(state.centres[origin : origin + 1])
+            number_of[row] = len(origins)
+            origins.append(int(before_n[group[0]]))
         assignment[[clients[position] for position in group]] = number_of[row]
-    state.assignment, state.centres = assignment, torch.cat(centres)
+    state.assignment = assignment
+    state.take_clusters(origins)
     drop_empty(state)

@@ -58,6 +58,11 @@ class HierarchicalUpdates(Clustering):
         check_options(name, self.linkage, self.threshold, self.num_clusters, None, euclidean=self.metric == "l2")
         self._is_done = False
 
+    @property
+    def begins(self) -> int:
+        """The round before which all clients train once more."""
+        return self.after
+
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)

@@ -109,6 +109,11 @@ class ClusterTuning(Clustering):
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
         self._moved = -inf
 
+    @property
+    def begins(self) -> int:
+        """The first round in which anything may move, if it is known."""
+        return self.start or 0
+
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Forgets what an earlier run left in this object."""
         if not state.callbacks:
@@ -240,15 +245,16 @@ class StoredModelGeometry(ClusterGeometry):
     def apply(self, move: Move) -> None:
         """Applies a move. Centres of changed clusters become the means of their stored models."""
         state = self.state
-        assignment, centres = state.assignment.clone(), state.centres.clone()
+        assignment, origins = state.assignment.clone(), list(range(state.num_clusters))
         if move.other is None:
             changed = [move.cluster, state.num_clusters]
             assignment[list(move.second_half)] = state.num_clusters
-            centres = torch.cat([centres, centres[move.cluster : move.cluster + 1]])
+            origins.append(move.cluster)
         else:
             changed = [move.other]
             assignment[assignment == move.cluster] = move.other
-        state.assignment, state.centres = assignment, centres
+        state.assignment = assignment
+        state.take_clusters(origins)
         for cluster in changed:
             models = list(state.stored_models(state.members(cluster)))
             if models:

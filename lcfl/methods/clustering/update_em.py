@@ -155,13 +155,13 @@ class UpdateGeometry(ClusterGeometry):
     def apply(self, move: Move) -> None:
         """Changes the assignment. A new cluster begins with the model of the cluster that it was cut from."""
         state = self.state
-        assignment, centres = state.assignment.clone(), state.centres
+        assignment = state.assignment.clone()
         if move.other is None:
             assignment[list(move.second_half)] = state.num_clusters
-            centres = torch.cat([centres, centres[move.cluster : move.cluster + 1]])
+            state.take_clusters([*range(state.num_clusters), move.cluster])
         else:
             assignment[assignment == move.cluster] = move.other
-        state.assignment, state.centres = assignment, centres
+        state.assignment = assignment
         drop_empty(state)
 
 

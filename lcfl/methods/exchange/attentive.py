@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
-from lcfl.methods.exchange.base import ModelKind
+from lcfl.methods.exchange.base import ModelKind, Source
 from lcfl.methods.exchange.personal_model import ClusterReference
 from lcfl.models.layout import Layout
 
@@ -62,6 +62,7 @@ class AttentiveReference(ClusterReference):
     """
 
     uses_stored_models: ClassVar[bool] = True
+    source: ClassVar[Source] = "clients"
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
 

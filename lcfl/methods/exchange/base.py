@@ -22,9 +22,10 @@ from lcfl.methods.exchange.transforms.base import NAMES
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
-__all__ = ["Exchange", "ModelKind"]
+__all__ = ["Exchange", "ModelKind", "Source"]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
+Source = Literal["clusters", "global", "clients", "nothing"]
 Self = TypeVar("Self", bound="Exchange")
 
 
@@ -42,6 +43,8 @@ class Exchange(CheckedFields, ABC):
         joins_warmup: whether it can exchange what a plain local run gives, for the warm-up rounds of a clustering.
         uses_stored_models: whether what it sends depends on the stored models of other clients.
         sends: the names in its downlink.
+        source: whose models are in its downlink: those of the ``clusters``, the ``global`` one, the ``clients``' own
+            or none (``nothing``).
         returns: the names in its uplink, as the server reads it.
         extras: the names in `returns` that it takes from `LocalOutput.extras`.
         models: the kinds of model that the method has; the kind that its paper reports comes first.
@@ -56,6 +59,7 @@ class Exchange(CheckedFields, ABC):
     joins_warmup: ClassVar[bool] = True
     uses_stored_models: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]]
+    source: ClassVar[Source] = "clusters"
     returns: ClassVar[tuple[str, ...]] = ("model",)
     extras: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]]

@@ -9,7 +9,7 @@ from torch import Tensor
 from lcfl.core.messages import Downlink
 from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
-from lcfl.methods.exchange.base import Exchange, ModelKind
+from lcfl.methods.exchange.base import Exchange, ModelKind, Source
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
@@ -22,6 +22,7 @@ class FullModel(Exchange):
 
     keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
+    source: ClassVar[Source] = "global"
     models: ClassVar[tuple[ModelKind, ...]] = ("global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("global",)
 
@@ -101,6 +102,7 @@ class NoExchange(Exchange):
     full_budget: bool = False
     keeps_model = True
     sends: ClassVar[tuple[str, ...]] = ()
+    source: ClassVar[Source] = "nothing"
     returns: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)

@@ -19,29 +19,6 @@ __all__ = ["CentreAndEmbedding", "ClusterReference", "EnvelopeModel"]
 
 
 @dataclass(frozen=True)
-class CentreAndEmbedding(Exchange):
-    """Sends the client's cluster centre and the global embedding down, and the client's model up.
-
-    This takes 2P + P_phi floats (LCFed Algorithm 1, lines 6 and 8). The projection stays with the server, which holds
-    w_i and can project it. A client therefore need neither store M nor send M w_i.
-    """
-
-    keeps_model = True
-    sends: ClassVar[tuple[str, ...]] = ("centre", "embedding")
-    models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
-    reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
-
-    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
-        """Returns the cluster centre Omega_{R_i} and the global embedding Phi."""
-        embedding = layout.embedding_of(state.global_model)
-        return Downlink({"centre": state.centre_of(client), "embedding": embedding})
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model w_i."""
-        return {"model": output.model}
-
-
-@dataclass(frozen=True)
 class ClusterReference(Exchange):
     """Sends the client's cluster centre down and the client's model up: 2P floats.
 
@@ -66,6 +43,22 @@ class ClusterReference(Exchange):
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the trained model w_i."""
         return {"model": output.model}
+
+
+@dataclass(frozen=True)
+class CentreAndEmbedding(ClusterReference):
+    """Sends the client's cluster centre and the global embedding down, and the client's model up.
+
+    This takes 2P + P_phi floats (LCFed Algorithm 1, lines 6 and 8). The projection stays with the server, which holds
+    w_i and can project it. A client therefore need neither store M nor send M w_i.
+    """
+
+    sends: ClassVar[tuple[str, ...]] = ("centre", "embedding")
+
+    def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
+        """Returns the cluster centre Omega_{R_i} and the global embedding Phi."""
+        embedding = layout.embedding_of(state.global_model)
+        return Downlink({"centre": state.centre_of(client), "embedding": embedding})
 
 
 @dataclass(frozen=True)

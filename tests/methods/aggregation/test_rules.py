@@ -1,5 +1,8 @@
 """Robust aggregation rules: a round worked out again in numpy, equal models, attackers, clusters and weights."""
 
+import warnings
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -123,6 +126,25 @@ def test_without_attackers_a_trimmed_mean_is_the_mean_and_a_long_radius_clips_no
     for rule in (TrimmedMean(0.1), ClippedMean(1e6), Krum(0.0, keep=7)):
         merged = rule(models, [1] * 7, models[0], LAYOUT)
         torch.testing.assert_close(merged[:P], mean[:P], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "number", "words"),
+    [
+        (TrimmedMean(0.3), 3, r"TrimmedMean\(share=0.3\) has merged a group of so few models that it leaves out"),
+        (TrimmedMean(0.3), 4, None),
+        (TrimmedMean(0.0), 3, None),
+        (Krum(0.3, keep=3), 3, r"Krum\(attackers=0.3, keep=3\) has .* may keep the model of an attacker"),
+        (Krum(0.3), 4, "may keep"),  # 4 <= 2 * 1 + 2
+        (Krum(0.3), 5, None),
+        (Krum(0.0), 3, None),
+    ],
+)
+def test_a_group_that_is_too_small_for_its_rule_is_warned_about(rule, number, words):
+    models, weights = drawn(number)
+    with nullcontext() if words is None else pytest.warns(UserWarning, match=words), warnings.catch_warnings():
+        warnings.simplefilter("error" if words is None else "always")
+        rule(models, weights, models[0], LAYOUT)
 
 
 def test_a_clipped_update_has_the_length_of_the_radius():

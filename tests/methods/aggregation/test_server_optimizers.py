@@ -1,5 +1,7 @@
 """Optimizers of the server: three rounds worked out again in numpy, clusters, and values that are refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from lcfl.methods.aggregation import (
     ServerMomentum,
     ServerYogi,
 )
+from lcfl.methods.clustering.cluster_moves import Move
+from lcfl.methods.clustering.tuning import StoredModelGeometry
 from lcfl.models import Layout
 from tests.helpers.builders import Normed, state_of, upload
 
@@ -90,6 +94,33 @@ def test_every_centre_has_a_momentum_of_its_own_and_one_without_an_upload_stays(
     torch.testing.assert_close(state.centres[0, :P], models[0][:P] + velocity)
     torch.testing.assert_close(state.centres[1, :P], models[3][:P])
     torch.testing.assert_close(state.aggregation["velocity"][1], (models[3] - second)[:P])
+
+
+def test_moments_and_control_variates_follow_clusters_that_are_split_merged_and_renumbered():
+    """Cluster 1 is split and cluster 0 joins cluster 2, so their number stays the same."""
+    mean = ClusterMean("participants", "participants", optimizer=ServerMomentum(1.0, 0.5))
+    models, centres = drawn(6, 0), torch.stack(drawn(3, 9))
+    state = state_of([each.tolist() for each in models], [0, 0, 1, 1, 2, 2], centres.tolist(), [True] * 6)
+    mean(state, [upload(i, model) for i, model in enumerate(models)], LAYOUT)
+    state.aggregation |= {"control": torch.arange(3.0).repeat(P, 1).T, "other": torch.arange(3.0), "steps": 3}
+    velocity, groups = state.aggregation["velocity"], StoredModelGeometry(SimpleNamespace(layout=LAYOUT), state)
+    groups.apply(Move(1, second_half=(3,)))
+    groups.apply(Move(0, other=2))
+    assert state.assignment.tolist() == [1, 1, 0, 2, 1, 1]  # 1, 2 and the new cluster
+    assert torch.equal(state.aggregation["velocity"], velocity[[1, 2, 1]])
+    assert state.aggregation["control"][:, 0].tolist() == [1, 2, 1]
+    assert state.aggregation["other"].tolist() == [0, 1, 2] and state.aggregation["steps"] == 3
+    assert state.centres.shape == centres.shape
+
+
+@pytest.mark.parametrize("optimizer", [ServerAdagrad(), ServerAdam(), ServerYogi()])
+def test_an_enormous_update_does_not_make_later_models_nan(optimizer):
+    mean, state = GlobalMean("uniform", optimizer=optimizer), start()
+    state.centres = state.global_model.unsqueeze(0)
+    for number in range(3):
+        sent = torch.full((LAYOUT.size,), 1e30) if number == 0 else state.global_model
+        mean(state, [upload(0, sent)], LAYOUT)
+        assert state.global_model[:P].isfinite().all() and state.aggregation["second_moment"].isfinite().all()
 
 
 def test_a_new_number_of_clusters_begins_anew():
