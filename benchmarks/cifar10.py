@@ -55,7 +55,7 @@ GRIDS = {
     "ascfl": [*FOUR_RATES, FIVE_STEPS],
     "fedprox": [*TWO_RATES, "model.cluster_weight=0.01,0.1"],
     "fednova": FOUR_RATES,
-    "scaffold": FOUR_RATES,
+    "scaffold": ["model.optimizer.init_args.lr=0.001,0.002,0.005,0.01"],  # the smallest of FOUR_RATES was the best
     "feddyn": ["model.optimizer.init_args.lr=0.005,0.01", "model.cluster_weight=0.01,0.1"],  # at 0.02 it diverges
     "fedavgm": [*TWO_RATES, f"{SERVER_RATE}=0.3,1.0"],
     "fedadam": [*TWO_RATES, f"{SERVER_RATE}=0.01,0.03"],
@@ -68,6 +68,7 @@ GRIDS = {
     "apfl": [*TWO_RATES, "method.local_update.init_args.alpha=0.25,0.75"],
     "fedala": [*TWO_RATES, "method.local_update.init_args.layers=1,3"],
     "fedamp": [*TWO_RATES, "method.exchange.init_args={step: 0.1, sigma: 0.1},{step: 0.3, sigma: 0.3}"],
+    "fedlc": [*TWO_RATES, "method.local_update.init_args.tau=0.5,2"],
     "fesem": CLUSTERS,
     "fedgroup": CLUSTERS,
     "fl_hc": CLUSTERS,

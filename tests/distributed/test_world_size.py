@@ -17,7 +17,8 @@ from tests.helpers.fits import ROUNDS, assert_same_run, fit
 CLUSTERED = ("lcfed", "lcfed_plus", "fedac")
 BASELINES = ("fedavg", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg")
 BASELINES += ("scaffold", "feddyn", "fedadam", "ditto", "pfedme")
-BASELINES += ("apfl", "fedala", "fedamp", "fedrep", "fedbabu", "fedbn", "clove")
+BASELINES += ("apfl", "fedala", "fedamp", "fedrep", "fedbabu", "fedbn", "clove", "fedlc")
+BASELINES += ("fedavgm", "fedyogi", "fedadagrad", "cfl_fixed")
 QUICK = {("lcfed", 2), ("lcfed", 3), ("per_fedavg", 2)}  # all others are marked slow
 
 

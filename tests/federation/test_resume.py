@@ -13,7 +13,8 @@ from tests.helpers.fits import ROUNDS, arguments, assert_same_run, fit, main, ne
 
 OTHERS = ["lcfed_plus", "fedac", "local", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg"]
 OTHERS += ["feddyn", "fedadam", "fedavgm", "ditto", "pfedme"]
-OTHERS += ["apfl", "fedala", "fedamp", "fedrep", "fedbabu", "fedbn", "clove", "cfl_fixed"]
+OTHERS += ["apfl", "fedala", "fedamp", "fedrep", "fedbabu", "fedbn", "clove", "cfl_fixed", "fedlc"]
+OTHERS += ["fedyogi", "fedadagrad"]
 SLOW = [("lcfed", 1), ("fedavg", 1), *((method, first) for method in OTHERS for first in (1, 5))]
 
 

@@ -38,6 +38,7 @@ from lcfl.methods.exchange import (
 )
 from lcfl.methods.local import (
     AlternatingTraining,
+    CalibratedTraining,
     ControlledTraining,
     DittoTraining,
     DynamicTraining,
@@ -187,6 +188,10 @@ def scaffold(aggregation=None, **local):
 def feddyn(**local):
     local = DynamicTraining(start="centre", **(local or {"steps": 3}))
     return Method(local, GlobalReference(), GlobalMean("uniform", optimizer=ServerDynamics()))
+
+
+def fedlc(tau=1.0, **local):
+    return Method(CalibratedTraining(**(local or {"steps": 3}), tau=tau), FullModel(), GlobalMean())
 
 
 def ditto(**local):

@@ -1,27 +1,45 @@
-"""Tests of SCAFFOLD and FedDyn against numpy, and of what they must have in common with FedAvg and FedProx."""
+"""Tests of SCAFFOLD, FedDyn and FedLC against numpy, and of what they must have in common with FedAvg and FedProx."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lcfl.methods import (
+    CalibratedTraining,
     ClusterMean,
     ControlledClusterModel,
     ControlledModel,
     ControlledTraining,
     FullModel,
     GlobalMean,
+    GlobalReference,
     Krum,
     Method,
+    NoAggregation,
+    NoExchange,
     NormalisedMean,
     UpdateMean,
 )
+from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
-from tests.helpers.builders import alone, blobs, blobs_module, fedavg, feddyn, fit, linear, linear_module, scaffold
+from tests.helpers.builders import (
+    WIDTHS,
+    alone,
+    blobs,
+    blobs_module,
+    fedavg,
+    feddyn,
+    fedlc,
+    fit,
+    linear,
+    linear_module,
+    scaffold,
+)
 from tests.methods.clustering.test_one_shot import fedclust
-from tests.methods.test_by_hand_baselines import LR, TRAIN, batches, close, run, slope_of, started
+from tests.methods.test_by_hand_baselines import INPUTS, LR, TARGETS, TRAIN, batches, close, run, slope_of, started
 
 P = 17
 
@@ -76,6 +94,70 @@ def test_feddyn_adds_a_linear_and_a_proximal_term(tmp_path, engine):
         w = np.mean(ends, axis=0) - h / alpha
         close(each.global_model, w)
     assert watch.rows[0]["comm/up_bytes"] == watch.rows[0]["comm/down_bytes"] == 2 * 4 * P
+
+
+def calibrated_slope(w, rows, margin):
+    """The gradient of the softmax cross-entropy of lower scores W2 (W1 x + b1) + b2 - margin."""
+    n_in, n_mid, n_out = WIDTHS
+    w1, b1, w2, b2 = np.split(w, np.cumsum([n_mid * n_in, n_mid, n_out * n_mid]))
+    middle = INPUTS[rows] @ w1.reshape(n_mid, n_in).T + b1
+    scores = np.exp(middle @ w2.reshape(n_out, n_mid).T + b2 - margin)
+    error = (scores / scores.sum(axis=1, keepdims=True) - np.eye(n_out)[TARGETS[rows]]) / len(rows)
+    below = error @ w2.reshape(n_out, n_mid)
+    parts = below.T @ INPUTS[rows], below.sum(axis=0), error.T @ middle, error.sum(axis=0)
+    return np.concatenate([part.ravel() for part in parts])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+@pytest.mark.parametrize("pull", [0.0, 0.4])
+def test_fedlc_lowers_the_scores_of_rare_classes(tmp_path, engine, pull):
+    """Without a pull as FedAvg; with it as FedProx, whose pull is that of the plain biases."""
+    counts = [np.bincount(TARGETS[TRAIN[i]], minlength=2) for i in (0, 1)]
+    margins, weights = [2.0 * np.maximum(count, 1e-8) ** -0.25 for count in counts], [len(TRAIN[i]) for i in (0, 1)]
+    assert all(abs(margin[0] - margin[1]) > 0.2 for margin in margins)
+    method = fedlc(2.0)
+    if pull:
+        method = Method(CalibratedTraining(3, start="centre", tau=2.0), GlobalReference(), GlobalMean())
+    module = linear_module(LR, cluster_weight=pull)
+    watch, w = run(method, tmp_path, module, rounds=2, engine=engine), started(module)
+    for each in watch.history:
+        ends = [w, w]
+        for i, margin in enumerate(margins):
+            for _ in range(3):
+                ends[i] = ends[i] - LR * (calibrated_slope(ends[i], TRAIN[i], margin) + pull * (ends[i] - w))
+        w = np.average(ends, axis=0, weights=weights)
+        close(each.global_model, w)
+    assert [state.memory.tolist() for state in watch.state.clients.states([0, 1])] == [each.tolist() for each in counts]
+
+
+def test_fedlc_leaves_the_biases_of_missing_classes_as_they_are(tmp_path):
+    data, module = blobs(4), blobs_module()
+    method = Method(CalibratedTraining(3), NoExchange(), NoAggregation())
+    state = fit(module, data, method, tmp_path, rounds=2, final_models=None).state
+    for own in state.clients.states(range(4)):
+        has = own.memory > 0
+        assert 0 < int(has.sum()) < 8
+        moved = own.model[-8:] != state.initial[-8:]
+        assert torch.equal(moved, has)
+
+
+def test_fedlc_without_margins_is_fedavg(tmp_path):
+    one, other = run(fedlc(0.0), tmp_path / "one", rounds=3), run(fedavg(), tmp_path / "other", rounds=3)
+    torch.testing.assert_close(one.state.global_model, other.state.global_model, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (lambda: SplitNetwork(nn.Linear(8, 4), nn.Linear(4, 2, bias=False)), "decision is not a linear layer with"),
+        (lambda: SplitNetwork(nn.Linear(8, 4), nn.LayerNorm(4)), "decision is not a linear layer with a trained bias"),
+    ],
+)
+def test_fedlc_needs_a_bias_to_lower(network, words):
+    with pytest.raises(ValueError, match=words):
+        CalibratedTraining(1).check(FederatedModule(network))
+    with pytest.raises(ValueError, match="tau=-1"):
+        CalibratedTraining(1, tau=-1.0)
 
 
 def test_the_first_round_of_scaffold_is_that_of_fedavg(tmp_path):

@@ -1,5 +1,6 @@
 """The client's part of a round: what a client starts from and minimises, and the engine that computes it."""
 
+from lcfl.methods.local.calibrated import CalibratedTraining
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.ditto import DittoTraining
 from lcfl.methods.local.engine import Engine, Gradient
@@ -17,6 +18,7 @@ from lcfl.models.module import Pulls
 __all__ = [
     "AdaptiveInitialisation",
     "AlternatingTraining",
+    "CalibratedTraining",
     "ControlledTraining",
     "DittoTraining",
     "DynamicTraining",

@@ -20,6 +20,7 @@ from tests.helpers.builders import (
     fedamp,
     fedavg,
     fedbabu,
+    fedlc,
     fednova,
     fedper,
     fedprox,
@@ -110,6 +111,7 @@ SIZE, EMBEDDING = 16 * 16 + 16 + 16 * 8 + 8, 16 * 16 + 16
         (apfl, SIZE, SIZE, 0),
         (fedala, SIZE, SIZE, 0),
         (fedamp, SIZE, SIZE, 0),
+        (fedlc, SIZE, SIZE, 0),
         (partial(ifca, 3), 3 * SIZE, SIZE + 1, 0),  # the models of all clusters down, and the choice up
         (fesem, SIZE, SIZE, 0),
         (cfl, SIZE, SIZE, 0),
