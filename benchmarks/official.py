@@ -27,6 +27,7 @@ COMPARISONS: dict[str, tuple[Comparison, str, str]] = {
     "FedALA": (personal.fedala, "TsingZ0/FedALA", "the authors'"),
     "pFedMe": (personal.pfedme, "CharlieDinh/pFedMe", "the authors'"),
     "FedRep": (personal.fedrep, "lgcollins/FedRep", "the authors'"),
+    "LG-FedAvg": (personal.lg_fedavg, "pliang279/LG-FedAvg", "the authors'"),
     "FedBABU": (personal.fedbabu, "jhoon-oh/FedBABU", "the authors'"),
     "FedBN": (personal.fedbn, "med-air/FedBN", "the authors'"),
     "APFL": (personal.apfl, "MLOPTPSU/FedTorch", "the authors'"),

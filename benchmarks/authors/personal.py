@@ -123,6 +123,21 @@ def fedrep(folder: Path) -> Iterator[Row]:
     yield Row(words, rounds.round(), rounds.vectors(theirs), starts)
 
 
+def lg_fedavg(folder: Path) -> Iterator[Row]:
+    """Compares the clients' models after each of two rounds. The mean between them is lcfl's: theirs is in a script."""
+    sgd = partial(torch.optim.SGD, lr=LR, momentum=0.5)
+    rounds = Rounds(parts.LocalTraining(epochs=2), parts.SharedLayers(1), parts.GlobalMean("uniform"), optimizer=sgd)
+    rounds.keep_random_models()
+    with code_in(folder, "models.Update", unused=["tqdm"]) as (update,):
+        for number in ("first", "second"):
+            starts = rounds.starts
+            theirs = [
+                _trainer(update.LocalUpdate, rounds, client, 2).train(rounds.load(start), lr=LR)[0]
+                for client, start in enumerate(starts)
+            ]
+            yield Row(f"clients' models, {number} round", rounds.round(), rounds.vectors(theirs), starts)
+
+
 def fedbabu(folder: Path) -> Iterator[Row]:
     """Compares a round in which the head stays as it is, and the fine-tuning of the whole mean after it."""
     local = parts.FineTunedTraining(epochs=2, part="embedding", fine_tuned="all", fine_tuning_epochs=1)

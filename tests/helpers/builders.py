@@ -180,6 +180,10 @@ def fedprox(**local):
     return Method(LocalTraining(start="centre", **(local or {"steps": 3})), GlobalReference(), GlobalMean())
 
 
+def fedopt(optimizer, **local):
+    return Method(LocalTraining(**(local or {"steps": 3})), FullModel(), GlobalMean(optimizer=optimizer))
+
+
 def scaffold(aggregation=None, **local):
     local = ControlledTraining(**(local or {"steps": 3}))
     return Method(local, ControlledModel(), aggregation or GlobalMean("uniform"))

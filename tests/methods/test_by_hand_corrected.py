@@ -10,9 +10,11 @@ from torch import nn
 from lcfl.methods import (
     CalibratedTraining,
     ClusterMean,
+    ClusterReference,
     ControlledClusterModel,
     ControlledModel,
     ControlledTraining,
+    DynamicTraining,
     FullModel,
     GlobalMean,
     GlobalReference,
@@ -21,6 +23,7 @@ from lcfl.methods import (
     NoAggregation,
     NoExchange,
     NormalisedMean,
+    ServerDynamics,
     UpdateMean,
 )
 from lcfl.models import SplitNetwork
@@ -187,6 +190,19 @@ def test_clusters_have_control_variates_of_their_own(tmp_path):
         memories = [each.memory for each in state.clients.states(state.members(cluster))]
         torch.testing.assert_close(own, sum(memories) / len(memories), rtol=1e-4, atol=1e-5)
     assert not torch.equal(control[0], control[1])
+
+
+def test_clusters_have_an_h_of_their_own(tmp_path):
+    """As FedDyn's h is the mean of the clients' g_i, so is that of a cluster the mean of its members'."""
+    dynamics = ClusterMean("participants", "participants", optimizer=ServerDynamics())
+    method = Method(DynamicTraining(steps=3, start="centre"), ClusterReference(), dynamics, fedclust().clustering)
+    watch = fit(blobs_module(cluster_weight=0.3), blobs(8), method, tmp_path, rounds=4, final_models=None)
+    velocity, state = watch.state.aggregation["velocity"], watch.state
+    assert len(velocity) == state.num_clusters > 1
+    for cluster, own in enumerate(velocity):
+        memories = [each.memory for each in state.clients.states(state.members(cluster))]
+        torch.testing.assert_close(own, -sum(memories) / len(memories) / 0.3, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(velocity[0], velocity[1])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lcfl.methods.clustering.low_rank_cosine
-from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.aggregation import ClusterMean, GlobalMean, ServerAdam, ServerMomentum, ServerYogi
 from lcfl.methods.exchange import FullModel, SharedLayers
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
@@ -16,12 +16,18 @@ from lcfl.models.module import FederatedModule
 from tests.helpers.bits import assert_same_clients, assert_same_state
 from tests.helpers.builders import (
     alone,
+    apfl,
     blobs,
     blobs_module,
     dealt,
+    ditto,
     fedac,
+    fedamp,
     fedavg,
+    feddyn,
+    fedlc,
     fednova,
+    fedopt,
     fedper,
     fedprox,
     fit,
@@ -29,6 +35,7 @@ from tests.helpers.builders import (
     lg_fedavg,
     linear_module,
     per_fedavg,
+    scaffold,
     two_sided,
 )
 from tests.helpers.clustered import SAMPLES, cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
@@ -236,7 +243,8 @@ def test_the_assignment_never_changes_while_all_similarities_tie(tmp_path, monke
 
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 1, "gamma_max": 0.5}  # splits as soon as updates disagree
-PERMUTED = {  # method, mu and lambda
+# Method, mu and lambda. FedALA is not among them, because it draws samples of the client's data by the client's number.
+PERMUTED = {
     "fedavg": (partial(fedavg, steps=2), 0.0, 0.0),
     "local": (partial(alone, steps=2), 0.0, 0.0),
     "fedprox": (partial(fedprox, steps=2), 0.4, 0.0),
@@ -256,6 +264,15 @@ PERMUTED = {  # method, mu and lambda
     "clove": (partial(clove, 2, steps=2), 0.0, 0.0),
     "cfl": (partial(cfl, 2, **ALWAYS), 0.0, 0.0),
     "pacfl": (partial(pacfl, LocalTraining(steps=2), num_vectors=1, num_clusters=2), 0.0, 0.0),
+    "scaffold": (partial(scaffold, steps=2), 0.0, 0.0),
+    "feddyn": (partial(feddyn, steps=2), 0.4, 0.0),
+    "fedlc": (partial(fedlc, steps=2), 0.0, 0.0),
+    "fedavgm": (partial(fedopt, ServerMomentum(), steps=2), 0.0, 0.0),
+    "fedadam": (partial(fedopt, ServerAdam(), steps=2), 0.0, 0.0),
+    "fedyogi": (partial(fedopt, ServerYogi(), steps=2), 0.0, 0.0),
+    "ditto": (partial(ditto, steps=2), 0.4, 0.0),
+    "apfl": (partial(apfl, steps=2), 0.0, 0.0),
+    "fedamp": (partial(fedamp, steps=2), 0.4, 0.0),
 }
 
 

@@ -13,16 +13,24 @@ import lcfl.federation.session
 import lcfl.server.server
 from lcfl.core.messages import Uplink
 from lcfl.distributed.tasks import TrainingResult
+from lcfl.methods.aggregation import ServerAdam, ServerMomentum, ServerYogi
 from lcfl.methods.clustering import ClusterNumberTuning
 from tests.helpers.bits import assert_same_clients, assert_same_state, same
 from tests.helpers.builders import (
     alone,
+    apfl,
     blobs,
     blobs_module,
+    ditto,
     fedac,
+    fedala,
+    fedamp,
     fedavg,
     fedbabu,
+    feddyn,
+    fedlc,
     fednova,
+    fedopt,
     fedper,
     fedprox,
     fedrep,
@@ -30,6 +38,7 @@ from tests.helpers.builders import (
     lcfed,
     lg_fedavg,
     per_fedavg,
+    scaffold,
 )
 from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.commandline import KINDS
@@ -110,12 +119,22 @@ METHODS = {
     "pacfl": pacfl,
     "cgpfl": cgpfl,
     "cgpfl_prox": cgpfl_prox,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "fedlc": fedlc,
+    "fedavgm": partial(fedopt, ServerMomentum()),
+    "fedadam": partial(fedopt, ServerAdam()),
+    "fedyogi": partial(fedopt, ServerYogi()),
+    "ditto": ditto,
+    "apfl": apfl,
+    "fedala": fedala,
+    "fedamp": fedamp,
 }
 # Aggregation with a momentum is the only one in the default selection that is no kind of clustering.
 KIND_OF_METHOD = [
     pytest.param(name, marks=[] if name in (*KINDS, "fednova") else [pytest.mark.slow]) for name in METHODS
 ]
-PULLED = {"lcfed", "fedac", "fedprox", "cgpfl_prox"}
+PULLED = {"lcfed", "fedac", "fedprox", "cgpfl_prox", "feddyn", "ditto", "fedamp"}
 TWICE = {"clove"}  # clients also fail in the extra round before the training round
 SETUP = {"rounds": 4, "clients_per_round": 7}
 
