@@ -34,7 +34,7 @@ class Cell:
         config: the name of a file in ``configs/papers``: ``<paper>-<table>-<data set>-<partition>``.
         method: the name of a file in ``configs/methods``.
         point: what the figure varies, as text; empty in a table.
-        words: the options of this point; none if the configuration has this value.
+        words: the options of this point; empty if the configuration already has this value.
         target: the accuracy whose first round is asked for, between 0 and 1.
         printed: the printed numbers.
     """

@@ -37,8 +37,8 @@ def rounds_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) ->
 def megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
     """Returns the megabits that a client has sent and received by then, the mean over all clients, in training rounds.
 
-    The printed numbers are whole numbers of rounds, so they leave out warm-up rounds, signatures and new draws. Every
-    training round of these methods sends as many bytes.
+    The printed numbers are whole numbers of rounds, so they leave out warm-up rounds, signatures and new draws. All
+    training rounds of these methods send the same number of bytes.
     """
     last = run.history[-1]
     size = last["comm/down_bytes"] + last["comm/up_bytes"]
@@ -46,7 +46,7 @@ def megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) 
 
 
 def all_megabits_to_target(run: FinishedRun, protocol: str, model: str, cell: Cell) -> float:
-    """Returns the same with everything before the first training round."""
+    """Returns the same, including what was sent before the first training round."""
     reached = (size for _, size, value in _curve(run, protocol, model) if value >= _target(cell))
     return next(reached, nan) / MEGABIT / NUM_CLIENTS
 

@@ -4,9 +4,9 @@
 
 For each item, reading, kind of model and test protocol, it compares all measured cells with the printed ones. The kind
 of model is the one that the method reports first (personal, cluster or global), or that model after one more local
-update. FedClust has its baselines from PACFL, whose code tests some methods before that update and some after it. This
-is a third group, ``as in PACFL``. A cell is reproduced if the two means differ by at most two standard deviations of
-their difference. If only one seed has been run, that is the printed standard deviation.
+update. FedClust takes its baselines from PACFL, whose code tests some methods before that update and some after it.
+This is a third group, ``as in PACFL``. A cell is reproduced if the two means differ by at most two standard deviations
+of their difference. If only one seed has been run, that is the printed standard deviation.
 """
 
 import re
@@ -23,7 +23,14 @@ from lcfl.cli.commands.compare import markdown
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RESULTS = PAGE.with_suffix("") / "papers"
 KINDS = ("personal", "cluster", "global")
-UPDATED = ("local", "lg_fedavg", "per_fedavg", "ifca", "pacfl", "fedclust")  # which PACFL's code tests after an update
+UPDATED = (
+    "local",
+    "lg_fedavg",
+    "per_fedavg",
+    "ifca",
+    "pacfl",
+    "fedclust",
+)  # methods that PACFL's code tests after a local update
 HEADER = (
     *("reading", "model", "test images", "cells", "within two deviations", "within two points"),
     *("mean difference", "mean distance"),

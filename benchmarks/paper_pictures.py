@@ -29,7 +29,7 @@ TITLES = {
     "newcomer_test_accuracy": "test accuracy of newcomers in %",
     "rounds_to_target": "rounds to the target",
     "communication_mb": "megabits per client to the target",
-    "all_communication_mb": "the same, with warm-up and signatures",
+    "all_communication_mb": "megabits per client to the target, with warm-up",
     "rounds_to_90pct_peak": "rounds to 90 % of the peak",
     "megabytes_to_90pct_peak": "MB to 90 % of the peak",
     "uplink_mb": "MB sent by all clients per round",

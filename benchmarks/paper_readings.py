@@ -25,7 +25,8 @@ PENALTIES = "method.local_update.init_args.penalty=5,15"
 DECAYS = "model.optimizer.init_args.weight_decay=0,0.001"
 OWN_OPTIONS = dict.fromkeys(PULLED, PULL_PAIRS) | {"cgpfl": PENALTIES}
 # "CFL methods determine their respective optimal K" (FedAC, section 5.2): ten, or the number of blocks with equal
-# labels; without blocks, or with ten, a larger number. LCFed has K = 10 for all (section IV-A).
+# labels; without blocks, or with ten of them, a larger number in place of the latter. LCFed has K = 10 for all (section
+# IV-A).
 CLUSTERED = ("fesem", "fedgroup", "fl_hc", "ifca", "cgpfl")
 NUMBERS = {"dirichlet-0.1": 40, "pathological-3": 4, "pathological-8": 13, "pathological-10": 20}
 THREE_RATES = "model.optimizer.init_args.lr=0.1,0.01,0.001"  # which FedClust prints for these methods
@@ -129,7 +130,7 @@ def letters(cell: Cell) -> Words:
 
 
 def all_images(cell: Cell) -> Words:
-    """No validation images. For FedAC and LCFed also no test images of the clients' own, but official ones."""
+    """No validation images. In FedAC and LCFed, clients also train on their test images; official ones test them."""
     own = ["--data.protocols=[label_view]"] if _is_personalised(cell) else []
     return [*own, "--data.val_fraction=0"]
 
@@ -141,7 +142,7 @@ def augmented(cell: Cell) -> Words:
 
 
 def shares(cell: Cell) -> Words:
-    """AS-CFL's clients share out all images, in expected parts that are proportional to 10 to 60 %."""
+    """AS-CFL's clients divide all images among themselves, in proportion to sizes from 10 to 60 %."""
     if cell.paper != "ascfl" or cell.point.startswith("alpha"):
         return None
     options = f"{{alpha: {cell.config.rpartition('-')[2]}, balance: false, fractions: [0.1, 0.6]}}"

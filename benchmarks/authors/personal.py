@@ -124,7 +124,7 @@ def fedrep(folder: Path) -> Iterator[Row]:
 
 
 def lg_fedavg(folder: Path) -> Iterator[Row]:
-    """Compares the clients' models after each of two rounds. The mean between them is lcfl's: theirs is in a script."""
+    """Compares the clients' models after each of two rounds. The mean between them is lcfl's; theirs is in a script."""
     sgd = partial(torch.optim.SGD, lr=LR, momentum=0.5)
     rounds = Rounds(parts.LocalTraining(epochs=2), parts.SharedLayers(1), parts.GlobalMean("uniform"), optimizer=sgd)
     rounds.keep_random_models()

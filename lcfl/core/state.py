@@ -31,7 +31,7 @@ class FederationState:
         projection: M as ``[P, D]`` if a clustering uses one.
         codes: the low-rank model of each client ``[N, D]``; rows of clients without one are zero.
         aggregation: what the aggregation remembers between rounds, by name; tensors and plain values. A matrix with K
-            rows has one for each cluster.
+            rows has one row for each cluster.
         total_bytes: bytes sent and received so far, including warm-up rounds.
         should_stop: set by a callback that wants no further round.
         callbacks: what each callback keeps, by its key; plain values and tensors.
@@ -103,9 +103,9 @@ class FederationState:
         return len(self.centres)
 
     def take_clusters(self, origins: Sequence[int]) -> None:
-        """Replaces the centres by those of these clusters, with what the aggregation remembers of each.
+        """Keeps the centres of these clusters, in this order, and what the aggregation remembers of each.
 
-        A cluster that is left out is gone. One that is named twice was split, and both halves begin with what it had.
+        A cluster that is left out is dropped. One that is named twice is split, and both halves begin with what it had.
         """
         for name, value in self.aggregation.items():
             if isinstance(value, Tensor) and value.dim() > 1 and len(value) == self.num_clusters:

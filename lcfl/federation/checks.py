@@ -166,19 +166,19 @@ def _check_start(method: Method) -> None:
 
 
 def _warn_of_unused_parts(method: Method) -> None:
-    """Warns about parts that change no model that a client is sent, or none that is evaluated."""
+    """Warns about parts that affect neither the models that clients are sent nor those that are evaluated."""
     name, source, aggregation = type(method.exchange).__name__, method.exchange.source, method.aggregation
     sent = {"global": "the global model", "clients": "means of the clients' models", "nothing": "nothing"}
     if method.is_clustered and source != "clusters":
         warnings.warn(
-            f"method: {name} sends {sent[source]} to every client, so no client trains the model of its cluster. Use "
+            f"method: {name} sends clients {sent[source]}, so no client trains the model of its cluster. Use "
             "ClusterModel, ClusterReference or ControlledClusterModel for that.",
             stacklevel=3,
         )
     unused = {"clients": ("rule", "optimizer"), "global": ("optimizer",) if aggregation.keeps_centres else ()}
     for option in unused.get(source, ()):
         if part := getattr(aggregation, option, None):
-            advice = "With GlobalMean it has one." if source == "global" else "Leave it out."
+            advice = "Use GlobalMean instead." if source == "global" else "Leave it out."
             warnings.warn(
                 f"method.aggregation: {option}={type(part).__name__} has no effect on clients, because {name} sends "
                 f"{sent[source]}. {advice}",
@@ -189,13 +189,14 @@ def _warn_of_unused_parts(method: Method) -> None:
     ):
         warnings.warn(
             "method.local_update: fine_tuned, fine_tuning_steps and fine_tuning_epochs have no effect, because "
-            f"{name} makes no personal models. Use AdaptedEmbedding or AdaptedModel, or PartTraining instead.",
+            f"no client fine-tunes its model with {name}. Use AdaptedEmbedding or AdaptedModel, or replace "
+            "FineTunedTraining by PartTraining.",
             stacklevel=3,
         )
 
 
 def _warn_of_feddyn(method: Method) -> None:
-    """Warns if only the clients or only the server follow FedDyn, or with weights. The optimum is then another one."""
+    """Warns if only the clients or only the server follow FedDyn, or if clients are weighted by samples."""
     has_clients = isinstance(method.local_update, DynamicTraining)
     has_server = isinstance(getattr(method.aggregation, "optimizer", None), ServerDynamics)
     if has_clients != has_server:
@@ -207,8 +208,8 @@ def _warn_of_feddyn(method: Method) -> None:
         )
     if has_clients and getattr(method.aggregation, "weights", "uniform") == "samples":
         warnings.warn(
-            "method.aggregation: FedDyn with weights=samples converges to a wrong model, because the clients' "
-            "corrections sum to 0 with equal weights only. Use weights=uniform.",
+            "method.aggregation: with weights=samples, FedDyn converges to a wrong model unless all clients take part "
+            "in every round, because h is no longer a mean of the clients' corrections. Use weights=uniform.",
             stacklevel=3,
         )
 
@@ -216,26 +217,25 @@ def _warn_of_feddyn(method: Method) -> None:
 def warn_of_idle_clusterings(
     clusterings: Sequence[Clustering], rounds: int, clients_per_round: int, num_clients: int
 ) -> None:
-    """Warns about clusterings that would begin after the last round, or that wait for rounds with all their clients."""
+    """Warns about clusterings that would begin after the last round, or that need rounds with all clients."""
     for clustering in clusterings:
         name = f"method.clustering: {type(clustering).__name__}"
-        if clustering.begins >= rounds:
+        if clustering.begins >= max(rounds, 1):
             warnings.warn(
                 f"{name} begins in round {clustering.begins}, but the run has {rounds} rounds (from 0), so it has no "
                 "effect.",
                 stacklevel=3,
             )
-        if clustering.needs_everyone and clients_per_round < num_clients:
+        if clustering.needs_everyone is not None and clients_per_round < num_clients:
             warnings.warn(
-                f"{name} splits a cluster only in a round in which all of its clients take part, and "
-                f"{clients_per_round} of {num_clients} do. With stale_max above 0, it also uses updates of earlier "
-                "rounds.",
+                f"{name} changes a cluster only in a round in which all of its clients take part, but only "
+                f"{clients_per_round} of {num_clients} clients take part in a round. {clustering.needs_everyone}",
                 stacklevel=3,
             )
 
 
 def warn_of_idle_faults(faults: Sequence[ClientFault], rounds: int, exchange: Exchange) -> None:
-    """Warns about faults that would begin after the last round, or of updates that are never sent."""
+    """Warns about faults that would begin after the last round, or that change updates that are never sent."""
     for fault in faults:
         if isinstance(fault, UpdateFault) and not exchange.returns:
             warnings.warn(

@@ -120,7 +120,7 @@ class Federation(Settings):
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_initial_clients)
         warn_of_idle_faults(datamodule.faults, self.rounds, method.exchange)
-        if schedule.most_clients is None:  # not in a dry run, which has one round
+        if stage == "fit" and schedule.most_clients is None:  # a dry run has only one round
             num_clients = datamodule.num_initial_clients
             warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)
         if self.device_type == "cpu":

@@ -471,7 +471,7 @@ def test_half_of_feddyn_is_warned_about(local_update, optimizer, words):
 
 def test_feddyn_with_weights_by_samples_is_warned_about():
     method = Method(DynamicTraining(1), GlobalReference(), GlobalMean("samples", optimizer=ServerDynamics()))
-    with pytest.warns(UserWarning, match="FedDyn with weights=samples converges to a wrong model"):
+    with pytest.warns(UserWarning, match="with weights=samples, FedDyn converges to a wrong model"):
         check_method(method, linear_module(cluster_weight=0.1), 5)
 
 
@@ -481,7 +481,7 @@ LOCAL, BOTH = LocalTraining(1), ("participants", "participants")
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (Method(LOCAL, FullModel(), ClusterMean(*BOTH, optimizer=ServerAdam())), "With GlobalMean it has one"),
+        (Method(LOCAL, FullModel(), ClusterMean(*BOTH, optimizer=ServerAdam())), "Use GlobalMean instead"),
         (Method(LOCAL, FullModel(), GlobalMean(optimizer=ServerAdam())), None),
         (Method(LOCAL, FullModel(), ClusterMean(*BOTH, rule=CoordinateMedian())), None),
         (Method(LOCAL, AttentiveReference(), GlobalMean(optimizer=ServerAdam())), "AttentiveReference sends means of"),
@@ -491,7 +491,10 @@ LOCAL, BOTH = LocalTraining(1), ("participants", "participants")
             "no client trains the model of its cluster",
         ),
         (Method(LOCAL, NoExchange(), NoAggregation()), None),
-        (Method(FineTunedTraining(1, fine_tuning_steps=1), FullModel(), GlobalMean()), "FullModel makes no personal"),
+        (
+            Method(FineTunedTraining(1, fine_tuning_steps=1), FullModel(), GlobalMean()),
+            "no client fine-tunes its model with FullModel",
+        ),
         (Method(FineTunedTraining(1, fine_tuning_steps=1), AdaptedModel(), GlobalMean()), None),
     ],
 )
@@ -509,7 +512,7 @@ def test_parts_that_no_client_notices_are_warned_about(method, words):
         (HierarchicalUpdates(after=9), None),
         (ClusterNumberTuning(start=30), "ClusterNumberTuning begins in round 30"),
         (RecursiveBipartition(min_round=20, stale_max=5), "RecursiveBipartition begins in round 20"),
-        (RecursiveBipartition(min_round=2, stale_max=0), "in which all of its clients take part, and 3 of 5 do"),
+        (RecursiveBipartition(min_round=2, stale_max=0), "only 3 of 5 clients take part in a round. Set stale_max"),
         (RecursiveBipartition(min_round=2, stale_max=5), None),
     ],
 )
@@ -518,10 +521,13 @@ def test_clusterings_that_never_cluster_are_warned_about(clustering, words):
         warnings.simplefilter("always")
         warn_of_idle_clusterings([clustering], 10, 3, 5)
     assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+
+
+def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_part():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         warn_of_idle_clusterings([RecursiveBipartition(min_round=2, stale_max=0)], 10, 5, 5)
-    assert not caught
+        warn_of_idle_clusterings([LowRankCosine()], 0, 3, 5)  # its offline round takes place
 
 
 def test_a_warm_up_round_that_an_exchange_cannot_join_is_refused():

@@ -9,6 +9,7 @@ from torch import nn
 
 from lcfl.methods import (
     CalibratedTraining,
+    CentreAndEmbedding,
     ClusterMean,
     ClusterReference,
     ControlledClusterModel,
@@ -26,6 +27,7 @@ from lcfl.methods import (
     ServerDynamics,
     UpdateMean,
 )
+from lcfl.methods.local import calibrated
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import (
@@ -149,11 +151,60 @@ def test_fedlc_without_margins_is_fedavg(tmp_path):
     torch.testing.assert_close(one.state.global_model, other.state.global_model, rtol=1e-5, atol=1e-6)
 
 
+def test_fedlc_lowers_the_bias_of_an_embedding_that_contains_the_output_layer(tmp_path):
+    """Without a cut, Phi is the whole model, and the pull to it must not move the biases of missing classes."""
+    module = blobs_module(cut=None, global_weight=1.0)
+    method = Method(CalibratedTraining(3, start="centre"), CentreAndEmbedding(), ClusterMean())
+    state = fit(module, blobs(4), method, tmp_path, rounds=2, final_models=None).state
+    assert (state.global_model[-8:] - state.initial[-8:]).abs().max() < 1
+
+
+class Reversed(nn.Module):
+    """Registers its output layer first."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 2), nn.Linear(8, 4)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs))
+
+
+def test_fedlc_finds_the_output_layer_in_a_head_that_is_registered_first(tmp_path):
+    module = FederatedModule(Reversed, partial(torch.optim.SGD, lr=LR), cut=["head"])
+    CalibratedTraining(1).check(module)
+    assert calibrated._output_bias(module) == slice(8 * 4 + 4 + 4 * 2, 8 * 4 + 4 + 4 * 2 + 2)
+
+
+def decaying(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, weight_decay=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trainable": ["embedding"]}, "registers last, decision, is not a linear layer with a trained bias"),
+        ({"loss": nn.MSELoss()}, "counts the samples of each class, but MSELoss has no classes"),
+        ({"optimizer": decaying}, "weight_decay=0.001 for the bias of the output layer"),
+    ],
+)
+def test_fedlc_refuses_modules_that_it_cannot_calibrate(options, words):
+    module = FederatedModule(linear, **{"optimizer": partial(torch.optim.SGD, lr=LR), **options})
+    with pytest.raises(ValueError, match=words):
+        CalibratedTraining(1).check(module)
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (lambda: SplitNetwork(nn.Linear(8, 4), nn.Linear(4, 2, bias=False)), "decision is not a linear layer with"),
-        (lambda: SplitNetwork(nn.Linear(8, 4), nn.LayerNorm(4)), "decision is not a linear layer with a trained bias"),
+        (
+            lambda: SplitNetwork(nn.Linear(8, 4), nn.Linear(4, 2, bias=False)),
+            "registers last, decision, is not a linear layer",
+        ),
+        (
+            lambda: SplitNetwork(nn.Linear(8, 4), nn.LayerNorm(4)),
+            "registers last, decision, is not a linear layer with a trained bias",
+        ),
     ],
 )
 def test_fedlc_needs_a_bias_to_lower(network, words):
@@ -193,7 +244,7 @@ def test_clusters_have_control_variates_of_their_own(tmp_path):
 
 
 def test_clusters_have_an_h_of_their_own(tmp_path):
-    """As FedDyn's h is the mean of the clients' g_i, so is that of a cluster the mean of its members'."""
+    """A cluster's h is the mean of its members' g_i, as FedDyn's h is that of all clients'."""
     dynamics = ClusterMean("participants", "participants", optimizer=ServerDynamics())
     method = Method(DynamicTraining(steps=3, start="centre"), ClusterReference(), dynamics, fedclust().clustering)
     watch = fit(blobs_module(cluster_weight=0.3), blobs(8), method, tmp_path, rounds=4, final_models=None)

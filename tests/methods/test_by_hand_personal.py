@@ -10,6 +10,8 @@ from lcfl.core import rng
 from lcfl.methods import (
     AdaptiveInitialisation,
     AttentiveReference,
+    CentreAndEmbedding,
+    ClusterMean,
     ClusterReference,
     DittoTraining,
     EnvelopeModel,
@@ -210,6 +212,15 @@ def test_mixtures_and_blends_are_those_with_the_model_of_the_cluster(tmp_path):
     for state in ends[1:]:
         assert torch.equal(state.assignment, ends[0].assignment)
         torch.testing.assert_close(state.centres, ends[0].centres)
+
+
+def test_a_blend_with_a_centre_is_the_personal_model_also_when_an_embedding_is_sent(tmp_path):
+    """Nothing is pulled to the embedding, so what clients are tested with is the same."""
+    one, other = (
+        fit(blobs_module(), blobs(6), Method(fedala().local_update, sent, ClusterMean()), tmp_path / str(i), rounds=3)
+        for i, sent in enumerate([ClusterReference(), CentreAndEmbedding()])
+    )
+    assert one.metrics["test/own_split/personal/loss"] == other.metrics["test/own_split/personal/loss"]
 
 
 # FedAMP

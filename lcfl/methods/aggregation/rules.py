@@ -205,7 +205,7 @@ def _check_share(rule: AggregationRule, name: str, share: float) -> None:
 
 
 def _warn_of_small_groups(rule: AggregationRule, what: str) -> None:
-    """Warns once in a run, since the text is always the same."""
+    """Warns of a small group. Python shows this once, because the text is always the same."""
     warnings.warn(
         f"method.aggregation: {rule} has merged a group of so few models that it {what}. Let more clients take part "
         "in a round, or use fewer clusters.",

@@ -35,7 +35,7 @@ class ServerOptimizer(CheckedFields, ABC):
     """Performs an update step from the change that an aggregation would make: Delta = merged model - model.
 
     What it remembers is in ``state.aggregation``, a row for each model of the server. Clusters that are split, merged
-    or renumbered take their rows along (`FederationState.take_clusters`). If there is another number of models for any
+    or renumbered take their rows along (`FederationState.take_clusters`). If the number of models changes for any
     other reason, it is forgotten.
 
     Args:
@@ -168,7 +168,9 @@ class ServerAdagrad(ServerOptimizer):
         """Returns m / (sqrt(v) + tau)."""
         first = memory["first_moment"].lerp_(change_P, 1 - self.beta1)
         second = memory["second_moment"]
-        self.accumulate(second, change_P.square().clamp(max=torch.finfo(torch.float32).max))  # inf would stay
+        most = torch.finfo(torch.float32).max  # an infinite v would make later models NaN, or never change again
+        self.accumulate(second, change_P.square().clamp(max=most))
+        second.clamp_(max=most)
         return first / (second.sqrt() + self.tau)
 
     def accumulate(self, second_P: Tensor, square_P: Tensor) -> None:

@@ -123,9 +123,9 @@ class Clustering(Callback):
         return 0
 
     @property
-    def needs_everyone(self) -> bool:
-        """Whether it changes a cluster only in a round in which all of its clients take part."""
-        return False
+    def needs_everyone(self) -> str | None:
+        """If it changes a cluster only in a round in which all of its clients take part: how to change that."""
+        return None
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with this number of clients."""

@@ -92,9 +92,9 @@ class RecursiveBipartition(Clustering):
         return self.min_round
 
     @property
-    def needs_everyone(self) -> bool:
-        """Whether there are no updates of clients that did not take part."""
-        return self.stale_max == 0
+    def needs_everyone(self) -> str | None:
+        """How to use updates of clients that did not take part."""
+        return "Set stale_max above 0 to use updates of earlier rounds, too." if self.stale_max == 0 else None
 
     def _forget(self) -> None:
         self._updates: dict[int, Tensor] = {}

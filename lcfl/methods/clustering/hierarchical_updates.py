@@ -60,7 +60,7 @@ class HierarchicalUpdates(Clustering):
 
     @property
     def begins(self) -> int:
-        """The round before which all clients train once more."""
+        """The round before which all clients train once more and are clustered."""
         return self.after
 
     def check(self, num_clients: int) -> None:

@@ -111,7 +111,7 @@ class ClusterTuning(Clustering):
 
     @property
     def begins(self) -> int:
-        """The first round in which anything may move, if it is known."""
+        """The first round in which anything may move; 0 if `start` is None."""
         return self.start or 0
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:

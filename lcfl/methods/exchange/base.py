@@ -43,8 +43,8 @@ class Exchange(CheckedFields, ABC):
         joins_warmup: whether it can exchange what a plain local run gives, for the warm-up rounds of a clustering.
         uses_stored_models: whether what it sends depends on the stored models of other clients.
         sends: the names in its downlink.
-        source: whose models are in its downlink: those of the ``clusters``, the ``global`` one, the ``clients``' own
-            or none (``nothing``).
+        source: where the models in its downlink come from: the ``clusters``, the ``global`` model, the ``clients``, or
+            ``nothing`` if it sends none.
         returns: the names in its uplink, as the server reads it.
         extras: the names in `returns` that it takes from `LocalOutput.extras`.
         models: the kinds of model that the method has; the kind that its paper reports comes first.

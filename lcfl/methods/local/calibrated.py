@@ -5,18 +5,16 @@ Legend: P parameters and Q buffer entries in a model's flat vector, C classes.
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.engine import Engine
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining, starting_model
-from lcfl.models.layout import Layout
+from lcfl.models.metrics import CLASS_LOSSES
 from lcfl.models.module import FederatedModule
 
 __all__ = ["CalibratedTraining"]
 
-FEWEST = 1e-8  # samples that a class without samples counts as
+FEWEST = 1e-8  # the count of a class that the client lacks
 
 
 @dataclass(frozen=True)
@@ -25,10 +23,9 @@ class CalibratedTraining(LocalTraining):
 
         s_c <- s_c - tau n_c^(-1/4), for each class c and each batch
 
-    n_c is the number of the client's training samples of class c. The client counts once and remembers the numbers.
-    To lower a score of the last layer is to lower its bias, and the gradients are the same. So the run begins with the
-    lowered bias, whatever the engine, and what it has changed is added to the bias that was sent. Weight decay acts on
-    the lowered bias.
+    n_c is the number of the client's training samples of class c. The client counts its samples once and remembers the
+    counts. Lowering a score has the same effect as lowering its bias in the output layer. So every run begins with
+    lowered biases, whatever the engine, and the change that it makes is added to the biases that were sent.
 
     Args:
         tau: tau; 0 is `LocalTraining`. The other arguments are those of `LocalTraining`.
@@ -42,55 +39,70 @@ class CalibratedTraining(LocalTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.tau < float("inf"):
-            raise ValueError(f"method.local_update: got tau={self.tau}; it must be a number from 0.")
+            raise ValueError(f"method.local_update: got tau={self.tau}; it must be a finite number >= 0.")
 
     def check(self, module: FederatedModule) -> None:
-        """Checks that the last layer is linear with a bias.
+        """Checks that targets are classes, and that the output layer is linear with a trained bias.
+
+        Weight decay of this bias is refused, too. It would act on the lowered bias, and so raise the biases of classes
+        that clients lack.
 
         Raises:
-            ValueError: for any other last layer.
+            ValueError: for any other module.
         """
-        _last_bias(module.layout)
+        name = "method.local_update: CalibratedTraining"
+        if not isinstance(module.loss, CLASS_LOSSES):
+            raise ValueError(
+                f"{name} counts the samples of each class, but {type(module.loss).__name__} has no classes."
+            )
+        if _output_bias(module) is None:
+            raise ValueError(
+                f"{name} lowers the bias of the output layer, but the layer that the network registers last, "
+                f"{_output_layer(module)}, is not a linear layer with a trained bias. Use a network that ends with "
+                "torch.nn.Linear."
+            )
+        bias = dict(module.network.named_parameters())[f"{_output_layer(module)}.bias"]
+        for group in module.configure_optimizers().param_groups:
+            if group.get("weight_decay") and any(each is bias for each in group["params"]):
+                raise ValueError(
+                    f"{name} got weight_decay={group['weight_decay']} for the bias of the output layer, which it "
+                    "lowers in training. Set it to 0, or give this bias a group of its own in configure_optimizers."
+                )
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """Returns the trained model, and the numbers of samples ``[C]`` as memory."""
-        bias = _last_bias(engine.layout)
+        """Returns the trained model, and the counts ``[C]`` as memory."""
+        bias = _output_bias(engine.module)
+        assert bias is not None, "a module without one was refused"
         count_C = state.memory
         if count_C is None:
-            count_C = _counts(engine.pixels(data.indices)[1], bias.stop - bias.start)
+            labels = engine.pixels(data.indices)[1]
+            count_C = labels.bincount(minlength=bias.stop - bias.start).float()
         margin_C = self.tau * count_C.clamp(min=FEWEST).pow(-0.25)
         start = starting_model(self.start, state, downlink, engine.layout)
         payload = {**downlink.payload, "model": start}
-        for name in payload.keys() & {"model", "centre"}:
-            payload[name] = payload[name].clone()
-            payload[name][bias] -= margin_C
+        for name in payload.keys() & {"model", "centre", "embedding"}:
+            if len(payload[name]) >= bias.stop:  # an embedding may end before the output layer
+                payload[name] = payload[name].clone()
+                payload[name][bias] -= margin_C
         output = super().__call__(state, Downlink(payload), data, engine)
         model = output.model.clone()
         model[bias] = start[bias] + (model[bias] - payload["model"][bias])  # the same bits where nothing has changed
         return replace(output, model=model, memory=count_C)
 
 
-def _last_bias(layout: Layout) -> slice:
-    """Returns the place of the last layer's bias ``[C]``.
+def _output_layer(module: FederatedModule) -> str:
+    """Returns the name of the layer that the network registers last, trained or not, within the decision head."""
+    has_head = module.layout.num_embedding < module.layout.num_parameters
+    embedding = module.layout.names_of("embedding") if has_head else set()
+    *_, last = (name for name, _ in module.network.named_parameters() if name not in embedding)
+    return last.rpartition(".")[0]
 
-    Raises:
-        ValueError: if the last layer is not linear or has no bias that is trained.
-    """
-    layer, shapes, offset = layout.layers[-1], dict(layout.parameters), 0
-    for name, shape in layout.parameters:
+
+def _output_bias(module: FederatedModule) -> slice | None:
+    """Returns the place of the output layer's bias ``[C]``; None if that layer is not linear with a trained bias."""
+    layer, shapes, offset = _output_layer(module), dict(module.layout.parameters), 0
+    for name, shape in module.layout.parameters:
         if name == f"{layer}.bias" and len(shapes.get(f"{layer}.weight", ())) == 2:
             return slice(offset, offset + shape.numel())
         offset += shape.numel()
-    raise ValueError(
-        f"method.local_update: CalibratedTraining lowers the bias of the last layer, and {layer} is not a linear layer "
-        "with a trained bias. Use a network that ends with torch.nn.Linear."
-    )
-
-
-def _counts(label_n: Tensor, num_classes: int) -> Tensor:
-    """Returns the number of samples of each class ``[C]`` in float32."""
-    if label_n.dim() != 1 or label_n.is_floating_point():
-        raise ValueError(
-            "method.local_update: CalibratedTraining counts the samples of each class, but the targets are not classes."
-        )
-    return label_n.bincount(minlength=num_classes).float().cpu()
+    return None
