@@ -83,6 +83,13 @@ def faster(cell: Cell) -> Words:
     return ["--model.optimizer.init_args.lr=0.05"]
 
 
+def decayed(cell: Cell) -> Words:
+    """A learning rate that falls to an eighth over 1,000 rounds."""
+    has_own_steps = cell.method == "cgpfl"
+    words = ["--method.local_update.init_args.lr_decay=0.998"]
+    return words if _is_personalised(cell) and not has_own_steps else None
+
+
 def epochs(cell: Cell) -> Words:
     """Five local iterations are five epochs."""
     words = ["--method.local_update.init_args.steps=null", "--method.local_update.init_args.epochs=5"]
@@ -161,6 +168,7 @@ _ALL = (
     random,
     momentum,
     faster,
+    decayed,
     epochs,
     everyone,
     no_global_pull,
