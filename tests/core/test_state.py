@@ -55,3 +55,16 @@ def test_a_client_without_a_cluster_is_sent_the_global_model():
     state = state_of([], [1, -1, 0], [[1.0, 2.0], [3.0, 4.0]])
     state.global_model = torch.tensor([9.0, 9.0])
     assert [state.centre_of(client).tolist() for client in range(3)] == [[3.0, 4.0], [9.0, 9.0], [1.0, 2.0]]
+
+
+def test_what_is_remembered_of_a_cluster_goes_where_it_goes():
+    """Cluster 2 comes first, cluster 0 is split, and cluster 1 is gone."""
+    state = state_of([None] * 3, [0, 1, 2], [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]], [True] * 3)
+    rows, other = torch.arange(6.0).reshape(3, 2), torch.arange(10.0).reshape(5, 2)
+    state.aggregation = {"rows": rows, "other": other, "vector": torch.arange(3.0), "number": 3}
+    state.take_clusters([2, 0, 0])
+    assert state.centres.tolist() == [[2.0, 5.0], [0.0, 5.0], [0.0, 5.0]]
+    assert state.aggregation["rows"].tolist() == [[4.0, 5.0], [0.0, 1.0], [0.0, 1.0]]
+    assert state.aggregation["other"] is other and state.aggregation["vector"].tolist() == [0.0, 1.0, 2.0]
+    state.centres[1] = 9.0
+    assert state.centres[2].tolist() == [0.0, 5.0]  # the halves are not the same memory

@@ -139,8 +139,10 @@ def test_both_halves_continue_from_their_shared_model():
     common = axis(3, 5.0)
     state = state_of([None] * 4, [0] * 4, [common.tolist()])
     uploads = [upload(i, common + axis(i % 2)) for i in range(4)]
+    state.aggregation = {"velocity": common.unsqueeze(0)}
     RecursiveBipartition(**ALWAYS).on_round_end(server_of(LAYOUT), state, uploads)
     assert torch.equal(state.centres, common.repeat(2, 1)) and not torch.equal(state.initial, common)
+    assert torch.equal(state.aggregation["velocity"], common.repeat(2, 1))  # with the server's momentum
 
 
 def test_equal_updates_and_zero_updates_are_not_split():
