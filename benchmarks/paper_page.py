@@ -23,14 +23,8 @@ from lcfl.cli.commands.compare import markdown
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RESULTS = PAGE.with_suffix("") / "papers"
 KINDS = ("personal", "cluster", "global")
-UPDATED = (
-    "local",
-    "lg_fedavg",
-    "per_fedavg",
-    "ifca",
-    "pacfl",
-    "fedclust",
-)  # methods that PACFL's code tests after a local update
+# The methods that PACFL's code tests after a local update.
+UPDATED = ("local", "lg_fedavg", "per_fedavg", "ifca", "pacfl", "fedclust")
 HEADER = (
     *("reading", "model", "test images", "cells", "within two deviations", "within two points"),
     *("mean difference", "mean distance"),
