@@ -81,10 +81,14 @@ def test_nodes_with_keys_give_the_bits_of_a_simulation_and_a_stranger_is_not_let
 
 @pytest.mark.parametrize("seed", [0])
 def test_killed_node_server_and_superlink_change_no_bit(pair, federation, seed):
-    """Each is killed with SIGKILL at a random moment after a round; the run is resumed with ``ckpt-path=auto``."""
+    """Each is killed with SIGKILL at a random moment after a round; the run is resumed with ``ckpt-path=auto``.
+
+    A node that is let in again before the server has seen that it was away never answers, and Flower reports this only
+    when the request has expired. The deadline makes it expire within the time that is waited for a round.
+    """
     here, simulation = pair
     moment = torch.Generator().manual_seed(seed)
-    config = {"root": here / "runs", "min-answers": 1.0, "ckpt-path": "auto"}
+    config = {"root": here / "runs", "min-answers": 1.0, "ckpt-path": "auto", "deadline": 60.0}
 
     def after(rounds):
         federation.wait(lambda: max(saved(here), default=-1) >= rounds, f"round {rounds}")

@@ -149,7 +149,7 @@ def dealt(inputs, targets, train, val=None, test=None, label_view=None, groups=N
     data = blobs(num_clients, protocols=list(tests), **options)
     train = [np.asarray(each, dtype=np.int64) for each in train]
     classes = data.dataset.num_classes
-    counts = np.stack([np.bincount(targets.numpy()[each], minlength=classes) for each in train])
+    counts = np.stack([np.bincount(targets.numpy()[each], minlength=classes) for each in train]) if classes else None
     data._loaded = data.dataset.load(), Population(train, arrays[0], tests, groups, counts)
     return data
 

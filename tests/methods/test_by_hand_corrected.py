@@ -35,6 +35,7 @@ from tests.helpers.builders import (
     alone,
     blobs,
     blobs_module,
+    dealt,
     fedavg,
     feddyn,
     fedlc,
@@ -157,6 +158,26 @@ def test_fedlc_lowers_the_bias_of_an_embedding_that_contains_the_output_layer(tm
     method = Method(CalibratedTraining(3, start="centre"), CentreAndEmbedding(), ClusterMean())
     state = fit(module, blobs(4), method, tmp_path, rounds=2, final_models=None).state
     assert (state.global_model[-8:] - state.initial[-8:]).abs().max() < 1
+
+
+class Tagger(nn.Module):
+    """Scores ``[N, C, L]`` for the classes of L words."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, words):
+        return self.head(words).transpose(1, 2)
+
+
+def test_fedlc_counts_the_targets_of_every_word_but_not_those_that_the_loss_ignores(tmp_path):
+    targets = [[0, 0, 2], [1, 0, 2], [1, 1, 1]]
+    data = dealt(torch.zeros(3, 3, 4), targets, [[0, 1], [2]])
+    loss = nn.CrossEntropyLoss(ignore_index=2)
+    module = FederatedModule(Tagger, partial(torch.optim.SGD, lr=LR), cut=None, loss=loss)
+    state = fit(module, data, fedlc(1.0), tmp_path, rounds=1, final_models=None).state
+    assert [each.memory.tolist() for each in state.clients.states([0, 1])] == [[3, 1, 0], [0, 3, 0]]
 
 
 class Reversed(nn.Module):

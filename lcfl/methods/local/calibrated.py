@@ -9,7 +9,7 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.engine import Engine
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining, starting_model
-from lcfl.models.metrics import CLASS_LOSSES
+from lcfl.models.metrics import CLASS_LOSSES, ignore_index
 from lcfl.models.module import FederatedModule
 
 __all__ = ["CalibratedTraining"]
@@ -23,7 +23,7 @@ class CalibratedTraining(LocalTraining):
 
         s_c <- s_c - tau n_c^(-1/4), for each class c and each batch
 
-    n_c is the number of the client's training samples of class c. The client counts its samples once and remembers the
+    n_c is the number of the client's training targets of class c. The client counts its samples once and remembers the
     counts. Lowering a score has the same effect as lowering its bias in the output layer. So every run begins with
     lowered biases, whatever the engine, and the change that it makes is added to the biases that were sent.
 
@@ -76,6 +76,7 @@ class CalibratedTraining(LocalTraining):
         count_C = state.memory
         if count_C is None:
             labels = engine.pixels(data.indices)[1]
+            labels = labels[labels != ignore_index(engine.module.loss)]  # 1-d, whether a sample has one target or many
             count_C = labels.bincount(minlength=bias.stop - bias.start).float()
         margin_C = self.tau * count_C.clamp(min=FEWEST).pow(-0.25)
         start = starting_model(self.start, state, downlink, engine.layout)
