@@ -23,7 +23,7 @@ __all__ = ["draw"]
 PANELS_IN_A_ROW = 3
 LETTERS_PER_INCH = 12  # of a legend
 STAGE_COLOURS = {"before": COLOURS[3], "after": COLOURS[6]}  # of newcomers
-MARKERS = "os^vDP*X"  # one for each reading
+MARKERS = "os^vDP*X<>phd8"  # one for each reading
 TITLES = {
     "test_accuracy": "test accuracy in %",
     "newcomer_test_accuracy": "test accuracy of newcomers in %",
@@ -51,17 +51,24 @@ def draw(item: Item, rows: Sequence[Row], points: Sequence[Point], path: Path) -
 
 
 def table(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
-    """Draws a panel per column and metric with a line per method. Printed numbers are black bars."""
-    names = list(dict.fromkeys(cell.row for cell in reversed(item.cells)))
-    figure, panels = _panels(item, rows, 0.4 * len(names) + 1.5)
+    """Draws a panel per column and metric with a line per measured method. Printed numbers are black bars.
+
+    The global model of a method that reports another one is left out.
+    """
+    others = {row.key for row in rows if row.model in ("personal", "cluster")}
+    rows = [row for row in rows if not (row.model == "global" and row.key in others)]
+    measured = {_name(row) for row in rows}
+    names = [name for name in dict.fromkeys(cell.row for cell in reversed(item.cells)) if name in measured]
     readings = list(dict.fromkeys(row.reading for row in rows))
+    figure, panels = _panels(item, rows, (0.3 + 0.1 * len(readings)) * len(names) + 1.5)
     for (column, metric), axes in panels.items():
         for row in rows:
             if (row.column, row.metric) == (column, metric):
                 place, number = names.index(_name(row)), readings.index(row.reading)
-                axes.errorbar(row.printed, place, xerr=_known(row.printed_std), fmt="|", color="black", markersize=14)
-                marker, colour = MARKERS[number % len(MARKERS)], _colour(row)
-                axes.errorbar(row.mean, place - 0.12 * number, xerr=_known(row.std), fmt=marker, color=colour)
+                printed, marker = _known(row.printed_std), MARKERS[number % len(MARKERS)]
+                axes.errorbar(row.printed, place, xerr=printed, fmt="|", color="black", markersize=14)
+                below = 0.8 * ((number + 0.5) / len(readings) - 0.5)  # all readings share eight tenths of a line
+                axes.errorbar(row.mean, place - below, xerr=_known(row.std), fmt=marker, color=_colour(row))
         axes.set_yticks(range(len(names)), names)
         axes.grid(axis="x", alpha=0.3)
     handles = [_mark("printed", "|", "black")]
