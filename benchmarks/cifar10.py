@@ -38,6 +38,7 @@ CFL_THRESHOLDS = "method.clustering.init_args={eps1: 0.1, eps2: 0.4},{eps1: 0.2,
 FIVE_STEPS = "method.local_update.init_args={steps: 5, epochs: null, fill_batch: false, lr_decay: 1.0}"
 # LeNet-5 with batch normalisation, which cannot train on one sample.
 NORMED_LENET = "{class_path: CNN, init_args: {channels: [6, 16], padding: 0, hidden: [120, 84], batch_norm: true}}"
+FINE_TUNING = "method.local_update.init_args.fine_tuning_steps"
 SERVER_RATE = "method.aggregation.init_args.optimizer.init_args.lr"
 GRIDS = {
     "fedavg": FOUR_RATES,
@@ -67,6 +68,7 @@ GRIDS = {
     "pfedme": ["method.local_update.init_args.inner_lr=0.01,0.02", "method.local_update.init_args.outer_lr=0.02,0.05"],
     "apfl": [*TWO_RATES, "method.local_update.init_args.alpha=0.25,0.75"],
     "fedala": [*TWO_RATES, "method.local_update.init_args.layers=1,3"],
+    "late_clusters": ["model.optimizer.init_args.lr=0.03,0.05", f"{FINE_TUNING}=50,100"],
     "fedamp": [*TWO_RATES, "method.exchange.init_args={step: 0.1, sigma: 0.1},{step: 0.3, sigma: 0.3}"],
     "fedlc": [*TWO_RATES, "method.local_update.init_args.tau=0.5,2"],
     "fesem": CLUSTERS,

@@ -180,6 +180,8 @@ def test_every_other_method_on_top_has_the_local_work_of_the_paper(capsys, of):
     for method in {method.stem for method in METHODS} - {row[1] for row in ROWS if row[0] == paper(path)}:
         found = settings(printed(capsys, "-c", path, "-c", CONFIGS / "methods" / f"{method}.yaml"))
         assert {key: found[key] for key in ("steps", "epochs")} == {"steps": None, "epochs": None} | {unit: number}
+        if method == "late_clusters":  # its number of clusters is found, and its falling rate is a part of it
+            continue
         if paper(path) in ("lcfed", "fedac") and "num_clusters" in found:
             assert found["num_clusters"] == 10
         assert found.get("lr_decay", 1.0) == (0.99 if paper(path) == "ascfl" else 1.0) or "outer_lr" in found

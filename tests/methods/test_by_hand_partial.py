@@ -12,6 +12,7 @@ from lcfl.methods import (
     AdaptedModel,
     AlternatingTraining,
     ClusterMean,
+    ClusterReference,
     FineTunedTraining,
     GlobalMean,
     LocalTraining,
@@ -165,6 +166,16 @@ def test_training_of_all_parts_is_that_of_fedavg(tmp_path):
     one = fit(blobs_module(), blobs(4), method, tmp_path / "one", rounds=2)
     other = fit(blobs_module(), blobs(4), fedavg(), tmp_path / "other", rounds=2)
     assert torch.equal(one.state.global_model, other.state.global_model)
+
+
+@pytest.mark.parametrize("start", ["own", "centre"])
+def test_fine_tuning_has_the_start_of_the_training(tmp_path, start):
+    """Heads fine-tuned at a rate of almost 0 stay those of the start, the client's own model or that of its cluster."""
+    tuned = FineTunedTraining(steps=3, start=start, fine_tuned="head", fine_tuning_steps=2, lr_decay=1e-9)
+    method = Method(tuned, ClusterReference(), ClusterMean())
+    watch = fit(blobs_module(), blobs(4), method, tmp_path, rounds=1)
+    personal, cluster = (watch.metrics[f"test/own_split/{kind}/loss"] for kind in ("personal", "cluster"))
+    assert (personal == pytest.approx(cluster, rel=1e-5)) == (start == "centre")
 
 
 def test_fedbn_that_keeps_every_layer_is_training_alone(tmp_path):

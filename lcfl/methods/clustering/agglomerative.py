@@ -29,7 +29,8 @@ __all__ = [
 
 Linkage = Literal["average", "complete", "single", "weighted", "ward"]
 Metric = Literal["l2", "l1", "cosine"]
-Choose = Literal["gap", "silhouette"]
+Choose = Literal["gap", "silhouette", "silhouette_or_one"]
+REASONABLE = 0.5  # a smaller mean silhouette may come from chance (Kaufman and Rousseeuw 1990)
 Merges = NDArray[np.float64]
 
 
@@ -100,10 +101,11 @@ def num_clusters_by_gap(tree: Merges) -> int:
     return len(heights) - int(np.flatnonzero(gaps == gaps.max())[-1])
 
 
-def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -> int:
+def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64], least: float = -1.0) -> int:
     """Returns K with the largest mean silhouette of its clusters; the smallest such K in a tie.
 
-    Tries 2 to N - 1 clusters. Returns N for N below 3, where no silhouette is defined.
+    Tries 2 to N - 1 clusters. Returns 1 if the largest mean silhouette is below `least`, and N for N below 3, where no
+    silhouette is defined.
     """
     from sklearn.metrics import silhouette_score  # imported here because only some methods need it
 
@@ -112,7 +114,8 @@ def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64]) -
         number: float(silhouette_score(distance_NN, tree_labels(tree, number), metric="precomputed"))
         for number in range(2, num_clients)
     }
-    return max(scores, key=scores.__getitem__, default=num_clients)
+    best = max(scores, key=scores.__getitem__, default=num_clients)
+    return 1 if scores.get(best, least) < least else best
 
 
 @dataclass(frozen=True)
@@ -147,16 +150,19 @@ def cut_tree(
         linkage: see `linkage_tree`.
         threshold: lambda. No pair farther apart than this is joined.
         num_clusters: K, at most N.
-        choose: how the data determine K: ``gap`` (`num_clusters_by_gap`) or ``silhouette``
-            (`num_clusters_by_silhouette`).
+        choose: how the data determine K: ``gap`` (`num_clusters_by_gap`), ``silhouette``
+            (`num_clusters_by_silhouette`), or ``silhouette_or_one``, the same with a least mean silhouette of 0.5.
     """
     assert sum(way is not None for way in (threshold, num_clusters, choose)) == 1
     tree = linkage_tree(distance_NN, linkage)
     heights = tree[:, 2]
     if threshold is not None:
         num_clusters = len(distance_NN) - int((heights <= threshold).sum())
+    elif choose == "gap":
+        num_clusters = num_clusters_by_gap(tree)
     elif choose is not None:
-        num_clusters = num_clusters_by_gap(tree) if choose == "gap" else num_clusters_by_silhouette(tree, distance_NN)
+        least = REASONABLE if choose == "silhouette_or_one" else -1.0
+        num_clusters = num_clusters_by_silhouette(tree, distance_NN, least)
     assert num_clusters is not None
     if threshold is None:
         padded = np.concatenate([[0.0], heights, heights[-1:]])

@@ -13,7 +13,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
-from lcfl.methods.clustering.agglomerative import Linkage, Metric, check_options, cut_tree, pairwise_distances
+from lcfl.methods.clustering.agglomerative import Choose, Linkage, Metric, check_options, cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
 
 __all__ = ["HierarchicalUpdates"]
@@ -32,8 +32,9 @@ class HierarchicalUpdates(Clustering):
         metric: the distance of two updates: ``l2``, ``l1`` or ``cosine``. For l1 and l2 it equals the distance of the
             models.
         linkage: ``ward`` (l2 only), ``average``, ``complete``, ``single`` or ``weighted``.
-        threshold: clusters farther apart than this are not joined. Give this or `num_clusters`.
-        num_clusters: K.
+        threshold: clusters farther apart than this are not joined.
+        num_clusters: K instead of a threshold.
+        choose: how the data determine K instead; see `OneShotHierarchical`.
     """
 
     has_extra_rounds: ClassVar[bool] = True
@@ -44,18 +45,15 @@ class HierarchicalUpdates(Clustering):
     linkage: Linkage = "ward"
     threshold: float | None = None
     num_clusters: int | None = 4
+    choose: Choose | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_choices(name, self)
         if self.after < 0:
             raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
-        if (self.threshold is None) == (self.num_clusters is None):
-            raise ValueError(
-                f"{name}: got threshold={self.threshold}, num_clusters={self.num_clusters}; give exactly one and set "
-                "the other to null."
-            )
-        check_options(name, self.linkage, self.threshold, self.num_clusters, None, euclidean=self.metric == "l2")
+        euclidean = self.metric == "l2"
+        check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose, euclidean)
         self._is_done = False
 
     @property
@@ -88,7 +86,8 @@ class HierarchicalUpdates(Clustering):
         num_parameters = server.layout.num_parameters
         update_nP = torch.stack([(upload.payload["model"] - common)[:num_parameters] for upload in uploads])
         number = None if self.num_clusters is None else min(self.num_clusters, len(uploads))
-        cut = cut_tree(pairwise_distances(update_nP, self.metric), self.linkage, self.threshold, number)
+        distance_nn = pairwise_distances(update_nP, self.metric)
+        cut = cut_tree(distance_nn, self.linkage, self.threshold, number, self.choose)
         state.assignment = torch.full_like(state.assignment, -1)
         state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(cut.labels)
         state.centres = common.repeat(cut.num_clusters, 1)

@@ -44,7 +44,8 @@ class OneShotHierarchical(Clustering):
             local work and the layer, so a threshold for one setting says nothing about another.
         num_clusters: K instead of a threshold; at most the number of vectors.
         choose: how the data determine K instead: ``gap``, the largest gap between the heights of consecutive merges, or
-            ``silhouette``, the largest mean silhouette. Both find at least two clusters.
+            ``silhouette``, the largest mean silhouette. Both find at least two clusters. ``silhouette_or_one`` (ours)
+            is ``silhouette``, but one cluster if the largest mean silhouette is below 0.5.
         layers: patterns of the layers that are compared, each with everything inside it. None for the last layer,
             weights and bias (section 4.1).
         warmup_epochs: epochs of the warm-up round. If this and `warmup_steps` are None, it is one ordinary local run

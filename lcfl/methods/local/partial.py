@@ -105,7 +105,8 @@ class FineTunedTraining(PartTraining):
     """Trains a part of a model that clients fine-tune before they use it (FedBABU).
 
     With ``part: embedding``, the decision head keeps its initial value for the whole federation (FedBABU, Algorithm 1).
-    A client's personal model is made by further steps of the module's optimizer, from what the server sends.
+    A client's personal model is made by further steps of the module's optimizer, from the model that training would
+    start from.
 
     Args:
         part: what is trained in the federation.
@@ -129,9 +130,9 @@ class FineTunedTraining(PartTraining):
 
     @property
     def adaptation(self) -> LocalUpdate:
-        """The fine-tuning, which has the learning rate of the round."""
+        """The fine-tuning, which has the start and the learning rate of the round."""
         steps, epochs = self.fine_tuning_steps, self.fine_tuning_epochs
-        return PartTraining(steps, epochs, lr_decay=self.lr_decay, part=self.fine_tuned)
+        return PartTraining(steps, epochs, self.start, lr_decay=self.lr_decay, part=self.fine_tuned)
 
     def check(self, module: FederatedModule) -> None:
         """Checks that the network has what is trained and what is fine-tuned.

@@ -19,6 +19,7 @@ from lcfl.methods.clustering.agglomerative import (
 
 LINE = np.abs(np.subtract.outer([0.0, 10.0, 1.0, 13.0, 30.0], [0.0, 10.0, 1.0, 13.0, 30.0]))
 LINKAGES = ["average", "complete", "single", "weighted", "ward"]
+CHOICES = ["gap", "silhouette", "silhouette_or_one"]
 
 
 def blobs(num_groups=4, size=6, seed=0):
@@ -139,8 +140,8 @@ def test_the_largest_gap_by_hand():
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
-@pytest.mark.parametrize("choose", ["gap", "silhouette"])
-def test_both_choices_find_separated_groups(linkage, choose):
+@pytest.mark.parametrize("choose", CHOICES)
+def test_all_choices_find_separated_groups(linkage, choose):
     points, groups = blobs()
     found = cut_tree(pairwise_distances(points), linkage, choose=choose)
     assert found.num_clusters == 4 and adjusted_rand_score(groups, found.labels) == 1
@@ -156,7 +157,19 @@ def test_silhouette_is_the_best_of_all_cuts():
     assert silhouette_score(LINE, tree_labels(tree, 3), metric="precomputed") == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("choose", ["gap", "silhouette"])
+def test_only_silhouette_or_one_finds_no_groups_where_there_are_none():
+    points = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
+    numbers = [cut_tree(pairwise_distances(points), "average", choose=choose).num_clusters for choose in CHOICES]
+    assert numbers[:2] > [1, 1] and numbers[2] == 1
+
+
+@pytest.mark.parametrize(("least", "number"), [(0.65, 3), (0.66, 1)])
+def test_a_silhouette_below_the_least_one_is_one_cluster(least, number):
+    """By hand it is 0.652; see above."""
+    assert num_clusters_by_silhouette(linkage_tree(LINE, "average"), LINE, least) == number
+
+
+@pytest.mark.parametrize("choose", CHOICES)
 def test_few_clients(choose):
     for number in (1, 2):
         matrix = np.ones((number, number)) - np.eye(number)

@@ -147,6 +147,13 @@ def test_the_linkage_and_the_metric_decide():
         assert clustered(clustering, plane, axis(1)).assignment.tolist() == expected
 
 
+@pytest.mark.parametrize(("away", "expected"), [(9.0, [0, 1, 0, 1]), (0.0, [0, 0, 0, 0])])
+def test_the_data_can_determine_the_number_of_clusters(away, expected):
+    updates = {i: axis(i) + axis(4, away * (i % 2)) for i in range(4)}
+    clustering = HierarchicalUpdates(0, num_clusters=None, choose="silhouette_or_one")
+    assert clustered(clustering, updates, axis(0)).assignment.tolist() == expected
+
+
 def test_ties_a_missing_update_and_no_updates_at_all():
     equal = {i: axis(0) for i in range(4)}
     assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1

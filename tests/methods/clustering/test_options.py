@@ -38,7 +38,7 @@ from lcfl.methods.clustering import (
         (PrincipalAngles, {"threshold": 5.0}, r"threshold=5\.0, num_clusters=4; give exactly one"),
         (PrincipalAngles, {"linkage": "ward"}, "linkage=ward joins Euclidean vectors only"),
         (HierarchicalUpdates, {"after": -1}, "after=-1; it must be at least 0"),
-        (HierarchicalUpdates, {"threshold": 1.0}, "threshold=1.0, num_clusters=4; give exactly one"),
+        (HierarchicalUpdates, {"threshold": 1.0}, "threshold=1.0, num_clusters=4, choose=None; exactly one"),
         (HierarchicalUpdates, {"metric": "l3"}, "metric='l3'; allowed are l2, l1 and cosine"),
         (HierarchicalUpdates, {"metric": "cosine"}, "linkage=ward joins Euclidean vectors only"),
         (UpdateDirections, {"num_clusters": 0}, "num_clusters=0; it must be at least 1"),
@@ -47,7 +47,11 @@ from lcfl.methods.clustering import (
         (OneShotHierarchical, {"num_clusters": 3}, r"choose=gap; exactly one must be given"),
         (OneShotHierarchical, {"choose": None}, "exactly one must be given"),
         (OneShotHierarchical, {"linkage": "mean"}, r"linkage='mean'; allowed are average"),
-        (OneShotHierarchical, {"choose": "elbow"}, r"choose='elbow'; allowed are gap, silhouette and null"),
+        (
+            OneShotHierarchical,
+            {"choose": "elbow"},
+            r"choose='elbow'; allowed are gap, silhouette, silhouette_or_one and null",
+        ),
         (OneShotHierarchical, {"layers": []}, r"layers=\[\]; name at least one layer"),
         (
             OneShotHierarchical,
