@@ -180,7 +180,10 @@ def test_every_other_method_on_top_has_the_local_work_of_the_paper(capsys, of):
     for method in {method.stem for method in METHODS} - {row[1] for row in ROWS if row[0] == paper(path)}:
         found = settings(printed(capsys, "-c", path, "-c", CONFIGS / "methods" / f"{method}.yaml"))
         assert {key: found[key] for key in ("steps", "epochs")} == {"steps": None, "epochs": None} | {unit: number}
-        if method == "late_clusters":  # its number of clusters is found, and its falling rate is a part of it
+        if method == "late_clusters":  # a falling rate is a part of it, and the data determine its number of clusters
+            rounds = content(path)["trainer"]["rounds"]
+            assert found["after"] == round(0.6 * rounds)
+            assert 0.12 < found["lr_decay"] ** rounds < 0.14 or (paper(path) == "ascfl" and found["lr_decay"] == 0.99)
             continue
         if paper(path) in ("lcfed", "fedac") and "num_clusters" in found:
             assert found["num_clusters"] == 10

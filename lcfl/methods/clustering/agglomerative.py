@@ -104,18 +104,20 @@ def num_clusters_by_gap(tree: Merges) -> int:
 def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64], least: float = -1.0) -> int:
     """Returns K with the largest mean silhouette of its clusters; the smallest such K in a tie.
 
-    Tries 2 to N - 1 clusters. Returns 1 if the largest mean silhouette is below `least`, and N for N below 3, where no
-    silhouette is defined.
+    Tries 2 to N - 1 clusters. Returns 1 if the largest mean silhouette is below `least`. For N below 3 no silhouette is
+    defined; the number is then N, or 1 if `least` is above -1.
     """
     from sklearn.metrics import silhouette_score  # imported here because only some methods need it
 
     num_clients = len(distance_NN)
+    if num_clients < 3:
+        return 1 if least > -1 else num_clients
     scores = {
         number: float(silhouette_score(distance_NN, tree_labels(tree, number), metric="precomputed"))
         for number in range(2, num_clients)
     }
-    best = max(scores, key=scores.__getitem__, default=num_clients)
-    return 1 if scores.get(best, least) < least else best
+    best = max(scores, key=scores.__getitem__)
+    return 1 if scores[best] < least else best
 
 
 @dataclass(frozen=True)

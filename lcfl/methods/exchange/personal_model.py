@@ -24,7 +24,7 @@ class ClusterReference(Exchange):
 
     The local update, with ``start: own``, is pulled to the centre, and the client keeps its model. mu in
     mu/2 |w_i - Omega|^2 is ``model.cluster_weight``. The personal model is the one that the client keeps, or what the
-    local update's `adaptation` makes of it and the centre (FedALA).
+    local update's `adaptation` makes of it and the centre (FedALA, or fine-tuning).
     """
 
     keeps_model = True

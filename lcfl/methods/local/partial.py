@@ -112,8 +112,8 @@ class FineTunedTraining(PartTraining):
         part: what is trained in the federation.
         fine_tuned: what a client trains to make its personal model.
         fine_tuning_steps: the number of mini-batches of that; give either this or `fine_tuning_epochs`.
-        fine_tuning_epochs: the number of passes of that. The other arguments are those of `LocalTraining`, and only for
-            the training in the federation.
+        fine_tuning_epochs: the number of passes of that. The other arguments are those of `LocalTraining`; of these,
+            the fine-tuning has `start` and `lr_decay`.
 
     Raises:
         ValueError: as `PartTraining`, and unless exactly one of `fine_tuning_steps` and `fine_tuning_epochs` is a

@@ -160,7 +160,7 @@ def test_silhouette_is_the_best_of_all_cuts():
 def test_only_silhouette_or_one_finds_no_groups_where_there_are_none():
     points = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
     numbers = [cut_tree(pairwise_distances(points), "average", choose=choose).num_clusters for choose in CHOICES]
-    assert numbers[:2] > [1, 1] and numbers[2] == 1
+    assert min(numbers[:2]) > 1 and numbers[2] == 1
 
 
 @pytest.mark.parametrize(("least", "number"), [(0.65, 3), (0.66, 1)])
@@ -173,7 +173,9 @@ def test_a_silhouette_below_the_least_one_is_one_cluster(least, number):
 def test_few_clients(choose):
     for number in (1, 2):
         matrix = np.ones((number, number)) - np.eye(number)
-        assert cut_tree(matrix, "average", choose=choose).num_clusters == number
+        assert cut_tree(matrix, "average", choose=choose).num_clusters == (
+            1 if choose == "silhouette_or_one" else number
+        )
     assert cut_tree(np.zeros((1, 1)), "average", threshold=0.0).labels.tolist() == [0]
     assert cut_tree(np.zeros((1, 1)), "average", num_clusters=1).labels.tolist() == [0]
 
