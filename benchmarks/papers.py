@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from lcfl.runs.finished import FinishedRun, find_runs
 
 HOME = Path(__file__).parents[1]
 NEWCOMER_EPOCHS = 5  # of FedClust's Table 6
+ROOT, OUT = "data", Path("logs/papers")  # the default folders of data and of runs
 PLACES = ("--seeds=", "--out=", "--data.dataset.init_args.root=")  # words that do not change what a run computes
 
 
@@ -87,6 +88,11 @@ class Task:
         words += [f"--data.dataset.init_args.root={self.root}"] if self.cell.dataset in FILES else []
         words += ["--trainer.devices=1", "--trainer.enable_progress_bar=false", f"--seeds={','.join(self.seeds)}"]
         return [*words, f"--out={self.folder}"]
+
+    @property
+    def command(self) -> str:
+        """The command for others to repeat, with the default folders in place of those on this machine."""
+        return shlex.join(["lcfl", *replace(self, root=ROOT, out=OUT).words])
 
     @property
     def points(self) -> list[tuple[tuple[str, str], ...]]:
@@ -163,7 +169,7 @@ class Task:
                     options=options,
                     rounds=runs[0].summary["rounds"],
                     seconds=seconds,
-                    command=shlex.join(["lcfl", *self.words]),
+                    command=self.command,
                 )
             )
         return rows
@@ -364,8 +370,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=_listed, default=["0"])
     parser.add_argument("--rounds", type=int, help="rounds of every run (default: those of the paper)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
-    parser.add_argument("--root", default="data", help="folder with torchvision's files")
-    parser.add_argument("--out", type=Path, default=Path("logs/papers"), help="folder of the runs")
+    parser.add_argument("--root", default=ROOT, help="folder with torchvision's files")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=Path("docs/results/papers"), help="folder of tables, pictures")
     parser.add_argument("--list", action="store_true", help="only show what is done and what the rest would cost")
     options = parser.parse_args(args)

@@ -173,9 +173,8 @@ def test_a_silhouette_below_the_least_one_is_one_cluster(least, number):
 def test_few_clients(choose):
     for number in (1, 2):
         matrix = np.ones((number, number)) - np.eye(number)
-        assert cut_tree(matrix, "average", choose=choose).num_clusters == (
-            1 if choose == "silhouette_or_one" else number
-        )
+        expected = 1 if choose == "silhouette_or_one" else number
+        assert cut_tree(matrix, "average", choose=choose).num_clusters == expected
     assert cut_tree(np.zeros((1, 1)), "average", threshold=0.0).labels.tolist() == [0]
     assert cut_tree(np.zeros((1, 1)), "average", num_clusters=1).labels.tolist() == [0]
 
