@@ -27,7 +27,7 @@ from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 from lcfl.distributed.launch import usable_cores
 from lcfl.engines import EngineName
 
-ENGINES = [name for name in get_args(EngineName) if name != "fused"]  # fused compiles for seconds and is for GPUs
+ENGINES = get_args(EngineName)
 TOLERANCE = {
     "accuracy": 0.005,
     "loss": 0.002,
@@ -124,7 +124,7 @@ def parse(args: Sequence[str] | None, description: str | None = __doc__) -> argp
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="folder of torchvision's files; random: no files, random images")
     parser.add_argument("--network", choices=("lenet", "cnn"), default="lenet")
-    parser.add_argument("--engines", nargs="+", default=ENGINES, help="engines of lcfl (default: all but fused)")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, help="engines of lcfl (default: all)")
     parser.add_argument("--devices", nargs="+", type=int, default=sorted({1, usable_cores()}), help="ranks of lcfl")
     parser.add_argument("--peers", action="store_true", help="also measure the packages " + ", ".join(PEERS))
     parser.add_argument(

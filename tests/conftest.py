@@ -69,12 +69,6 @@ def pictures():
 
 
 @pytest.fixture
-def not_compiled(monkeypatch):
-    """Makes the fused engine run its programs as they were traced, because compiling one takes seconds."""
-    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
-
-
-@pytest.fixture
 def deadline():
     """Turns a hang into a failure by killing all children and raising a TimeoutError in the test."""
 

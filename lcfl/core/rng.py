@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["generator", "isolated", "seeded", "stream_seed"]
+__all__ = ["generator", "isolated", "seed_all", "seeded", "stream_seed"]
 
 
 def stream_seed(seed: int, purpose: str, *address: int) -> int:
@@ -60,11 +60,16 @@ def seeded(seed: int, purpose: str, *address: int) -> Iterator[None]:
     Seeds Python's ``random``, numpy, torch and every CUDA device on entry, and restores their states on exit, even
     after an exception. Initialisation, dropout and torchvision transforms need it.
     """
-    number = stream_seed(seed, purpose, *address)
     with isolated():
-        random.seed(number)
-        np.random.seed(number % 2**32)
-        torch.default_generator.manual_seed(number % 2**63)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(number % 2**63)
+        seed_all(seed, purpose, *address)
         yield
+
+
+def seed_all(seed: int, purpose: str, *address: int) -> None:
+    """Puts all global generators at the start of an addressed stream, for code whose caller restores their states."""
+    number = stream_seed(seed, purpose, *address)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number % 2**63)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number % 2**63)

@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
 MOST_RANKS = 1024
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
 NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
+GRACE = 5.0  # seconds; more than a busy parent needs to see that a rank has ended
 # Who reports how ranks are started and ended, and the lowest level of what is of interest.
 REPORTERS = {
     "lightning.fabric": logging.WARNING,
@@ -317,7 +319,10 @@ class _Guarded:
             error.add_note("".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip())
             if self.errors.empty():  # only the first is raised, and the parent reads after all have ended
                 self.errors.put((fabric.global_rank, _portable(error)))
+            is_being_ended = self.flag.signal > 0
             self.flag.mark_lost()
+            if _is_consequence(error) and not is_being_ended:
+                time.sleep(GRACE)  # so that the parent first sees the rank that was lost, and then ends this one
             sys.exit(1)  # for an exception torch would leave a file behind
 
 
@@ -354,14 +359,19 @@ def _survives(error: BaseException, text: str) -> bool:
 def _cause(error: Exception, errors: Any, flag: StopFlag) -> BaseException:
     """Returns the first exception, or a LostRankError if a rank ended without reporting one."""
     rank, first = (None, None) if errors.empty() else errors.get()
-    is_consequence = isinstance(first, RuntimeError) and "gloo" in str(first).lower()
-    if first is None or isinstance(first, LostRankError) or is_consequence:
+    if first is None or _is_consequence(first):
         return LostRankError(
             f"a rank was lost: {_end_of(error, flag)}. The run can be resumed from its last checkpoint."
         )
     assert isinstance(first, BaseException)
     first.add_note(f"(raised on rank {rank})")
     return first
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Returns whether an exception says that another rank was lost."""
+    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    return is_of_gloo or isinstance(error, LostRankError)
 
 
 def _end_of(error: Exception, flag: StopFlag) -> str:

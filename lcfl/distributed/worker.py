@@ -166,7 +166,7 @@ class Worker:
         engine.samples, engine.buffers = self.data.trained_on(task.client, task.round), task.state.buffers
         exchange = task.exchange or self.method.exchange
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
-        with rng.seeded(self.seed, "local", task.round, task.client):
+        with engine.seeded(self.seed, "local", task.round, task.client):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
         check_output(
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
@@ -226,7 +226,7 @@ class Worker:
                 for key, indices in distinct.items():
                     results[seen, key] = measure(engine.module, self._scored(task.model, seen, indices, engine))
                 continue
-            with rng.seeded(self.seed, "evaluate"):
+            with engine.seeded(self.seed, "evaluate"):
                 scores, targets = engine.scores(task.model, seen, union)
             for key, indices in distinct.items():
                 rows = torch.from_numpy(np.searchsorted(union, indices))
@@ -238,7 +238,7 @@ class Worker:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields outputs and targets of so many samples at a time that the outputs fit into `OUTPUT_BYTES`."""
         for start in range(0, len(indices), self._most_outputs):
-            with rng.seeded(self.seed, "evaluate", start):
+            with engine.seeded(self.seed, "evaluate", start):
                 batch = engine.scores(model, seen, indices[start : start + self._most_outputs])
             yield batch
 

@@ -1,7 +1,6 @@
 """Engines: they carry out the clients' local runs on a rank. A method does not know which engine it uses."""
 
 from lcfl.engines.compiled import CompiledEngine
-from lcfl.engines.fused import FusedEngine
 from lcfl.engines.selection import EngineName, choose_engine, make_engine
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine
@@ -9,7 +8,6 @@ from lcfl.engines.stacked import StackedEngine
 __all__ = [
     "CompiledEngine",
     "EngineName",
-    "FusedEngine",
     "SequentialEngine",
     "StackedEngine",
     "choose_engine",

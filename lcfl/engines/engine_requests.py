@@ -4,11 +4,13 @@ Legend: P parameters and Q buffer entries in a model's flat vector, B batch size
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
 from torch import Tensor
 
+from lcfl.core import rng
 from lcfl.data.samples import Samples
 from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine
@@ -37,6 +39,11 @@ class ClientEngine(SequentialEngine):
     def __init__(self, engine: SequentialEngine, submit: Submit) -> None:
         vars(self).update(vars(engine))  # saves finding out again what the engine knows about its module
         self._submit = submit
+
+    def seeded(self, seed: int, purpose: str, *address: int) -> AbstractContextManager[None]:
+        """See `lcfl.core.rng.seeded`. The states of the generators are restored once, after all tasks."""
+        rng.seed_all(seed, purpose, *address)
+        return nullcontext()
 
     def run_optimizer(
         self,

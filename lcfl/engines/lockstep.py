@@ -4,9 +4,12 @@ A client's local run need not know about the others. Only one function runs at a
 the list, and each runs until it submits its next request.
 """
 
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
 
 from lcfl.core import rng
 
@@ -21,7 +24,8 @@ def run_in_lockstep(
 ) -> list[Result]:
     """Runs functions that submit requests. Once every function waits or has ended, all requests are answered at once.
 
-    The global random generators belong to each function: after a request they continue as they were before it.
+    The global random generators and the mode of autograd belong to each function: after a request they are as they were
+    before it.
 
     Args:
         tasks: functions that get a `Submit`. It submits a request, waits and returns the answer. If the answer is an
@@ -35,7 +39,7 @@ def run_in_lockstep(
         BaseException: what one of the functions, or `answer`, raised. No function continues after that.
     """
     runners = [_Runner(task) for task in tasks]
-    with rng.isolated():
+    with rng.isolated(), torch.enable_grad():
         try:
             waiting = [runner for runner in runners if runner.resume()]
             while waiting:
@@ -47,56 +51,34 @@ def run_in_lockstep(
     return [runner.result for runner in runners]
 
 
-class _Ended(BaseException):
-    """Unwinds a function that waits for an answer which will not come."""
-
-
 class _Runner(Generic[Result]):
-    """One of the functions, in a thread that only runs between `resume` and the function's next request."""
+    """One of the functions, in a greenlet that only runs between `resume` and the function's next request."""
 
     result: Result
 
     def __init__(self, task: Callable[[Submit], Result]) -> None:
         self.request: Any = None
         self._task = task
-        self._answer: Any = None
-        self._error: BaseException | None = None
-        self._waits = False
-        self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._main, self._greenlet = getcurrent(), greenlet(self._run)
 
     def resume(self, answer: Any = None) -> bool:
         """Continues the function with the answer to its request; returns whether it has submitted another one."""
-        self._answer, self._waits = answer, False
-        if self._thread.ident is None:
-            self._thread.start()
-        else:
-            self._turn.release()
-        self._pause.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._waits
+        self._greenlet.switch(answer)
+        return not self._greenlet.dead
 
     def end(self) -> None:
-        """Unwinds the function where it waits or at its next request, and joins its thread."""
-        self._answer = _Ended()
-        self._turn.release()
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Unwinds the function where it waits, or at its next request."""
+        while self._greenlet:
+            with suppress(Exception):
+                self._greenlet.throw()
 
-    def _run(self) -> None:
-        try:
-            self.result = self._task(self._submit)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._pause.release()
+    def _run(self, _: None) -> None:
+        self.result = self._task(self._submit)
 
     def _submit(self, request: Any) -> Any:
-        self.request, self._waits = request, True
-        with rng.isolated():
-            self._pause.release()
-            self._turn.acquire()
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        return self._answer
+        self.request = request
+        with rng.isolated(), torch.enable_grad():
+            answer = self._main.switch()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

@@ -8,7 +8,6 @@ from lightning.fabric import Fabric
 from lcfl.core.validation import check_choice
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.engines.compiled import CompiledEngine, check_compiled
-from lcfl.engines.fused import FusedEngine, check_fused
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
 from lcfl.engines.tracing import Unsupported
@@ -17,7 +16,7 @@ from lcfl.models.module import FederatedModule
 __all__ = ["EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
-EngineName = Literal["sequential", "compiled", "stacked", "fused"]
+EngineName = Literal["sequential", "compiled", "stacked"]
 WIDEST = 64  # input channels of a convolution; beyond that, torch's own kernels are faster (docs/performance.md)
 
 
@@ -55,8 +54,6 @@ def choose_engine(
                 raise Unsupported(f"its convolutions have up to {program.widest} channels, and it is slower for those")
         elif tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)
-        elif tried == "fused":
-            check_fused(module, data.dataset.spec, device, precision)
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
@@ -80,8 +77,7 @@ def make_engine(
     spec = data.dataset.spec
     if name == "compiled":
         return CompiledEngine(fabric, module, data.samples, spec.shape, max_steps)
-    if name != "sequential":
-        stacking = FusedEngine if name == "fused" else StackedEngine
+    if name == "stacked":
         longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches
-        return stacking(fabric, module, data.samples, spec, longest, max_steps)
+        return StackedEngine(fabric, module, data.samples, spec, longest, max_steps)
     return SequentialEngine(fabric, module, data.samples, max_steps)

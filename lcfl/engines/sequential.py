@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import compress, islice
 from typing import TypeVar
 
@@ -70,6 +71,10 @@ class SequentialEngine:
             tasks: functions of the engine that carries them out.
         """
         return [task(self) for task in tasks]
+
+    def seeded(self, seed: int, purpose: str, *address: int) -> AbstractContextManager[None]:
+        """See `lcfl.core.rng.seeded`."""
+        return rng.seeded(seed, purpose, *address)
 
     def load(self, model: Tensor) -> FederatedModule:
         """Puts a flat model ``[P + Q]`` and `buffers` into the module and returns it."""
@@ -293,7 +298,7 @@ class SequentialEngine:
     def _fresh_scaler(self) -> None:
         """Starts a new loss scale in 16-mixed, which would otherwise depend on the client that trained before."""
         if (scaling := self._scaling) is not None:
-            scaling.scaler = torch.amp.GradScaler(self.device.type)
+            scaling.scaler = torch.amp.GradScaler(self.device.type, init_scale=FIRST_SCALE)
 
 
 def _convolutions(network: nn.Module) -> list[nn.Conv2d]:

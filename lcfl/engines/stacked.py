@@ -3,7 +3,8 @@
 Legend: C clients at once, P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
@@ -27,8 +29,9 @@ from lcfl.engines.engine_requests import (
 from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
 from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of, pad_rows
+from lcfl.engines.step_graphs import StepGraphs, StepResult
 from lcfl.engines.tracing import Unsupported
-from lcfl.engines.vmapped import Named, Probe, StepOutput, VmappedModule
+from lcfl.engines.vmapped import Named, Probe, VmappedModule
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.module import FederatedModule, Pulls
 
@@ -38,7 +41,8 @@ ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSpro
 MOST_CLIENTS = 256  # at once; more of them do not keep a GPU busier
 GPU_SHARE = 0.5  # of all memory; a share of the free memory would make stacks, and so bits, depend on other programs
 HOST_BYTES = 2 * 2**30
-COPIES = 10  # of a model in training: weights, gradient, optimizer, targets of the pulls, start and result
+GATHERED_BYTES = 64 * 2**20  # of inputs; each time that batches are gathered, the CPU waits for the GPU
+COPIES = 14  # of a model in training: weights, gradient, optimizer, targets of the pulls, start, result, and a graph's
 ACTIVATIONS = 3  # what autograd keeps, its gradient, and a copy in another layout for a kernel
 
 Result = TypeVar("Result")
@@ -109,9 +113,13 @@ class StackedEngine(SequentialEngine):
         with fabric.autocast():
             trial = self._mapped.trial(spec, self.device)
         self._ignores_padding, self._sample_bytes = trial.ignores_padding, ACTIVATIONS * trial.sample_bytes
+        self._input_bytes = spec.blank(1)[0].nbytes
         self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
+        # A step of the user's own may depend on its number.
+        is_plain = type(self.module).training_step is FederatedModule.training_step
+        self._graphs = StepGraphs(self._kernels) if self.device.type == "cuda" and is_plain else None
 
     def run_all(self, tasks: Sequence[Callable[[SequentialEngine], Result]]) -> list[Result]:
         """See `SequentialEngine.run_all`."""
@@ -122,8 +130,6 @@ class StackedEngine(SequentialEngine):
         return results
 
     def _run_task(self, task: Callable[[SequentialEngine], Result], submit: Submit) -> Result:
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # the current device is a setting of each thread
         return task(ClientEngine(self, submit))
 
     def _answer(self, requests: Sequence[Request]) -> list[Any]:
@@ -171,13 +177,10 @@ class StackedEngine(SequentialEngine):
                 group["lr"] = group["lr"] * requests[0].rate_scale
         ends = torch.empty(len(requests), self.layout.num_parameters, device=self.device)
         losses, logged = RowMeans(len(requests), self.device), RowMeans(len(requests), self.device)
-        for number in range(max(len(request.batches) for request in requests)):
+        for number, groups in enumerate(self._steps(requests)):
             optimizer.zero_grad()
-            for members in self._groups(requests, number):
+            for members, batch in groups:
                 rows = self._rows(members, len(requests))
-                batch = self._gather(
-                    [clients[row] for row in members], [requests[row].batches[number] for row in members]
-                )
                 pulls = Pulls._make(None if each is None else each[rows] for each in targets)
                 slopes, output = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
                 for name, slope in slopes.items():
@@ -196,13 +199,9 @@ class StackedEngine(SequentialEngine):
             for client, own in zip(clients, final, strict=True):
                 client.keep(own)
             ends = torch.cat([ends, final], dim=1)
-        models = ends[:, : self.layout.size].cpu()
-        return [
-            OptimizerResult(
-                model.clone(), loss["loss"], values
-            )  # a view would keep the models of all clients in memory
-            for model, loss, values in zip(models, losses.by_row(), logged.by_row(), strict=True)
-        ]
+        means = zip(ends[:, : self.layout.size], losses.by_row(), logged.by_row(), strict=True)
+        # A view would keep the models of all clients in memory.
+        return [OptimizerResult(model.to("cpu", copy=True), loss["loss"], values) for model, loss, values in means]
 
     def _differentiate_all(self, requests: Sequence[GradientRequest]) -> list[Gradient]:
         """Returns gradients, or their derivatives along the directions, and the forward passes' other outputs."""
@@ -211,7 +210,11 @@ class StackedEngine(SequentialEngine):
         batch = self._gather(clients, [request.batch for request in requests])
         along = [request.direction for request in requests if request.direction is not None]
         directions = self._stack(along) if along else None
-        slopes, output = self._step(parameters, buffers, batch, requests[0].number, self._pulls(requests), directions)
+        number = requests[0].number
+        if directions is None:
+            slopes, output = self._step(parameters, buffers, batch, number, self._pulls(requests))
+        else:
+            slopes, output = self._hessian_products(parameters, buffers, batch, number, directions)
         vectors = joined({name: slopes.get(name, torch.zeros_like(each)) for name, each in parameters.items()})
         updated = joined(output.buffers) if output.buffers else vectors[:, :0]
         if output.buffers and directions is None:
@@ -230,26 +233,42 @@ class StackedEngine(SequentialEngine):
         ]
 
     def _step(
-        self,
-        parameters: Named,
-        buffers: Named,
-        batch: tuple[Tensor, Tensor],
-        number: int,
-        pulls: Pulls,
-        directions: Tensor | None = None,
-    ) -> tuple[Named, StepOutput]:
+        self, parameters: Named, buffers: Named, batch: tuple[Tensor, Tensor], number: int, pulls: Pulls
+    ) -> StepResult:
         """Returns the gradients of a training step, ``[C, ...]`` by name, and its other outputs.
 
-        With directions ``[C, P]`` it returns the derivatives of the gradients along these instead of the gradients.
+        On a GPU the next step may overwrite gradients and buffers.
         """
+        missing = self._batch_size - batch[1].shape[1]
+        if self._graphs is None or missing < 0 or (missing > 0 and not self._ignores_padding):
+            return self._kernels(parameters, buffers, *batch, pulls, number)
+        return self._graphs(parameters, buffers, *(self._lengthened(*batch) if missing else batch), pulls)
+
+    def _kernels(
+        self, parameters: Named, buffers: Named, inputs: Tensor, targets: Tensor, pulls: Pulls, number: int = 0
+    ) -> StepResult:
         with self.fabric.autocast():
-            output = self._mapped.step(parameters, buffers, *batch, number, pulls)
-        slopes = _slopes(output.losses.sum(), parameters, create_graph=directions is not None)
-        if directions is not None:
-            along = self._mapped.parameters(directions)
-            product = sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0))
-            slopes = _slopes(product, parameters)
-        return slopes, output._replace(losses=output.losses.detach())
+            output = self._mapped.step(parameters, buffers, inputs, targets, number, pulls)
+        return _slopes(output.losses.sum(), parameters), output._replace(losses=output.losses.detach())
+
+    def _hessian_products(
+        self, parameters: Named, buffers: Named, batch: tuple[Tensor, Tensor], number: int, directions: Tensor
+    ) -> StepResult:
+        """Returns the derivatives of the gradients along the directions ``[C, P]``, and a step's other outputs."""
+        with self.fabric.autocast():
+            output = self._mapped.step(parameters, buffers, *batch, number)
+        slopes = _slopes(output.losses.sum(), parameters, create_graph=True)
+        along = self._mapped.parameters(directions)
+        product = sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0))
+        return _slopes(product, parameters), output._replace(losses=output.losses.detach())
+
+    def _lengthened(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Pads a batch to the usual size with samples that the loss ignores."""
+        assert isinstance(self.module.loss, nn.CrossEntropyLoss), "no other loss ignores padding"
+        length = targets.shape[1]
+        columns = torch.arange(self._batch_size, device=self.device).clamp_(max=length - 1)
+        missing = (*[0] * (2 * targets.dim() - 4), 0, self._batch_size - length)
+        return inputs[:, columns], functional.pad(targets, missing, value=self.module.loss.ignore_index)
 
     @torch.no_grad()
     def _score(self, requests: Sequence[ScoresRequest]) -> list[tuple[Tensor, Tensor]]:
@@ -276,6 +295,25 @@ class StackedEngine(SequentialEngine):
                 results[row].append((of_row[: len(part)], labels[: len(part)]))
         columns = (zip(*parts, strict=True) for parts in results)
         return [(torch.cat(scores), torch.cat(targets)) for scores, targets in columns]
+
+    def _steps(self, requests: Sequence[OptimizerRequest]) -> Iterator[list[tuple[list[int], tuple[Tensor, Tensor]]]]:
+        """Yields the groups of every step, with their batches. Those of several steps are gathered at once."""
+        longest = max(len(request.batches) for request in requests)
+        at_once = max(1, GATHERED_BYTES // (len(requests) * self._batch_size * self._input_bytes))
+        for first in range(0, longest, at_once):
+            steps = [self._groups(requests, number) for number in range(first, min(first + at_once, longest))]
+            taken = [(row, first + later) for later, groups in enumerate(steps) for group in groups for row in group]
+            batches = [requests[row].batches[number] for row, number in taken]
+            inputs, targets = self._gather([requests[row].client for row, _ in taken], batches)
+            ends = itertools.accumulate(len(group) for groups in steps for group in groups)
+            for groups in steps:
+                found = []
+                for group in groups:
+                    end = next(ends)
+                    part = slice(end - len(group), end)
+                    length = max(map(length_of, batches[part]))
+                    found.append((group, (inputs[part, :length], targets[part, :length])))
+                yield found
 
     def _groups(self, requests: Sequence[OptimizerRequest], number: int) -> list[list[int]]:
         """Returns the clients that take step `number`, in groups that are computed at once."""
@@ -317,7 +355,7 @@ class StackedEngine(SequentialEngine):
         )
 
     def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Returns inputs and targets ``[C, B, ...]`` of a step. Shorter batches get ignored samples."""
+        """Returns inputs and targets ``[C, B, ...]`` of batches. Shorter ones are padded with samples to ignore."""
         sizes = [length_of(batch) for batch in batches]
         longest = max(sizes)
         drawn = [batch for batch in batches if isinstance(batch, tuple)]
@@ -327,8 +365,8 @@ class StackedEngine(SequentialEngine):
         else:
             positions = [batch for batch in batches if not isinstance(batch, tuple)]
             inputs, targets = self._look_up([client.samples for client in clients], positions, training=True)
-        if min(sizes) < longest:
-            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "otherwise batches are grouped by size"
+        if min(sizes) < longest and self._ignores_padding:
+            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "no other loss ignores padding"
             beyond = (torch.arange(longest) >= torch.tensor(sizes)[:, None]).to(self.device)
             beyond = beyond.view(*beyond.shape, *[1] * (targets.dim() - 2))
             targets = targets.masked_fill(beyond, self.module.loss.ignore_index)

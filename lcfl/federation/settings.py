@@ -62,8 +62,7 @@ class Settings(CheckedFields):
         num_nodes: number of machines.
         strategy: how processes are started; ``auto`` forks them.
         engine: what computes local updates: ``compiled`` (common layers with SGD on a CPU), ``stacked`` (all clients
-            of a rank at once on a GPU), ``fused`` (``stacked`` with a step compiled by torch.compile), ``sequential``
-            (everything), or ``auto``, which never chooses ``fused``. A resumed run keeps its engine.
+            of a rank at once on a GPU), ``sequential`` (everything), or ``auto``. A resumed run keeps its engine.
         precision: arithmetic of a training step: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False or None for no logger, or Lightning loggers. ``metrics.csv`` is always
             written.

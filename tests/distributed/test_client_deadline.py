@@ -1,5 +1,6 @@
 """A client that hangs ends the run within a bounded time, and one that crashes is named."""
 
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -115,6 +116,20 @@ def test_code_that_cannot_be_interrupted_ends_the_process_with_a_sentence(tmp_pa
 def test_a_client_that_crashes_is_named(tmp_path, deadline):
     with pytest.raises(LostRankError, match=r"rank \d ended with SIGSEGV during client 2, round 0\. The run can be"):
         fit(blobs_module(), blobs(4), method(Crashing(steps=1)), tmp_path, clients_per_round=4, devices=2)
+
+
+def test_a_client_that_crashes_is_named_however_late_the_parent_looks(tmp_path, deadline, monkeypatch):
+    """On a busy machine the other rank has noticed the loss by then, and the parent may see its end first."""
+    wait, parent = multiprocessing.connection.wait, os.getpid()
+
+    def late(*arguments, **options):
+        if os.getpid() == parent:
+            wait(*arguments, **options)
+            time.sleep(2)
+        return wait(*arguments, **options)[::-1]
+
+    monkeypatch.setattr(multiprocessing.connection, "wait", late)
+    test_a_client_that_crashes_is_named(tmp_path, None)
 
 
 @pytest.mark.slow

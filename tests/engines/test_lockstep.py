@@ -1,7 +1,6 @@
 """Functions in lockstep: their order, their answers, and their end after an exception."""
 
 import signal
-import threading
 
 import pytest
 import torch
@@ -33,19 +32,22 @@ def test_no_tasks_submit_no_requests():
     assert run_in_lockstep([], doubled) == []
 
 
-def test_only_one_runs_at_a_time():
-    running, most = set(), []
+def test_one_that_waits_without_autograd_does_not_switch_it_off_for_others():
+    modes = []
 
-    def task(submit):
-        for _ in range(20):
-            running.add(threading.get_ident())
-            most.append(len(running))
-            sum(range(2000))
-            running.remove(threading.get_ident())
+    def answer(requests):
+        modes.append(torch.is_grad_enabled())
+        return requests
+
+    def task(mode, submit):
+        with torch.set_grad_enabled(mode):
             submit(1)
+            return torch.is_grad_enabled()
 
-    run_in_lockstep([task] * 5, doubled)
-    assert max(most) == 1
+    with torch.no_grad():
+        found = run_in_lockstep([lambda submit, mode=mode: task(mode, submit) for mode in (False, True, False)], answer)
+        assert not torch.is_grad_enabled()
+    assert found == [False, True, False] and modes == [True]
 
 
 def test_random_draws_after_a_request_do_not_depend_on_other_tasks():
@@ -87,8 +89,8 @@ def failing(submit):
 
 
 @pytest.mark.parametrize("fails", ["task", "answer"])
-def test_after_an_exception_no_thread_is_left(fails):
-    ended, threads = [], threading.active_count()
+def test_an_exception_ends_all_functions(fails):
+    ended = []
 
     def answer(requests):
         if fails == "answer":
@@ -102,29 +104,41 @@ def test_after_an_exception_no_thread_is_left(fails):
     tasks = [waiting(ended), failing, submits_twice] if fails == "answer" else [submits_twice, failing, waiting(ended)]
     with pytest.raises(ZeroDivisionError, match="by hand"):
         run_in_lockstep(tasks, answer)
-    assert threading.active_count() == threads
     assert len(ended) == (1 if fails == "answer" else 2)
 
 
-def test_an_interrupt_while_a_task_computes_ends_it_at_its_next_request():
+def test_one_that_catches_everything_ends_at_its_next_request():
+    ended = []
+
+    def stubborn(submit):
+        for _ in range(3):
+            try:
+                submit(1)
+            except BaseException:
+                ended.append(True)
+        raise OSError("while it is ended")
+
+    with pytest.raises(ZeroDivisionError):
+        run_in_lockstep([stubborn, failing], doubled)
+    assert len(ended) == 2
+
+
+def test_an_interrupt_ends_the_function_that_computes_and_all_others():
     """The handler is the test's own, because a process in the background of a shell ignores SIGINT from its start."""
-    interrupted, continued = threading.Event(), []
+    continued, ended = [], []
 
     def interrupt(number, frame):
-        interrupted.set()
         raise KeyboardInterrupt
 
     def task(submit):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        assert interrupted.wait(60)
+        signal.raise_signal(signal.SIGINT)
         submit(1)
         continued.append(True)
 
-    before, threads = signal.signal(signal.SIGINT, interrupt), threading.active_count()
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_in_lockstep([task], doubled)
+            run_in_lockstep([waiting(ended), task], doubled)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert interrupted.is_set() and not continued
-    assert threading.active_count() == threads
+    assert ended and not continued

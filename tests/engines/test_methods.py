@@ -12,15 +12,10 @@ from tests.helpers.builders import blobs, blobs_module
 from tests.helpers.commandline import CONFIGS
 from tests.helpers.fits import fit, newest_run, newest_state, rows
 
-pytestmark = pytest.mark.usefixtures("not_compiled")
-
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
-ENGINES = ("compiled", "stacked", "fused")
-ALL_OF = dict.fromkeys(ENGINES, METHODS)
-ALL_OF["fused"] = [method for method in METHODS if method != "fedbn"]  # fused trains no batch normalisation
+ENGINES = ("compiled", "stacked")
 # Every kind of local update; the engines with several clients at once share their code. All others are marked slow.
 QUICK = {"compiled": {"cgpfl", "fednova", "ifca", "lcfed", "per_fedavg"}, "stacked": {"ifca", "pacfl", "per_fedavg"}}
-QUICK["fused"] = {"lcfed"}
 UNEQUAL = ["--data.partition.init_args.sizes=[21,64]", "--model.optimizer.init_args.momentum=0.5"]
 
 
@@ -33,7 +28,7 @@ def close(one, other):
 
 def engines_and_methods():
     for engine in ENGINES:
-        for method in ALL_OF[engine]:
+        for method in METHODS:
             marks = [] if method in QUICK[engine] else [pytest.mark.slow]
             yield pytest.param(engine, method, marks=marks)
 
@@ -80,7 +75,7 @@ def test_three_rounds_of_every_method(tmp_path, sequential, engine, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "method"), [(engine, method) for engine in ENGINES for method in ALL_OF[engine]])
+@pytest.mark.parametrize(("engine", "method"), [(engine, method) for engine in ENGINES for method in METHODS])
 def test_one_step_of_every_method(tmp_path, engine, method):
     amount = yaml.safe_load((CONFIGS / f"methods/{method}.yaml").read_text())["method"]["local_update"]["init_args"]
     once = ["--method.local_update.init_args.epochs=1", "--data.batch_size=64"]
@@ -129,7 +124,7 @@ def test_unsuitable_and_unknown_engines_are_refused():
         choose_engine("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
         choose_engine("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
-    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled, stacked and fused"):
+    with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled and stacked"):
         choose_engine("fast", blobs_module(), blobs(), "cpu", "32-true")
 
 

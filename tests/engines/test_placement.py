@@ -1,8 +1,7 @@
 """Every method trains on a device whose tensors do not mix with those of the CPU, and gives the same federation there.
 
 The device is simulated (`tests.helpers.simulated_device`), so that a first run on a GPU finds no tensor in the wrong
-place. Autocast and the tracing of the fused engine do not know the device. So all runs are in float32, and the fused
-engine is left out.
+place. Autocast does not know the device, so all runs are in float32.
 """
 
 import numpy as np

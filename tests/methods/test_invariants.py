@@ -111,10 +111,7 @@ def test_fednova_with_equal_steps_is_fedavg_up_to_rounding(tmp_path, plain):
     [
         ("compiled", 0.0),
         ("stacked", 0.9),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("compiled", 0.9), ("stacked", 0.0), ("fused", 0.9))
-        ),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("compiled", 0.9), ("stacked", 0.0))),
     ],
 )
 def test_the_other_engines_keep_these_equalities(tmp_path, engine, momentum):
