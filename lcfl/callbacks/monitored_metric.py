@@ -16,6 +16,7 @@ SOMETIMES = (  # some rounds lack these, e.g. the first round has no earlier clu
     "cluster/stability",
     "cluster/granularity",
     "cluster/threshold",
+    "cluster/silhouette",
     "cluster/mean_update",
     "cluster/max_update",
     "cluster/admitted",

@@ -24,7 +24,7 @@ __all__ = [
     "num_clusters_by_gap",
     "tree_labels",
     "linkage_tree",
-    "num_clusters_by_silhouette",
+    "mean_silhouettes",
 ]
 
 Linkage = Literal["average", "complete", "single", "weighted", "ward"]
@@ -101,23 +101,14 @@ def num_clusters_by_gap(tree: Merges) -> int:
     return len(heights) - int(np.flatnonzero(gaps == gaps.max())[-1])
 
 
-def num_clusters_by_silhouette(tree: Merges, distance_NN: NDArray[np.float64], least: float = -1.0) -> int:
-    """Returns K with the largest mean silhouette of its clusters; the smallest such K in a tie.
-
-    Tries 2 to N - 1 clusters. Returns 1 if the largest mean silhouette is below `least`. For N below 3 no silhouette is
-    defined; the number is then N, or 1 if `least` is above -1.
-    """
+def mean_silhouettes(tree: Merges, distance_NN: NDArray[np.float64]) -> dict[int, float]:
+    """Returns the mean silhouette of the clusters by their number K, from 2 to N - 1; empty for N below 3."""
     from sklearn.metrics import silhouette_score  # imported here because only some methods need it
 
-    num_clients = len(distance_NN)
-    if num_clients < 3:
-        return 1 if least > -1 else num_clients
-    scores = {
+    return {
         number: float(silhouette_score(distance_NN, tree_labels(tree, number), metric="precomputed"))
-        for number in range(2, num_clients)
+        for number in range(2, len(distance_NN))
     }
-    best = max(scores, key=scores.__getitem__)
-    return 1 if scores[best] < least else best
 
 
 @dataclass(frozen=True)
@@ -129,11 +120,13 @@ class TreeCut:
         threshold: a distance that gives these clusters. It is the requested threshold if there was one, otherwise the
             middle between the last merge that was made and the first one that was not.
         num_clusters: K.
+        silhouette: the largest mean silhouette of all K, by which K was chosen; None if it was not, or for N below 3.
     """
 
     labels: NDArray[np.int64]
     threshold: float
     num_clusters: int
+    silhouette: float | None = None
 
 
 def cut_tree(
@@ -152,25 +145,29 @@ def cut_tree(
         linkage: see `linkage_tree`.
         threshold: lambda. No pair farther apart than this is joined.
         num_clusters: K, at most N.
-        choose: how the data determine K: ``gap`` (`num_clusters_by_gap`), ``silhouette``
-            (`num_clusters_by_silhouette`), or ``silhouette_or_one``, the same with a least mean silhouette of 0.5.
+        choose: how the data determine K: ``gap`` (`num_clusters_by_gap`), ``silhouette`` (the smallest K with the
+            largest of the `mean_silhouettes`; N for N below 3), or ``silhouette_or_one``, the same but 1 if the
+            largest is below 0.5 or N below 3.
     """
     assert sum(way is not None for way in (threshold, num_clusters, choose)) == 1
     tree = linkage_tree(distance_NN, linkage)
-    heights = tree[:, 2]
+    heights, silhouette = tree[:, 2], None
     if threshold is not None:
         num_clusters = len(distance_NN) - int((heights <= threshold).sum())
     elif choose == "gap":
         num_clusters = num_clusters_by_gap(tree)
     elif choose is not None:
-        least = REASONABLE if choose == "silhouette_or_one" else -1.0
-        num_clusters = num_clusters_by_silhouette(tree, distance_NN, least)
+        scores = mean_silhouettes(tree, distance_NN)
+        silhouette = max(scores.values(), default=None)
+        num_clusters = max(scores, key=scores.__getitem__, default=len(distance_NN))
+        if choose == "silhouette_or_one" and (silhouette is None or silhouette < REASONABLE):
+            num_clusters = 1
     assert num_clusters is not None
     if threshold is None:
         padded = np.concatenate([[0.0], heights, heights[-1:]])
         num_merges = len(distance_NN) - num_clusters
         threshold = float(padded[num_merges : num_merges + 2].mean())
-    return TreeCut(tree_labels(tree, num_clusters), threshold, num_clusters)
+    return TreeCut(tree_labels(tree, num_clusters), threshold, num_clusters, silhouette)
 
 
 def check_options(

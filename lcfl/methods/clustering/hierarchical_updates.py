@@ -92,4 +92,6 @@ class HierarchicalUpdates(Clustering):
         state.assignment[[upload.client for upload in uploads]] = torch.from_numpy(cut.labels)
         state.centres = common.repeat(cut.num_clusters, 1)
         server.log("cluster/threshold", cut.threshold)
+        if cut.silhouette is not None:
+            server.log("cluster/silhouette", cut.silhouette)
         self._is_done = True

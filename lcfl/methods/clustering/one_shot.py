@@ -138,6 +138,8 @@ class OneShotHierarchical(Clustering):
             self._replace_layers(state, server.layout)
         server.log("cluster/count", cut.num_clusters)
         server.log("cluster/threshold", cut.threshold)
+        if cut.silhouette is not None:
+            server.log("cluster/silhouette", cut.silhouette)
 
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster nearest to the layers of the newcomer's warm-up (Algorithm 2, Eq. 4).

@@ -7,12 +7,13 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score
 
+from lcfl.methods.clustering import agglomerative
 from lcfl.methods.clustering.agglomerative import (
     check_options,
     cut_tree,
     linkage_tree,
+    mean_silhouettes,
     num_clusters_by_gap,
-    num_clusters_by_silhouette,
     pairwise_distances,
     tree_labels,
 )
@@ -151,22 +152,26 @@ def test_silhouette_is_the_best_of_all_cuts():
     tree = linkage_tree(LINE, "average")
     # By hand for K = 3: s = (b - a) / max(a, b), and 0 for a singleton.
     by_hand = np.mean([1 - 1 / 11.5, 1 - 1 / 10.5, 1 - 3 / 9.5, 1 - 3 / 12.5, 0])
-    assert num_clusters_by_silhouette(tree, LINE) == 3
-    from sklearn.metrics import silhouette_score
-
-    assert silhouette_score(LINE, tree_labels(tree, 3), metric="precomputed") == pytest.approx(by_hand)
+    scores = mean_silhouettes(tree, LINE)
+    assert list(scores) == [2, 3, 4] and max(scores, key=scores.get) == 3
+    assert scores[3] == pytest.approx(by_hand) and by_hand == pytest.approx(0.652, abs=1e-3)
+    found = cut_tree(LINE, "average", choose="silhouette")
+    assert (found.num_clusters, found.silhouette) == (3, scores[3])
+    assert cut_tree(LINE, "average", choose="gap").silhouette is None
 
 
 def test_only_silhouette_or_one_finds_no_groups_where_there_are_none():
     points = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
-    numbers = [cut_tree(pairwise_distances(points), "average", choose=choose).num_clusters for choose in CHOICES]
-    assert min(numbers[:2]) > 1 and numbers[2] == 1
+    cuts = [cut_tree(pairwise_distances(points), "average", choose=choose) for choose in CHOICES]
+    assert min(cut.num_clusters for cut in cuts[:2]) > 1 and cuts[2].num_clusters == 1
+    assert cuts[2].silhouette == cuts[1].silhouette < 0.5
 
 
 @pytest.mark.parametrize(("least", "number"), [(0.65, 3), (0.66, 1)])
-def test_a_silhouette_below_the_least_one_is_one_cluster(least, number):
+def test_a_silhouette_below_the_least_one_is_one_cluster(monkeypatch, least, number):
     """By hand it is 0.652; see above."""
-    assert num_clusters_by_silhouette(linkage_tree(LINE, "average"), LINE, least) == number
+    monkeypatch.setattr(agglomerative, "REASONABLE", least)
+    assert cut_tree(LINE, "average", choose="silhouette_or_one").num_clusters == number
 
 
 @pytest.mark.parametrize("choose", CHOICES)

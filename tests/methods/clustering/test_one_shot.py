@@ -68,8 +68,13 @@ def test_clusters_by_hand(options, expected):
     assert not state.participated.any()
 
 
-def test_the_threshold_in_use_is_logged():
-    assert opened(OneShotHierarchical(choose="gap"), LINE).logged["cluster/threshold"] == pytest.approx(17.5 * 8**0.5)
+def test_the_threshold_in_use_and_the_silhouette_are_logged():
+    by_gap, by_silhouette = (
+        opened(OneShotHierarchical(choose=choose), LINE).logged for choose in ("gap", "silhouette")
+    )
+    assert by_gap["cluster/threshold"] == pytest.approx(17.5 * 8**0.5)
+    assert by_silhouette["cluster/silhouette"] == pytest.approx(0.652, abs=1e-3)  # test_agglomerative.py has it by hand
+    assert "cluster/silhouette" not in by_gap
 
 
 def test_without_restart_a_cluster_begins_with_its_members_mean_layers():
