@@ -1,0 +1,41 @@
+"""lcfl's accuracy of a single batch is that of torchmetrics, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanAbsoluteError
+
+from lcfl.distributed.worker import measure, measure_once
+from lcfl.models import MLP
+from lcfl.models.module import FederatedModule
+
+NETWORK = partial(MLP, 16, (), 8)
+
+
+def drawn(*shape):
+    draw = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape[0], 8, *shape[1:], generator=draw), torch.randint(8, shape, generator=draw)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (333,), (5, 3), (4, 3, 2)])
+@pytest.mark.parametrize("ignored", [None, 3])
+def test_accuracy_of_a_single_batch(shape, ignored):
+    loss = nn.CrossEntropyLoss() if ignored is None else nn.CrossEntropyLoss(ignore_index=ignored)
+    module, (scores, targets) = FederatedModule(NETWORK, loss=loss), drawn(*shape)
+    assert measure_once(module, scores, targets) == pytest.approx(measure(module, [(scores, targets)]), abs=0, rel=0)
+    assert measure_once(module, 10 * nn.functional.one_hot(targets, 8).movedim(-1, 1).float(), targets)["acc"] > 0
+
+
+def test_no_target_counts_and_scores_that_are_not_finite():
+    module = FederatedModule(NETWORK, loss=nn.CrossEntropyLoss(ignore_index=3))
+    scores = torch.full((2, 8), torch.nan)
+    for targets in (torch.tensor([3, 3]), torch.tensor([0, 1])):
+        assert measure_once(module, scores, targets)["acc"] == measure(module, [(scores, targets)])["acc"]
+
+
+def test_other_metrics_are_measured_as_torchmetrics_does():
+    module = FederatedModule(NETWORK, cut=None, loss=nn.MSELoss(), metrics={"mae": MeanAbsoluteError()}, report="mae")
+    outputs, targets = torch.ones(4, 8), torch.zeros(4, 8)
+    assert measure_once(module, outputs, targets) == {"loss": 1.0, "mae": 1.0}
