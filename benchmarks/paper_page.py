@@ -1,4 +1,4 @@
-"""Counts how many cells of the papers' tables are reproduced, and keeps these counts in docs/results.md.
+"""Puts the papers' tables beside what was measured, counts the cells that agree, and keeps both in docs/papers.md.
 
     python benchmarks/paper_page.py
 
@@ -20,8 +20,8 @@ from paper_rows import Row, read
 
 from lcfl.cli.commands.compare import markdown
 
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-RESULTS = PAGE.with_suffix("") / "papers"
+PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
+RESULTS = PAGE.with_name("results") / "papers"
 KINDS = ("personal", "cluster", "global")
 # The methods that PACFL's code tests after a local update.
 UPDATED = ("local", "lg_fedavg", "per_fedavg", "ifca", "pacfl", "fedclust")
@@ -74,6 +74,55 @@ def counts(name: str, rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
+def values(name: str, rows: Sequence[Row], group: Group) -> list[list[str]]:
+    """Returns header and cells of a table of methods and columns: measured, and printed in brackets.
+
+    The largest measured and the largest printed number of a column are bold.
+    """
+    members = groups_of(name, rows)[group]
+    columns, methods = (list(dict.fromkeys(getattr(row, key) for row in members)) for key in ("column", "method"))
+    cells = {(row.method, row.column): row for row in members}
+    best = {
+        (column, key): max(getattr(row, key) for row in members if row.column == column)
+        for column in columns
+        for key in ("mean", "printed")
+    }
+
+    def shown(row: Row | None, column: str) -> str:
+        if row is None:
+            return ""
+        measured, printed = _number(row.mean, row.std), _number(row.printed, row.printed_std)
+        measured, printed = (
+            f"**{text}**" if getattr(row, key) == best[column, key] else text
+            for key, text in (("mean", measured), ("printed", printed))
+        )
+        return f"{measured} ({printed})"
+
+    return [
+        ["", *columns],
+        *([method, *(shown(cells.get((method, column)), column) for column in columns)] for method in methods),
+    ]
+
+
+def _number(mean: float, deviation: float) -> str:
+    return f"{mean:.2f}" if isnan(deviation) else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def with_values(page: str) -> str:
+    """Returns the page with new tables, each below a comment such as ``<!-- values: lcfed-table1, ... -->``.
+
+    The four words are the item, the reading, the kind of model and the test protocol.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        name, *group = match[2].split(", ")
+        rows = [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in _accuracies()]
+        text = "\n".join(markdown(values(name, rows, (group[0], group[1], group[2]))))
+        return f"{match[1]}{text}\n"
+
+    return re.sub(r"(<!-- values: (.*) -->\n)(?:\|.*\n)*", table, page)
+
+
 def with_counts(page: str) -> str:
     """Returns the page with new tables, each below a comment such as ``<!-- cells: lcfed-table1 -->``.
 
@@ -96,7 +145,7 @@ def _accuracies() -> tuple[str, ...]:
 
 
 def main() -> None:
-    PAGE.write_text(with_counts(PAGE.read_text()))
+    PAGE.write_text(with_values(with_counts(PAGE.read_text())))
 
 
 if __name__ == "__main__":

@@ -249,6 +249,15 @@ def test_cells_within_two_deviations_are_counted_by_hand(module, monkeypatch, tm
     assert lines[4] == "| ring | reported | own_split | 2 | 1 | 2 | -0.55 | 1.45 |"
     assert lines[5] == "| ring | after_local | own_split | 1 | 1 | 1 | -0.50 | 0.50 |"
     assert page.with_counts(text) == text
+    mark = "<!-- values: toy, ring, reported, own_split -->\n"
+    text = page.with_values(f"{mark}| old |\n\nafter\n")
+    assert text.splitlines()[3:] == [
+        "| fedavg | **80.90 ± 0.40** (**80.00 ± 0.30**) |",
+        "| lcfed | 78.00 ± 0.40 (**80.00 ± 0.30**) |",
+        "",
+        "after",
+    ]
+    assert text.startswith(mark) and "| mnist-iid |" in text and page.with_values(text) == text
 
 
 def test_the_models_that_pacfl_tests_are_a_group(module):
