@@ -61,6 +61,6 @@ class Uplink:
 
 def all_finite(tensor: Tensor) -> bool:
     """Returns whether a tensor holds no NaN and no infinity. A finite sum proves it and is cheap to compute."""
-    if not tensor.is_floating_point():
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -47,7 +47,7 @@ NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
 MOST_RANKS = 1024
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
 NOTE_BYTES = 128  # of the task that a rank works on, in memory that the parent sees
-GRACE = 5.0  # seconds; more than a busy parent needs to see that a rank has ended
+GRACE = 2.0  # seconds; more than a busy parent needs to see that a rank has ended
 # Who reports how ranks are started and ended, and the lowest level of what is of interest.
 REPORTERS = {
     "lightning.fabric": logging.WARNING,

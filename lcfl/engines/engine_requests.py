@@ -32,7 +32,7 @@ class ClientEngine(SequentialEngine):
     """Submits what is computed for several tasks at once, and does the rest as the sequential engine does.
 
     Args:
-        engine: provides device, module and precision; `examples` and `buffers` belong to this client engine.
+        engine: provides device, module and precision; `samples` and `buffers` belong to this client engine.
         submit: submits one of the requests below and waits for its answer.
     """
 

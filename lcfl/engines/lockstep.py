@@ -69,7 +69,7 @@ class _Runner(Generic[Result]):
     def end(self) -> None:
         """Unwinds the function where it waits, or at its next request."""
         while self._greenlet:
-            with suppress(Exception):
+            with suppress(BaseException):  # that of the run is raised
                 self._greenlet.throw()
 
     def _run(self, _: None) -> None:

@@ -29,7 +29,7 @@ from lcfl.engines.engine_requests import (
 from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
 from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of, pad_rows
-from lcfl.engines.step_graphs import StepGraphs, StepResult
+from lcfl.engines.step_graphs import StepGraphs, StepResult, is_recordable, stack_size
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, VmappedModule
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
@@ -117,9 +117,10 @@ class StackedEngine(SequentialEngine):
         self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
-        # A step of the user's own may depend on its number.
-        is_plain = type(self.module).training_step is FederatedModule.training_step
-        self._graphs = StepGraphs(self._kernels) if self.device.type == "cuda" and is_plain else None
+        self._graphs, self._shape = None, spec.shape
+        if self.device.type == "cuda" and is_recordable(self.module):
+            self._graphs = StepGraphs()
+            self.most_clients = next(n for n in range(self.most_clients, 0, -1) if stack_size(n) <= self.most_clients)
 
     def run_all(self, tasks: Sequence[Callable[[SequentialEngine], Result]]) -> list[Result]:
         """See `SequentialEngine.run_all`."""
@@ -239,10 +240,11 @@ class StackedEngine(SequentialEngine):
 
         On a GPU the next step may overwrite gradients and buffers.
         """
-        missing = self._batch_size - batch[1].shape[1]
-        if self._graphs is None or missing < 0 or (missing > 0 and not self._ignores_padding):
+        missing, is_usual = self._batch_size - batch[1].shape[1], batch[0].shape[2:] == self._shape
+        if self._graphs is None or not is_usual or missing < 0 or (missing > 0 and not self._ignores_padding):
             return self._kernels(parameters, buffers, *batch, pulls, number)
-        return self._graphs(parameters, buffers, *(self._lengthened(*batch) if missing else batch), pulls)
+        padded = self._lengthened(*batch) if missing else batch
+        return self._graphs(self._kernels, parameters, buffers, *padded, pulls)
 
     def _kernels(
         self, parameters: Named, buffers: Named, inputs: Tensor, targets: Tensor, pulls: Pulls, number: int = 0

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core.metric_names import SUMMARIES, Reported
 
-__all__ = ["CLASS_LOSSES", "Accuracy", "ignore_index", "keep_apart", "metric_collection", "reported_metric"]
+__all__ = ["CLASS_LOSSES", "accuracy", "ignore_index", "keep_apart", "metric_collection", "reported_metric"]
 
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
 UNUSED = -100  # the number that torch ignores by default, which labels never are
@@ -28,21 +29,23 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
                 f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
                 f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
             )
-    ignored = ignore_index(loss)
-    accuracy = Accuracy(average="micro", ignore_index=None if ignored == UNUSED else ignored, validate_args=False)
-    return MetricCollection({**({"acc": accuracy} if report == "acc" else {}), **metrics})
+    default = MulticlassAccuracy(average="micro", ignore_index=_uncounted(loss), validate_args=False)
+    return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics})
 
 
-class Accuracy(MulticlassAccuracy):
-    """torchmetrics' accuracy over all targets, which takes class scores ``[n, C, ...]``."""
+def accuracy(scores: Tensor, targets: Tensor, loss: nn.Module) -> float:
+    """Returns ``acc`` of a single batch without the bookkeeping of a metric; 0 if no target counts.
 
-    def of(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Returns the accuracy of a single batch, in a twentieth of the time of an update; 0 if no target counts."""
-        right, counted = scores.argmax(dim=1) == targets, targets.numel()
-        if self.ignore_index is not None:
-            counts = targets != self.ignore_index
-            right, counted = right & counts, int(counts.sum())
-        return right.sum() / max(1, counted)
+    Args:
+        scores: ``[n, C, ...]``.
+        targets: ``[n, ...]``.
+        loss: says which targets do not count.
+    """
+    right, counted = scores.argmax(dim=1) == targets, targets.numel()
+    if (ignored := _uncounted(loss)) is not None:
+        counts = targets != ignored
+        right, counted = right & counts, int(counts.sum())
+    return float(torch.tensor(int(right.sum())) / torch.tensor(max(1, counted)))  # in float32, as torchmetrics
 
 
 def keep_apart(metrics: MetricCollection) -> None:
@@ -82,6 +85,12 @@ def ignore_index(loss: nn.Module) -> int | None:
     """Returns the number that a loss of classes ignores as a target; None if it has none."""
     number = getattr(loss, "ignore_index", None)
     return number if isinstance(number, int) else None
+
+
+def _uncounted(loss: nn.Module) -> int | None:
+    """Returns the target that does not count in the accuracy; None if all do."""
+    ignored = ignore_index(loss)
+    return None if ignored == UNUSED else ignored
 
 
 def _never() -> bool:

@@ -113,6 +113,7 @@ class FederatedModule(pl.LightningModule):
         buffer_layout: the layout of the flat vector ``[Q]`` of buffers that are not exchanged; None if there are none.
         frozen_layout: the layout of the flat vector ``[F]`` of all that is frozen; None if nothing is.
         pulls: the targets of the two pulls.
+        has_accuracy_alone: whether lcfl's accuracy is the only metric.
         reported: the metric that `report` names.
         directions: whether larger values are better, by metric; None if nobody says so.
     """
@@ -159,6 +160,7 @@ class FederatedModule(pl.LightningModule):
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
         self.metrics = metric_collection(metrics or {}, report, self.loss)
+        self.has_accuracy_alone = report == "acc" and not metrics
         self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}
         self.reported = reported_metric(report, larger_is_better, self.directions)
         self.trainer_metrics = nn.ModuleDict(

@@ -116,11 +116,11 @@ def test_one_that_catches_everything_ends_at_its_next_request():
                 submit(1)
             except BaseException:
                 ended.append(True)
-        raise OSError("while it is ended")
+        raise KeyboardInterrupt
 
     with pytest.raises(ZeroDivisionError):
-        run_in_lockstep([stubborn, failing], doubled)
-    assert len(ended) == 2
+        run_in_lockstep([stubborn, failing, waiting(ended)], doubled)
+    assert len(ended) == 3
 
 
 def test_an_interrupt_ends_the_function_that_computes_and_all_others():

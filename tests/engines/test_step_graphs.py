@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lcfl.engines import step_graphs
-from lcfl.engines.step_graphs import MOST_GRAPHS, StepGraphs, stack_size
-from lcfl.models.module import NO_PULLS, Pulls
+from lcfl.engines.step_graphs import StepGraphs, is_recordable, stack_size
+from lcfl.models.module import FederatedModule, Pulls
 from tests.engines.networks import NETWORKS, Counting, Frozen, Inner, Plain
 from tests.engines.pairs import (
     SIZES,
@@ -27,7 +27,7 @@ from tests.engines.pairs import (
 )
 
 
-def simulated(function):
+def simulated(function, pool):
     """Records a function without a GPU."""
     function()
     slopes, output = function()
@@ -50,14 +50,13 @@ def without_gpu(monkeypatch):
 def pair_of(*arguments, **options):
     """Makes a sequential engine and a stacked one that replays its steps."""
     sequential, stacked = stacked_pair(*arguments, **options)
-    stacked._graphs = StepGraphs(stacked._kernels)
+    stacked._graphs = StepGraphs()
     return sequential, stacked
 
 
 def recorded(engine):
     """Returns number of clients, size of batches and untrained parameters of all recordings."""
-    keys = [key for key, recording in engine._graphs._recordings.items() if recording is not None]
-    return sorted((clients, targets[0], untrained) for clients, _, _, targets, _, untrained in keys)
+    return sorted((clients, targets[0], untrained) for clients, targets, _, untrained in engine._graphs._recordings)
 
 
 @pytest.mark.parametrize("name", ["plain", "logistic regression", "LeNet5"])
@@ -171,30 +170,30 @@ def test_a_client_that_diverges_does_not_affect_the_others():
 
 
 def test_a_step_that_cannot_be_recorded_starts_its_kernels_one_by_one(monkeypatch, caplog):
-    def fails(function):
+    def fails(function, pool):
+        calls.append(function)
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(step_graphs, "record", fails)
-    pair = pair_of(Inner, (7,))
+    calls, pair = [], pair_of(Inner, (7,))
     with caplog.at_level("INFO"):
-        assert_same_training(pair, range(1))
-    assert not recorded(pair[1])
-    assert caplog.text.count("steps of 1 clients are not recorded as a CUDA graph: operation not permitted when") == 1
+        assert_same_training(pair)
+    assert not recorded(pair[1]) and len(calls) == 1
+    assert caplog.text.count("its step cannot be recorded as a CUDA graph: operation not permitted when") == 1
     assert "and more" not in caplog.text
 
 
-def test_there_are_only_so_many_recordings():
-    graphs = StepGraphs(simulated_step)
-    for length in range(1, MOST_GRAPHS + 3):
-        for _ in range(2):
-            slopes, output = graphs({"w": torch.ones(1, 2)}, {}, torch.ones(1, length), torch.zeros(1, 1), NO_PULLS)
-            assert slopes["w"].tolist() == [[length, length]] and output.losses.tolist() == [length]
-    assert len([each for each in graphs._recordings.values() if each is not None]) == MOST_GRAPHS
+def test_recordings_for_fewer_clients_read_the_same_memory():
+    pair = pair_of(Inner, (7,), partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    assert_same_training(pair)
+    places = {each.arguments[0].data_ptr() for each in pair[1]._graphs._recordings.values()}
+    assert len(pair[1]._graphs._recordings) == 4 and len(places) == 1
 
 
-def simulated_step(parameters, buffers, inputs, targets, pulls):
-    losses = inputs.sum(1)
-    return {"w": losses[:, None].expand(-1, 2).clone()}, step_graphs.StepOutput(losses, {}, {})
+@pytest.mark.parametrize("name", ["training_step", "forward", "regularizer"])
+def test_modules_with_methods_of_their_own_are_not_recorded(name):
+    own = type("Own", (FederatedModule,), {name: lambda self, *arguments: None})
+    assert is_recordable(FederatedModule(Inner)) and not is_recordable(own(Inner))
 
 
 def test_sizes_of_stacks():

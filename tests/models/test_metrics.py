@@ -35,6 +35,13 @@ def test_no_target_counts_and_scores_that_are_not_finite():
         assert measure_once(module, scores, targets)["acc"] == measure(module, [(scores, targets)])["acc"]
 
 
+@pytest.mark.parametrize("number", [41, 47, 55, 61, 82, 1999])
+def test_a_perfect_client_has_1(number):
+    module, targets = FederatedModule(NETWORK), torch.zeros(number, dtype=torch.int64)
+    scores = nn.functional.one_hot(targets, 8).float()
+    assert measure_once(module, scores, targets)["acc"] == 1 == measure(module, [(scores, targets)])["acc"]
+
+
 def test_other_metrics_are_measured_as_torchmetrics_does():
     module = FederatedModule(NETWORK, cut=None, loss=nn.MSELoss(), metrics={"mae": MeanAbsoluteError()}, report="mae")
     outputs, targets = torch.ones(4, 8), torch.zeros(4, 8)
