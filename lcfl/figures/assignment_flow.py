@@ -77,12 +77,18 @@ def _draw_bands(
     colour_B: NDArray[Any],
 ) -> None:
     """Draws the bands from one column to the next, stacked inside their blocks in the order of the blocks."""
+    from matplotlib.collections import PolyCollection
+
     way = (1 - np.cos(np.linspace(0, np.pi, 30))) / 2
     across = column + WIDTH / 2 + np.linspace(0, 1 - WIDTH, 30)
     left_B, right_B = bottom_2B.copy()
+    bands, sources = [], []
     pairs, sizes = np.unique(block_2N, axis=1, return_counts=True)  # sorted by (from, to)
     for (source, target), size in zip(pairs.T, sizes, strict=True):
         lower = left_B[source] + (right_B[target] - left_B[source]) * way
-        axes.fill_between(across, lower, lower + size, color=colour_B[source], alpha=0.45, lw=0)
+        bands.append(np.column_stack([np.concatenate([across, across[::-1]]), [*lower, *(lower + size)[::-1]]]))
+        sources.append(source)
         left_B[source] += size
         right_B[target] += size
+    # All bands in one object, because matplotlib takes a millisecond for each.
+    axes.add_collection(PolyCollection(bands, facecolors=colour_B[sources], alpha=0.45, linewidths=0))

@@ -284,8 +284,9 @@ class Server:
         with self.timed("eval"):
             evaluation = self.evaluator(self.state, self.schedule.evaluated_kinds(self.method.exchange))
             self._evaluated = (self.state.round, evaluation)
+        with self.timed("callbacks"):
             self.call("on_evaluated", evaluation=evaluation)
-            self._row |= evaluation.summary()
+        self._row |= evaluation.summary()
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""

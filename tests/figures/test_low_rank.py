@@ -58,7 +58,8 @@ def test_the_height_of_a_band_is_the_number_of_clients_that_moved():
     gap = 0.03 * 4
     expected = [(0, 0, 3), (0, 3 + gap, 1), (1, 0, 1), (1, 1 + gap, 3)]
     np.testing.assert_allclose(blocks, expected, atol=1e-12)
-    bands = [each.get_paths()[0].vertices for each in axes.collections]  # 0 to 0, 0 to 1, 1 to 1
+    (collection,) = axes.collections
+    bands = [path.vertices for path in collection.get_paths()]  # 0 to 0, 0 to 1, 1 to 1
     heights = [[np.ptp(band[band[:, 0] == side, 1]) for side in (band[:, 0].min(), band[:, 0].max())] for band in bands]
     np.testing.assert_allclose(heights, [[1, 1], [2, 2], [1, 1]])
     starts = [band[band[:, 0] == band[:, 0].max(), 1].min() for band in bands]

@@ -7,7 +7,7 @@ import pytest
 from lcfl.core.callback import Callback
 from tests.helpers.builders import blobs, blobs_module, fit, lcfed
 
-PARTS = ("send", "local", "receive", "cluster", "aggregate", "eval")
+PARTS = ("send", "local", "receive", "cluster", "aggregate", "eval", "callbacks")
 TAKES = {
     "on_round_start": 1.0,
     "on_clients_sampled": 2.0,
@@ -48,6 +48,6 @@ def test_the_parts_of_a_round_add_up_to_the_round(tmp_path, slow):
         24,
         0,
     ]
-    assert (second["time/eval_s"], second["time/round_s"]) == (32, 63) and "time/eval_s" not in first
+    assert (second["time/callbacks_s"], second["time/round_s"]) == (32, 63) and "time/eval_s" not in first
     assert [row["time/logging_s"] for row in rows] == [128, 128, 128]
     assert "time/logging_s" not in watch.metrics
