@@ -71,6 +71,7 @@ NAVIGATION = {
             "glossary",
             "api/index",
             "results",
+            "papers",
             "performance",
             "project/contributing",
             "project/security",
