@@ -23,6 +23,7 @@ from lcfl.cli.commands.compare import markdown
 PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
 RESULTS = PAGE.with_name("results") / "papers"
 KINDS = ("personal", "cluster", "global")
+ACCURACIES = ("test_accuracy", "newcomer_test_accuracy")
 # The methods that PACFL's code tests after a local update.
 UPDATED = ("local", "lg_fedavg", "per_fedavg", "ifca", "pacfl", "fedclust")
 HEADER = (
@@ -88,19 +89,19 @@ def values(name: str, rows: Sequence[Row], group: Group) -> list[list[str]]:
         for key in ("mean", "printed")
     }
 
-    def shown(row: Row | None, column: str) -> str:
+    def shown(row: Row | None) -> str:
         if row is None:
             return ""
         measured, printed = _number(row.mean, row.std), _number(row.printed, row.printed_std)
         measured, printed = (
-            f"**{text}**" if getattr(row, key) == best[column, key] else text
+            f"**{text}**" if getattr(row, key) == best[row.column, key] else text
             for key, text in (("mean", measured), ("printed", printed))
         )
         return f"{measured} ({printed})"
 
     return [
         ["", *columns],
-        *([method, *(shown(cells.get((method, column)), column) for column in columns)] for method in methods),
+        *([method, *(shown(cells.get((method, column))) for column in columns)] for method in methods),
     ]
 
 
@@ -116,8 +117,7 @@ def with_values(page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         name, *group = match[2].split(", ")
-        rows = [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in _accuracies()]
-        text = "\n".join(markdown(values(name, rows, (group[0], group[1], group[2]))))
+        text = "\n".join(markdown(values(name, _rows_of(name), (group[0], group[1], group[2]))))
         return f"{match[1]}{text}\n"
 
     return re.sub(r"(<!-- values: (.*) -->\n)(?:\|.*\n)*", table, page)
@@ -129,7 +129,7 @@ def with_counts(page: str) -> str:
     Items without rows have no table, and an item with rows must be on the page.
     """
     for name in ITEMS:
-        rows = [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in _accuracies()]
+        rows = _rows_of(name)
         if not any(not isnan(row.printed) for row in rows):
             continue
         lines = counts(name, rows)
@@ -140,8 +140,9 @@ def with_counts(page: str) -> str:
     return page
 
 
-def _accuracies() -> tuple[str, ...]:
-    return "test_accuracy", "newcomer_test_accuracy"
+def _rows_of(name: str) -> list[Row]:
+    """Returns the accuracies that are measured of an item."""
+    return [row for row in read(RESULTS / f"{name}.csv", Row) if row.metric in ACCURACIES]
 
 
 def main() -> None:

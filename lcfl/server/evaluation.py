@@ -15,7 +15,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.population import Population
 from lcfl.distributed.tasks import EvaluationTask, Lost
 from lcfl.distributed.transport import Transport
-from lcfl.distributed.worker import measure_once
+from lcfl.distributed.worker import measure
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
@@ -97,7 +97,7 @@ def evaluated_metrics(
     inputs, targets = data.dataset.spec.blank(2)  # some metrics need two samples
     with torch.no_grad(), rng.isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about blank samples
-        metrics = measure_once(module, module(inputs), targets)
+        metrics = measure(module, [(module(inputs), targets)])
     evaluation = Evaluation.of(module)
     for name, client_sets in data.population.sets(data.protocols).items():
         for kind in kinds if any(map(len, client_sets)) else ():
