@@ -3,36 +3,34 @@
 Legend: C clients at once, P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
 
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.engine_requests import (
-    Batch,
     ClientEngine,
     GradientRequest,
     OptimizerRequest,
     Request,
     ScoresRequest,
-    length_of,
 )
 from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
-from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of, pad_rows
+from lcfl.engines.stacked_batches import StackedBatch, StackedBatches, look_up
+from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of
 from lcfl.engines.step_graphs import StepGraphs, StepResult, is_recordable, stack_size
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, VmappedModule
-from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
+from lcfl.methods.local.engine import Gradient, OptimizerResult
+from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule, Pulls
 
 __all__ = ["StackedEngine", "check_stacked"]
@@ -41,7 +39,6 @@ ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSpro
 MOST_CLIENTS = 256  # at once; more of them do not keep a GPU busier
 GPU_SHARE = 0.5  # of all memory; a share of the free memory would make stacks, and so bits, depend on other programs
 HOST_BYTES = 2 * 2**30
-GATHERED_BYTES = 64 * 2**20  # of inputs; each time that batches are gathered, the CPU waits for the GPU
 COPIES = 14  # of a model in training: weights, gradient, optimizer, targets of the pulls, start, result, and a graph's
 ACTIVATIONS = 3  # what autograd keeps, its gradient, and a copy in another layout for a kernel
 
@@ -95,7 +92,8 @@ class StackedEngine(SequentialEngine):
         budget: bytes for the clients that train at once; None means half of a GPU's memory, or 2 GiB on a CPU.
 
     Attributes:
-        most_clients: the largest number of clients that train at once.
+        batches: gathers the batches of the clients that train at once.
+        most_clients: the largest number of these clients.
     """
 
     def __init__(
@@ -109,11 +107,12 @@ class StackedEngine(SequentialEngine):
         budget: int | None = None,
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
-        self._mapped, self._batch_size = VmappedModule(self.module), batch_size
+        self._mapped = VmappedModule(self.module)
         with fabric.autocast():
             trial = self._mapped.trial(spec, self.device)
-        self._ignores_padding, self._sample_bytes = trial.ignores_padding, ACTIVATIONS * trial.sample_bytes
-        self._input_bytes = spec.blank(1)[0].nbytes
+        ignored = ignore_index(module.loss) if trial.ignores_padding else None
+        self.batches = StackedBatches(self.device, batch_size, spec.blank(1)[0].nbytes, ignored)
+        self._sample_bytes = ACTIVATIONS * trial.sample_bytes
         self._budget = _bytes_for_clients(self.device) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
@@ -137,7 +136,7 @@ class StackedEngine(SequentialEngine):
         """Returns the answers in the order of the requests. Requests of one kind are computed at once."""
         kinds: dict[Hashable, list[int]] = {}
         for position, request in enumerate(requests):
-            kinds.setdefault(request.kind(by_size=not self._ignores_padding), []).append(position)
+            kinds.setdefault(request.kind(by_size=self.batches.ignored is None), []).append(position)
         answers: list[Any] = [None] * len(requests)
         for positions in kinds.values():
             alike = self._answer_alike([requests[each] for each in positions])
@@ -178,7 +177,7 @@ class StackedEngine(SequentialEngine):
                 group["lr"] = group["lr"] * requests[0].rate_scale
         ends = torch.empty(len(requests), self.layout.num_parameters, device=self.device)
         losses, logged = RowMeans(len(requests), self.device), RowMeans(len(requests), self.device)
-        for number, groups in enumerate(self._steps(requests)):
+        for number, groups in enumerate(self.batches.of_steps(requests)):
             optimizer.zero_grad()
             for members, batch in groups:
                 rows = self._rows(members, len(requests))
@@ -208,7 +207,7 @@ class StackedEngine(SequentialEngine):
         """Returns gradients, or their derivatives along the directions, and the forward passes' other outputs."""
         clients = [request.client for request in requests]
         parameters, buffers = self._open([request.model for request in requests], clients)
-        batch = self._gather(clients, [request.batch for request in requests])
+        batch = self.batches.gather(clients, [request.batch for request in requests])
         along = [request.direction for request in requests if request.direction is not None]
         directions = self._stack(along) if along else None
         number = requests[0].number
@@ -233,17 +232,16 @@ class StackedEngine(SequentialEngine):
             for row, request in enumerate(requests)
         ]
 
-    def _step(
-        self, parameters: Named, buffers: Named, batch: tuple[Tensor, Tensor], number: int, pulls: Pulls
-    ) -> StepResult:
+    def _step(self, parameters: Named, buffers: Named, batch: StackedBatch, number: int, pulls: Pulls) -> StepResult:
         """Returns the gradients of a training step, ``[C, ...]`` by name, and its other outputs.
 
         On a GPU the next step may overwrite gradients and buffers.
         """
-        missing, is_usual = self._batch_size - batch[1].shape[1], batch[0].shape[2:] == self._shape
-        if self._graphs is None or not is_usual or missing < 0 or (missing > 0 and not self._ignores_padding):
+        missing, is_usual = self.batches.batch_size - batch[1].shape[1], batch[0].shape[2:] == self._shape
+        cannot_pad = missing < 0 or (missing > 0 and self.batches.ignored is None)
+        if self._graphs is None or not is_usual or cannot_pad:
             return self._kernels(parameters, buffers, *batch, pulls, number)
-        padded = self._lengthened(*batch) if missing else batch
+        padded = self.batches.lengthened(*batch) if missing else batch
         return self._graphs(self._kernels, parameters, buffers, *padded, pulls)
 
     def _kernels(
@@ -254,7 +252,7 @@ class StackedEngine(SequentialEngine):
         return _slopes(output.losses.sum(), parameters), output._replace(losses=output.losses.detach())
 
     def _hessian_products(
-        self, parameters: Named, buffers: Named, batch: tuple[Tensor, Tensor], number: int, directions: Tensor
+        self, parameters: Named, buffers: Named, batch: StackedBatch, number: int, directions: Tensor
     ) -> StepResult:
         """Returns the derivatives of the gradients along the directions ``[C, P]``, and a step's other outputs."""
         with self.fabric.autocast():
@@ -263,14 +261,6 @@ class StackedEngine(SequentialEngine):
         along = self._mapped.parameters(directions)
         product = sum(((slopes[name] * along[name]).sum() for name in slopes), torch.tensor(0.0))
         return _slopes(product, parameters), output._replace(losses=output.losses.detach())
-
-    def _lengthened(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Pads a batch to the usual size with samples that the loss ignores."""
-        assert isinstance(self.module.loss, nn.CrossEntropyLoss), "no other loss ignores padding"
-        length = targets.shape[1]
-        columns = torch.arange(self._batch_size, device=self.device).clamp_(max=length - 1)
-        missing = (*[0] * (2 * targets.dim() - 4), 0, self._batch_size - length)
-        return inputs[:, columns], functional.pad(targets, missing, value=self.module.loss.ignore_index)
 
     @torch.no_grad()
     def _score(self, requests: Sequence[ScoresRequest]) -> list[tuple[Tensor, Tensor]]:
@@ -290,41 +280,13 @@ class StackedEngine(SequentialEngine):
                 inputs, own = first.samples.batch(parts[0], self.device)
                 targets = own.expand(len(members), *own.shape)
             else:
-                inputs, targets = self._look_up([requests[row].samples for row in members], parts)
+                inputs, targets = look_up([requests[row].samples for row in members], parts, self.device)
             with self.fabric.autocast():
                 scores = self._mapped.scores(at(parameters, rows), at(buffers, rows), inputs, shared)
             for row, part, of_row, labels in zip(members, parts, scores, targets, strict=True):
                 results[row].append((of_row[: len(part)], labels[: len(part)]))
         columns = (zip(*parts, strict=True) for parts in results)
         return [(torch.cat(scores), torch.cat(targets)) for scores, targets in columns]
-
-    def _steps(self, requests: Sequence[OptimizerRequest]) -> Iterator[list[tuple[list[int], tuple[Tensor, Tensor]]]]:
-        """Yields the groups of every step, with their batches. Those of several steps are gathered at once."""
-        longest = max(len(request.batches) for request in requests)
-        at_once = max(1, GATHERED_BYTES // (len(requests) * self._batch_size * self._input_bytes))
-        for first in range(0, longest, at_once):
-            steps = [self._groups(requests, number) for number in range(first, min(first + at_once, longest))]
-            taken = [(row, first + later) for later, groups in enumerate(steps) for group in groups for row in group]
-            batches = [requests[row].batches[number] for row, number in taken]
-            inputs, targets = self._gather([requests[row].client for row, _ in taken], batches)
-            ends = itertools.accumulate(len(group) for groups in steps for group in groups)
-            for groups in steps:
-                found = []
-                for group in groups:
-                    end = next(ends)
-                    part = slice(end - len(group), end)
-                    length = max(map(length_of, batches[part]))
-                    found.append((group, (inputs[part, :length], targets[part, :length])))
-                yield found
-
-    def _groups(self, requests: Sequence[OptimizerRequest], number: int) -> list[list[int]]:
-        """Returns the clients that take step `number`, in groups that are computed at once."""
-        groups: dict[int, list[int]] = {}
-        for row, request in enumerate(requests):
-            if number < len(request.batches):
-                size = 0 if self._ignores_padding else length_of(request.batches[number])
-                groups.setdefault(size, []).append(row)
-        return list(groups.values())
 
     def _rows(self, members: Sequence[int], size: int) -> Rows:
         return slice(None) if len(members) == size else torch.tensor(members, dtype=torch.int64, device=self.device)
@@ -355,41 +317,6 @@ class StackedEngine(SequentialEngine):
             self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None,
             self._stack(corrections) if corrections else None,
         )
-
-    def _gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Returns inputs and targets ``[C, B, ...]`` of batches. Shorter ones are padded with samples to ignore."""
-        sizes = [length_of(batch) for batch in batches]
-        longest = max(sizes)
-        drawn = [batch for batch in batches if isinstance(batch, tuple)]
-        if drawn:
-            inputs = torch.stack([pad_rows(samples, longest) for samples, _ in drawn])
-            targets = torch.stack([pad_rows(labels, longest) for _, labels in drawn])
-        else:
-            positions = [batch for batch in batches if not isinstance(batch, tuple)]
-            inputs, targets = self._look_up([client.samples for client in clients], positions, training=True)
-        if min(sizes) < longest and self._ignores_padding:
-            assert isinstance(self.module.loss, nn.CrossEntropyLoss), "no other loss ignores padding"
-            beyond = (torch.arange(longest) >= torch.tensor(sizes)[:, None]).to(self.device)
-            beyond = beyond.view(*beyond.shape, *[1] * (targets.dim() - 2))
-            targets = targets.masked_fill(beyond, self.module.loss.ignore_index)
-        return inputs, targets
-
-    def _look_up(
-        self, samples: Sequence[Samples], indices: Sequence[Indices], training: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Returns inputs and targets ``[C, n, ...]``, where n is the largest number of indices.
-
-        Shorter rows are padded with the sample of their first index.
-        """
-        padded = np.empty((len(indices), max(map(len, indices))), dtype=np.int64)
-        for row, each in zip(padded, indices, strict=True):
-            row[: len(each)], row[len(each) :] = each, each[0]
-        readers = [each.training_batch if training else each.batch for each in samples]
-        if all(each is samples[0] for each in samples):
-            inputs, targets = readers[0](padded.reshape(-1), self.device)
-            return inputs.unflatten(0, padded.shape), targets.unflatten(0, padded.shape)
-        batches = [read(row, self.device) for read, row in zip(readers, padded, strict=True)]
-        return torch.stack([inputs for inputs, _ in batches]), torch.stack([targets for _, targets in batches])
 
 
 def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Named:

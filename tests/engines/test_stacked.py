@@ -39,7 +39,7 @@ def test_runs_of_unequal_clients_with_every_network(name):
     network, shape = NETWORKS[name]
     pair = stacked_pair(network, shape, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     assert_same_training(pair, rtol=1e-3, atol=1e-4)
-    assert pair[1]._ignores_padding == (name not in ("normal", "CNN"))
+    assert (pair[1].batches.ignored is not None) == (name not in ("normal", "CNN"))
 
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -210,7 +210,7 @@ def test_every_client_has_its_own_random_draws():
 def test_a_custom_training_step_is_used_and_its_values_are_logged():
     pair = stacked_pair(Inner, (7,), kind=Logging)
     check_stacked(pair[0].module, SampleSpec((7,)))
-    assert not pair[1]._ignores_padding, "the share of hits would count the padding"
+    assert pair[1].batches.ignored is None, "the share of hits would count the padding"
     runs = both(pair, train)
     assert_same_runs(*runs)
     assert [set(run.logged) for run, _ in runs[1]] == [{"hits", "second"}] * 2 + [{"hits"}, {"hits", "second"}]
@@ -307,7 +307,7 @@ def test_buffers_logged_values_and_parameters_that_are_not_trained(kind, network
     """Batches are padded only if the padding does not change a buffer or a logged value."""
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
     pair = stacked_pair(network, (7,), optimizer, kind)
-    assert pair[1]._ignores_padding == ignores_padding
+    assert (pair[1].batches.ignored is not None) == ignores_padding
     assert_same_training(pair)
 
 

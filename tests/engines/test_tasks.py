@@ -72,9 +72,9 @@ def test_batches_of_masks_are_padded():
     data = loaded(blobs(2, dataset=Tensors((inputs, targets)), partition=IID(), batch_size=32))
     sgd = partial(torch.optim.SGD, lr=0.1)
     pair = pair_of((data, lambda: FederatedModule(network, sgd, cut=None, loss=loss, report="loss")), StackedEngine)
-    assert pair[1]._ignores_padding
+    assert pair[1].batches.ignored is not None
     pair[1]._step = lambda parameters, buffers, batch, number, pulls: pair[1]._kernels(
-        parameters, buffers, *pair[1]._lengthened(*batch), pulls
+        parameters, buffers, *pair[1].batches.lengthened(*batch), pulls
     )
     assert_same_training(pair, rtol=1e-3, atol=1e-4)
 
