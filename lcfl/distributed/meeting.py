@@ -4,7 +4,7 @@ import os
 import socket
 import warnings
 
-from lcfl.distributed.launch import Placement
+from lcfl.distributed.placement import Placement
 
 __all__ = ["check_meeting"]
 

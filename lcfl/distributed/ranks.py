@@ -22,7 +22,8 @@ from lcfl.distributed.connections import (
     open_files,
     watch_links,
 )
-from lcfl.distributed.launch import LostRankError, StopFlag
+from lcfl.distributed.launch import LostRankError
+from lcfl.distributed.stop_flag import StopFlag
 
 __all__ = ["Farewell", "Ranks"]
 

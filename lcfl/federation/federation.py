@@ -10,8 +10,9 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import LostRankError, Placement, launch, one_thread, resolve_placement
+from lcfl.distributed.launch import LostRankError, launch, one_thread
 from lcfl.distributed.meeting import check_meeting
+from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
 from lcfl.engines import EngineName, choose_engine
 from lcfl.federation.checks import (

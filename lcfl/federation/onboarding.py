@@ -19,9 +19,11 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import StopFlag, device_type, one_thread
+from lcfl.distributed.launch import one_thread
+from lcfl.distributed.placement import device_type
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker

@@ -26,10 +26,10 @@ from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
 from lcfl.distributed.hosts import Host, Hosts, HostTransport
-from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.spread_client_store import SpreadClientStore
+from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName

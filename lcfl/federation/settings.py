@@ -14,7 +14,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lcfl.callbacks import Checkpoint, Monitor, Progress
 from lcfl.core.callback import Callback
 from lcfl.core.validation import CheckedFields, check_choice, check_instance
-from lcfl.distributed.launch import STRATEGIES, device_type
+from lcfl.distributed.placement import STRATEGIES, device_type
 from lcfl.federation.checks import check_callbacks
 from lcfl.methods.exchange import ModelKind
 

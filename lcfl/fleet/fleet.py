@@ -19,7 +19,7 @@ from lcfl.core.messages import Uplink, all_finite
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
-from lcfl.distributed.launch import StopFlag
+from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
 from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.fleet.members import Member, is_word, write_members

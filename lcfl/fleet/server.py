@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from lcfl.distributed.launch import StopFlag, handlers_kept
+from lcfl.distributed.stop_flag import StopFlag, handlers_kept
 from lcfl.distributed.worker import Worker
 from lcfl.federation.federation import Federation
 from lcfl.federation.session import run_of

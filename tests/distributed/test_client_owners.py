@@ -374,7 +374,7 @@ def test_tasks_without_a_host_balance_those_with_one(with_hosts):
 
 
 def test_a_stop_on_any_host_reaches_the_server(on_ranks, apart):
-    from lcfl.distributed.launch import StopFlag
+    from lcfl.distributed.stop_flag import StopFlag
 
     apart(1)
 

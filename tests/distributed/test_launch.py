@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from lcfl.distributed import launch as module
-from lcfl.distributed.launch import PIPE_BYTES, StopFlag
+from lcfl.distributed.launch import PIPE_BYTES
+from lcfl.distributed.stop_flag import StopFlag
 
 
 def rank_0(fabric, flag, *args):

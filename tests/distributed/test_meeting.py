@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
-from lcfl.distributed.launch import Placement
 from lcfl.distributed.meeting import check_meeting
+from lcfl.distributed.placement import Placement
 
 ONE, TWO = Placement(2, 1, "ddp"), Placement(2, 2, "ddp")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lcfl.distributed import launch as module
-from lcfl.distributed.launch import Placement, resolve_placement, usable_cores
+from lcfl.distributed import placement as module
+from lcfl.distributed.placement import Placement, resolve_placement, usable_cores
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SLURM = {"SLURM_NTASKS": "6", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}

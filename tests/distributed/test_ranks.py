@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lcfl.distributed.connections import NetworkConnection, SharedMemoryConnection
-from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.tasks import Failure
 
 WORLDS = [1, 2, 3]

@@ -11,9 +11,9 @@ from lcfl.callbacks import EarlyStopping
 from lcfl.core.clients import ClientState
 from lcfl.data.views import Relabelling, View
 from lcfl.distributed.client_output import ClientError
-from lcfl.distributed.launch import StopFlag
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
+from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.federation.federation import Federation
 from lcfl.methods.local import LocalTraining

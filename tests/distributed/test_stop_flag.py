@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lcfl.distributed.launch import StopFlag, handlers_kept
+from lcfl.distributed.stop_flag import StopFlag, handlers_kept
 
 
 def handlers():
