@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lcfl.core import rng
 from lcfl.core.files import write_json
-from lcfl.core.validation import abbreviated, check_choice, check_instance, check_values, errors_of
+from lcfl.core.validation import check_choice, check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.faults import Backdoor, ClientFault, find_faulty
 from lcfl.data.owners import TEST
@@ -26,6 +25,7 @@ from lcfl.data.partition.uniform import IID
 from lcfl.data.pooled import pooled_loader
 from lcfl.data.population import Population, label_counts
 from lcfl.data.protocols import BACKDOOR, PLAIN, PROTOCOLS, Split
+from lcfl.data.proxy import without_proxy
 from lcfl.data.samples import Samples
 from lcfl.data.train_test_split import split_disjoint, split_overlapping
 from lcfl.data.transforms import ClientTransform, true_groups
@@ -215,7 +215,7 @@ class FederatedDataModule(LightningDataModule):
         pool = Pool.of_owners(size, samples.labels, owners, keeps_parts=self.pool == "train")
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split, proxy = self._without_proxy(self._split(shares, samples))
+        split, proxy = without_proxy(self._split(shares, samples), self.proxy)
         with errors_of("data.client_transforms"):
             groups, views = self._views(shares.groups, samples.num_classes)
         tests = self._tests(split, views)
@@ -369,34 +369,6 @@ class FederatedDataModule(LightningDataModule):
         held = np.concatenate(shares.indices)
         official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
         return Split(*roles, official, samples.labels, self.seed)
-
-    def _without_proxy(self, split: Split) -> tuple[Split, Indices]:
-        """Draws the proxy set from the stream (seed, "proxy").
-
-        Returns:
-            The split without the proxy set's official test samples, and the proxy set in ascending order.
-        """
-        if self.proxy == 0:
-            return split, split.official[:0]
-        free = np.setdiff1d(split.official, np.concatenate(split.held_out))  # without clients' own test samples
-        if self.proxy >= len(free):
-            raise ValueError(
-                f"data.proxy takes {self.proxy} official test samples and must leave some for testing, but "
-                f"{len(free)} are free; lower data.proxy, or use a data set with official test samples and "
-                "data.pool: train"
-            )
-        proxy = np.sort(rng.generator(self.seed, "proxy").choice(free, self.proxy, replace=False))
-        missing = proxy[:0]
-        if split.labels is not None:
-            missing = np.setdiff1d(split.labels[np.concatenate(split.train)], split.labels[proxy])
-        if len(missing):
-            warnings.warn(
-                f"data.proxy: the {self.proxy} samples of the proxy set have none of the {len(missing)} labels "
-                f"{abbreviated(missing, 10)}, which clients learn. A test on the proxy set therefore ignores these "
-                "labels. Raise data.proxy.",
-                stacklevel=2,
-            )
-        return replace(split, official=np.setdiff1d(split.official, proxy)), proxy
 
     def _views(
         self, groups: Indices | None, num_classes: int | None
