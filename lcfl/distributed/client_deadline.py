@@ -33,7 +33,7 @@ class ClientDeadline:
         self, seconds: float | None = None, rank: int = 0, note: Callable[[str], None] = lambda task: None
     ) -> None:
         self.seconds, self.rank, self.note = seconds, rank, note
-        self._running: dict[str, float] = {}  # the limit of every task that has begun and not ended
+        self._running: dict[object, tuple[str, float]] = {}  # name and limit of each task that has begun and not ended
         self._last_resort: threading.Timer | None = None
 
     @contextmanager
@@ -55,14 +55,15 @@ class ClientDeadline:
     def limit(self, task: str, num_clients: int = 1) -> Iterator[None]:
         """Limits the time inside. If several tasks of a rank run at once, the beginning and end of each restart it."""
         self.note(task)
+        token = object()  # tasks may have the same name
         try:
             if self.seconds is not None:
-                self._running[task] = self.seconds * num_clients
+                self._running[token] = task, self.seconds * num_clients
                 self._arm()
             yield
         finally:
             if self.seconds is not None:
-                self._running.pop(task, None)
+                self._running.pop(token, None)
                 self._arm()
             self.note("")
 
@@ -71,7 +72,7 @@ class ClientDeadline:
         if self._last_resort is not None:
             self._last_resort.cancel()
             self._last_resort = None
-        seconds = sum(self._running.values())
+        seconds = sum(limit for _, limit in self._running.values())
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, seconds)
         if seconds:
@@ -80,7 +81,7 @@ class ClientDeadline:
             self._last_resort.start()
 
     def _message(self) -> str:
-        names = list(self._running)
+        names = [name for name, _ in self._running.values()]
         more = f" and {len(names) - 1} others at once" if len(names) > 1 else ""
         return (
             f"{names[0] if names else 'a client'}{more}, rank {self.rank}: not done after "

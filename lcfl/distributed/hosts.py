@@ -277,6 +277,7 @@ class HostTransport:
     def __init__(self, hosts: Hosts, worker: Worker) -> None:
         self._hosts, self._worker = hosts, worker
         self._anywhere = RankTransport(hosts, worker)
+        self._blank = ClientState(buffers=worker.module.initial_buffers(worker.seed))
 
     @property
     def stop_signal(self) -> int:
@@ -325,9 +326,9 @@ class HostTransport:
         return self._anywhere.score_on_proxy(models, buffers)
 
     def _as_shared(self, task: EvaluationTask) -> EvaluationTask:
-        """Returns the task without a state if the model is in the downlink, with all its buffers."""
+        """Returns the task with the blank state if the model is in the downlink."""
         is_whole = "model" in task.downlink.payload and self._worker.module.buffer_policy != "local"
-        return replace(task, state=ClientState()) if is_whole and task.local_update is None else task
+        return replace(task, state=self._blank) if is_whole and task.local_update is None else task
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ class Worker:
         self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
         spec = data.dataset.spec
-        self._most_outputs = most_outputs(spec.num_classes or blank_output(module, spec).numel())
+        numbers = spec.num_classes or blank_output(module, spec).numel()
+        self._most_outputs = most_outputs(self.engine.most_clients * numbers)
 
     def run_all(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Carries out tasks one by one or at once, depending on the engine, and returns the outcomes in the same order.
@@ -224,7 +225,8 @@ class Worker:
             union = np.unique(np.concatenate(list(distinct.values())))
             if len(union) > self._most_outputs:
                 for key, indices in distinct.items():
-                    results[seen, key] = measure(engine.module, self._scored(task.model, seen, indices, engine))
+                    pieces = self._scored(task.model, seen, indices, engine)
+                    results[seen, key] = measure(engine.module, pieces, engine.module.metrics.clone())
                 continue
             with engine.seeded(self.seed, "evaluate"):
                 scores, targets = engine.scores(task.model, seen, union)
@@ -271,29 +273,33 @@ def measure_once(module: FederatedModule, outputs: Tensor, targets: Tensor) -> d
     return {"loss": float(module.loss(outputs, targets)), "acc": accuracy(outputs, targets, module.loss)}
 
 
-def measure(module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+def measure(
+    module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]], metrics: MetricCollection | None = None
+) -> dict[str, float]:
     """Returns the loss and every metric of the module, by name.
 
     Args:
         module: the loss and the metrics. One that needs more than a single sample is left out for a single sample.
         batches: outputs ``[n, ...]`` and targets ``[n, ...]``, in one piece or in several.
+        metrics: a copy of the module's metrics, needed if other models are measured between the pieces.
     """
-    module.metrics.reset()
+    metrics = module.metrics if metrics is None else metrics
+    metrics.reset()
     losses: list[float] = []
     weights: list[float] = []
     number = 0
     for outputs, targets in batches:
-        module.metrics.update(outputs, targets)
+        metrics.update(outputs, targets)
         losses.append(float(module.loss(outputs, targets)))
         weights.append(_weight_in_loss(module.loss, targets))
         number += len(targets)
     loss = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
     try:
-        values: Mapping[str, Tensor] = module.metrics.compute()
+        values: Mapping[str, Tensor] = metrics.compute()
     except ValueError:
         if number > 1:
             raise
-        values = dict(_computable(module.metrics))
+        values = dict(_computable(metrics))
     return {"loss": loss, **{name: float(value) for name, value in values.items()}}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.data.samples import Samples
 from lcfl.engines.lockstep import Submit
-from lcfl.engines.sequential import SequentialEngine
+from lcfl.engines.sequential import SequentialEngine, check_steps
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Part
 from lcfl.models.module import NO_PULLS, Pulls
@@ -55,6 +55,7 @@ class ClientEngine(SequentialEngine):
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         drawn = [self._drawn(batch) for batch in islice(batches, self.max_steps)]
+        check_steps(drawn)
         answer: OptimizerResult = self._submit(OptimizerRequest(self, start, drawn, pulls, rate_scale, part))
         return answer
 

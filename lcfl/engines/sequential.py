@@ -48,7 +48,10 @@ class SequentialEngine:
         buffers: the buffers ``[Q]`` that every loaded model gets if buffers are not exchanged. The worker sets them to
             the client's. A local run sets them to the updated buffers if clients keep their own
             (``model.buffer_policy: local``).
+        most_clients: the largest number of tasks that run at once.
     """
+
+    most_clients = 1
 
     def __init__(self, fabric: Fabric, module: FederatedModule, samples: Samples, max_steps: int | None = None) -> None:
         self.fabric = fabric
@@ -102,6 +105,7 @@ class SequentialEngine:
                     loss = loss_of_step(module, batch, number)
                 step(loss)
                 losses.append(loss.detach())
+        check_steps(losses)
         self._keep_buffers()
         means = {name: _mean(values) for name, values in logged.items()}
         return OptimizerResult(self.layout.pack(module.network), _mean(losses), means)
@@ -309,6 +313,12 @@ def _split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Returns the pieces of a flat vector ``[P]`` that belong to these parameters, in their shapes."""
     pieces = vector.split([parameter.numel() for parameter in parameters])
     return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+
+
+def check_steps(steps: Sequence[object]) -> None:
+    """Raises a ValueError for a local run without a step."""
+    if not steps:
+        raise ValueError("run_optimizer: got no batch; a local run takes at least one step.")
 
 
 def _mean(values: list[Tensor]) -> float:

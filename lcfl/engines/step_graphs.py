@@ -74,6 +74,7 @@ class StepGraphs:
                 reason = str(error).partition("\n")[0]
                 LOGGER.info("Engine stacked: its step cannot be recorded as a CUDA graph: %s", reason)
                 self._fails = True
+                self._recordings, self._held = {}, {}  # memory may be short
                 return step(parameters, buffers, inputs, targets, pulls)
         recording = self._recordings[key]
         with torch.no_grad():

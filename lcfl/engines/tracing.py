@@ -217,9 +217,9 @@ def _avg_pool(tracer: _Tracer, layer: nn.AvgPool2d, at: _Place, value: Value) ->
 def _adaptive_pool(tracer: _Tracer, layer: nn.AdaptiveAvgPool2d, at: _Place, value: Value) -> _Place | None:
     """Adds an average over equal windows that do not overlap. Sizes of other windows would depend on the place."""
     sides, size = (value.height, value.width), layer.output_size
-    options = size if isinstance(size, tuple) else (size, size)
-    outs = tuple(side if out is None else out for side, out in zip(sides, options, strict=True))
-    if at.is_flat or any(side % out for side, out in zip(sides, outs, strict=True)):
+    options = (size, size) if size is None or isinstance(size, int) else tuple(size)
+    outs = tuple(side if out is None else out for side, out in zip(sides, options, strict=False))
+    if at.is_flat or len(options) != 2 or any(side % out for side, out in zip(sides, outs, strict=True)):
         return None
     kernel = sides[0] // outs[0], sides[1] // outs[1]
     return tracer.emit("avg_pool", at, (value.channels, *outs), layer, **_window(kernel, kernel, (0, 0)))
@@ -358,8 +358,8 @@ def _shape(value: Value) -> Shape:
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    return first, second
+    sides = (value,) if isinstance(value, int) else value
+    return sides[0], sides[-1]
 
 
 def _window(kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 Legend: C models, P parameters and Q buffer entries of each, B batch size.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 Named = dict[str, Tensor]
 
 SAMPLES = 3  # in a trial
+PLAIN = (int, float, complex, str, bytes, type(None))  # bool is an int
 APART = 1e-3  # more than float32 sums differ by if only their order changes, also in TF32
 
 
@@ -102,7 +103,9 @@ class VmappedModule:
             tensors = {f"module.network.{name}": each for name, each in {**parameters, **buffers}.items()}
             with module.collecting() as logged:
                 loss = functional_call(self._step, tensors, ((inputs, targets), number))
-            return StepOutput(loss, {name: torch.stack(values).float() for name, values in logged.items()}, buffers)
+            # `functional_call` puts a buffer that the network replaces into its dictionary.
+            updated = {name: tensors[f"module.network.{name}"] for name in buffers}
+            return StepOutput(loss, {name: torch.stack(values).float() for name, values in logged.items()}, updated)
 
         dims = Pulls._make(None if each is None else 0 for each in pulls)
         mapped = torch.vmap(one, in_dims=(0, 0, dims, 0, 0), randomness="error")
@@ -161,6 +164,7 @@ class VmappedModule:
             saved.append(0 if tensor.data_ptr() in known else tensor.nbytes)
             return tensor
 
+        before = _unstacked_state(network)
         try:
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 self.step(parameters, self.buffers(kept.to(device)), inputs, targets)
@@ -174,6 +178,12 @@ class VmappedModule:
                 ) from None
             reason = str(error).strip().partition("\n")[0]
             raise Unsupported(f"torch.vmap cannot map it over clients ({type(error).__name__}: {reason})") from None
+        after = _unstacked_state(network)
+        if changed := [name for name in after if not _is_same(before.get(name), after[name])]:
+            raise Unsupported(
+                f"its step changes {changed[0]}, of which all clients would share one; a buffer that is persistent has "
+                "a value for each client"
+            )
         if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
             raise Unsupported("in evaluation the scores of one sample depend on the other samples")
         sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
@@ -213,3 +223,22 @@ class _Step(nn.Module):
     def forward(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
         """Returns the loss."""
         return loss_of_step(self.module, batch, number)
+
+
+def _unstacked_state(network: nn.Module) -> dict[str, Any]:
+    """Returns copies of what a forward pass may change and a flat vector does not hold, by name.
+
+    These are buffers that are not persistent, and attributes that are numbers, texts or the like.
+    """
+    held = network.state_dict()
+    state: dict[str, Any] = {name: buffer.clone() for name, buffer in network.named_buffers() if name not in held}
+    for path, module in network.named_modules():
+        own = {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+        state |= {f"{path}.{name}".lstrip("."): value for name, value in own.items() if name != "training"}
+    return state
+
+
+def _is_same(value: object, other: object) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return torch.equal(value, other)
+    return value == other

@@ -107,6 +107,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
             something other than one optimizer with finite settings.
     """
     check_hooks(method.clustering)
+    _check_rounds(method, num_clients)
     for clustering in method.clustering:
         clustering.check(num_clients)
         clustering.check_layout(module.layout)
@@ -134,6 +135,17 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
                 stacklevel=2,
             )
     _warn_of_large_steps(module, pulls)
+
+
+def _check_rounds(method: Method, num_clients: int) -> None:
+    """Refuses two clusterings with rounds of their own, because each would take the other's uploads for its own."""
+    asking = [each for each in method.clustering if each.has_extra_rounds or each.warmup_rounds(num_clients)]
+    if len(asking) > 1:
+        first, second, *_ = (type(each).__name__ for each in asking)
+        raise ValueError(
+            f"method.clustering: got {first} and {second}, which both have clients train before or between rounds; the "
+            "uploads would reach both. Leave one of them."
+        )
 
 
 def _check_start(method: Method) -> None:

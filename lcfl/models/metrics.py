@@ -12,7 +12,6 @@ from lcfl.core.metric_names import SUMMARIES, Reported
 __all__ = ["CLASS_LOSSES", "accuracy", "ignore_index", "keep_apart", "metric_collection", "reported_metric"]
 
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
-UNUSED = -100  # the number that torch ignores by default, which labels never are
 
 
 def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Module) -> MetricCollection:
@@ -29,7 +28,7 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
                 f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
                 f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
             )
-    default = MulticlassAccuracy(average="micro", ignore_index=_uncounted(loss), validate_args=False)
+    default = MulticlassAccuracy(average="micro", ignore_index=ignore_index(loss), validate_args=False)
     return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics})
 
 
@@ -42,7 +41,7 @@ def accuracy(scores: Tensor, targets: Tensor, loss: nn.Module) -> float:
         loss: says which targets do not count.
     """
     right, counted = scores.argmax(dim=1) == targets, targets.numel()
-    if (ignored := _uncounted(loss)) is not None:
+    if (ignored := ignore_index(loss)) is not None:
         counts = targets != ignored
         right, counted = right & counts, int(counts.sum())
     return float(torch.tensor(int(right.sum())) / torch.tensor(max(1, counted)))  # in float32, as torchmetrics
@@ -85,12 +84,6 @@ def ignore_index(loss: nn.Module) -> int | None:
     """Returns the number that a loss of classes ignores as a target; None if it has none."""
     number = getattr(loss, "ignore_index", None)
     return number if isinstance(number, int) else None
-
-
-def _uncounted(loss: nn.Module) -> int | None:
-    """Returns the target that does not count in the accuracy; None if all do."""
-    ignored = ignore_index(loss)
-    return None if ignored == UNUSED else ignored
 
 
 def _never() -> bool:

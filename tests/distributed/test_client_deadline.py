@@ -138,6 +138,14 @@ def test_a_crash_of_the_only_process_shows_the_line(tmp_path):
     assert status == -signal.SIGSEGV and "Segmentation fault" in said and __file__ in said
 
 
+def test_tasks_of_the_same_name_have_a_limit_each():
+    deadline = ClientDeadline(60)
+    with deadline.interruptible(), deadline.limit("scoring"):
+        with deadline.limit("scoring"):
+            assert 60 < signal.getitimer(signal.ITIMER_REAL)[0] <= 120
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
+
+
 def test_a_task_that_ended_in_time_is_not_interrupted():
     deadline = ClientDeadline(60)
     with deadline.interruptible():

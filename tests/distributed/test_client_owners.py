@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
@@ -27,6 +28,7 @@ from lcfl.federation.federation import Federation
 from lcfl.methods.exchange import CentreAndEmbedding
 from lcfl.methods.exchange.transforms import LowRankCompression
 from lcfl.methods.local import LocalTraining
+from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.runs import client_shards
 from tests.helpers.bits import assert_same_state, same
@@ -118,11 +120,27 @@ def test_everything_that_clients_keep_stays_with_its_owner(tmp_path, apart, meth
     assert len(list(one.clients)) > 6
 
 
-def test_a_checkpoint_is_tested_on_several_hosts_as_on_one(tmp_path, apart):
-    small(tmp_path, 1, lcfed())
-    one = settings(tmp_path, 1).test(blobs_module(), blobs(12), lcfed())
+class RandomFeatures(SplitNetwork):
+    """A network with a random buffer."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(12, 8), nn.Linear(8, 8))
+        self.register_buffer("projection", torch.randn(16, 12))
+
+    def forward(self, x):
+        return super().forward(torch.cos(x @ self.projection))
+
+
+def featured():
+    return FederatedModule(RandomFeatures, functools.partial(torch.optim.SGD, lr=0.05), buffer_policy="keep_server")
+
+
+@pytest.mark.parametrize("module", [blobs_module, featured])
+def test_a_checkpoint_is_tested_on_several_hosts_as_on_one(tmp_path, apart, module):
+    small(tmp_path, 1, lcfed(), module)
+    one = settings(tmp_path, 1).test(module(), blobs(12), lcfed())
     apart(1)
-    assert settings(tmp_path, 2).test(blobs_module(), blobs(12), lcfed()) == one
+    assert settings(tmp_path, 2).test(module(), blobs(12), lcfed()) == one
     assert len(one) > 8
 
 

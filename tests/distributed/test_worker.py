@@ -15,7 +15,7 @@ from lcfl.data.views import Relabelling, View
 from lcfl.distributed.tasks import Failure, TrainingTask
 from lcfl.distributed.worker import ScoringTask, Worker, measure
 from lcfl.methods.local import LocalTraining
-from lcfl.models import SplitNetwork
+from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import alone, dealt, fedavg, linear_module, two_sided
 
@@ -149,6 +149,22 @@ def test_large_outputs_are_measured_in_pieces(monkeypatch):
     assert pieces._most_outputs == 2
     for expected, found in zip(whole, pieces.score(evaluation), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_models_that_are_measured_in_pieces_side_by_side_keep_their_metrics_apart(monkeypatch):
+    monkeypatch.setattr("lcfl.distributed.worker.OUTPUT_BYTES", 4 * 2 * 2)
+    module = partial(FederatedModule, partial(MLP, 2, (8,), 2))
+    tasks = [ScoringTask(module().initial_model(number), (TRAIN[number % 2],), (number,)) for number in range(4)]
+    found = worker(module(), engine="stacked").run_all(tasks)
+    for (expected,), (measured,) in zip(worker(module()).run_all(tasks), found, strict=True):
+        assert measured == pytest.approx(expected, rel=1e-5)
+    assert len({measured["acc"] for (measured,) in found}) > 1
+
+
+def test_models_that_are_measured_at_once_share_the_memory_for_outputs():
+    stacked = worker(FederatedModule(partial(MLP, 2, (8,), 2)), engine="stacked")
+    assert stacked.engine.most_clients > 1
+    assert stacked._most_outputs * stacked.engine.most_clients <= worker()._most_outputs
 
 
 def test_pieces_of_a_loss_weigh_what_it_counts():

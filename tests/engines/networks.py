@@ -120,6 +120,42 @@ class Watching(Inner):
         return super().forward(x)
 
 
+class Replacing(Inner):
+    """Keeps a mean of its inputs in a buffer that it replaces, and uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * x.detach().mean()
+        return super().forward(x - self.seen)
+
+
+class CountingApart(Inner):
+    """Counts its steps in a buffer that is in no model."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        return super().forward(x) / self.steps.clamp(min=1)
+
+
+class CountingInPython(Inner):
+    """Counts its steps in an attribute."""
+
+    steps = 0
+
+    def forward(self, x):
+        self.steps += self.training
+        return super().forward(x) / max(1, self.steps)
+
+
 # A name, a network, and the shape of its inputs.
 NETWORKS = {
     "plain": (Plain, SHAPE),

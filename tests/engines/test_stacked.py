@@ -15,7 +15,19 @@ from lcfl.engines.stacked import check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
-from tests.engines.networks import NETWORKS, SHAPE, Counting, Frozen, Inner, Normal, Plain, Watching
+from tests.engines.networks import (
+    NETWORKS,
+    SHAPE,
+    Counting,
+    CountingApart,
+    CountingInPython,
+    Frozen,
+    Inner,
+    Normal,
+    Plain,
+    Replacing,
+    Watching,
+)
 from tests.engines.pairs import (
     SIZES,
     TOLERANCE,
@@ -300,6 +312,7 @@ def test_bf16_differs_from_the_sequential_engine_no_more_than_that_differs_from_
         (FederatedModule, Frozen, True),
         (FederatedModule, Counting, True),
         (FederatedModule, Watching, False),
+        (FederatedModule, Replacing, False),
         (LoggingScores, Inner, False),
     ],
 )
@@ -346,6 +359,24 @@ def after(layer):
 def test_refuses_modules_that_stacking_would_change(made, precision, why):
     with pytest.raises(Unsupported, match=why):
         check_stacked(made(), SampleSpec(SHAPE), precision)
+
+
+@pytest.mark.parametrize("network", [CountingApart, CountingInPython])
+def test_refuses_networks_whose_state_clients_would_share(network):
+    with pytest.raises(Unsupported, match="its step changes steps, of which all clients would share one"):
+        check_stacked(FederatedModule(network), SampleSpec((7,)))
+
+
+def test_a_run_without_a_batch_is_refused_and_the_others_go_on():
+    def task(client, engine):
+        try:
+            return engine.run_optimizer(model_of(engine, client), batches_of(client, [6] * (client != 2))).loss
+        except ValueError as error:
+            return str(error)
+
+    expected, actual = ([found for found, _ in each] for each in both(stacked_pair(Inner, (7,)), task))
+    assert actual[2] == expected[2] == "run_optimizer: got no batch; a local run takes at least one step."
+    assert actual[:2] + actual[3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-4)
 
 
 def test_a_trial_changes_nothing():

@@ -156,6 +156,7 @@ class Frozen(Hooked):
         (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with unusual settings"),
         (layers(nn.MaxPool2d(1, 1, ceil_mode=True)), "with unusual settings"),
         (layers(nn.AdaptiveAvgPool2d(2), features=12), "with unusual settings"),
+        (layers(nn.AdaptiveAvgPool2d((3,))), "with unusual settings"),
         (layers(nn.BatchNorm2d(3, momentum=None)), "with unusual settings"),
         (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with unusual settings"),
         (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with unusual settings"),

@@ -28,7 +28,13 @@ from lcfl.methods.aggregation import (
     ServerAdam,
     ServerDynamics,
 )
-from lcfl.methods.clustering import ClusterNumberTuning, HierarchicalUpdates, LowRankCosine, RecursiveBipartition
+from lcfl.methods.clustering import (
+    ChoiceBeforeTraining,
+    ClusterNumberTuning,
+    HierarchicalUpdates,
+    LowRankCosine,
+    RecursiveBipartition,
+)
 from lcfl.methods.exchange import (
     AdaptedModel,
     AllCentres,
@@ -528,6 +534,17 @@ def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_
         warnings.simplefilter("error")
         warn_of_idle_clusterings([RecursiveBipartition(min_round=2, stale_max=0)], 10, 5, 5)
         warn_of_idle_clusterings([LowRankCosine()], 0, 3, 5)  # its offline round takes place
+
+
+@pytest.mark.parametrize("other", [ChoiceBeforeTraining(4), HierarchicalUpdates(after=2, num_clusters=4)])
+def test_two_clusterings_with_rounds_of_their_own_are_refused(other):
+    method = Method(
+        LocalTraining(1), ClusterModel(), ClusterMean("participants", "participants"), [LowRankCosine(4), other]
+    )
+    with pytest.raises(
+        ValueError, match=rf"got LowRankCosine and {type(other).__name__}, which both have clients train"
+    ):
+        check_method(method, linear_module(), 10)
 
 
 def test_a_warm_up_round_that_an_exchange_cannot_join_is_refused():

@@ -28,6 +28,14 @@ def test_accuracy_of_a_single_batch(shape, ignored):
     assert measure_once(module, 10 * nn.functional.one_hot(targets, 8).movedim(-1, 1).float(), targets)["acc"] > 0
 
 
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_tokens_that_the_loss_ignores_do_not_count(ignored):
+    module, (scores, _) = FederatedModule(NETWORK, loss=nn.CrossEntropyLoss(ignore_index=ignored)), drawn(4, 5)
+    targets = scores.argmax(dim=1)
+    targets[:, 2:] = ignored
+    assert measure_once(module, scores, targets)["acc"] == 1 == measure(module, [(scores, targets)])["acc"]
+
+
 def test_no_target_counts_and_scores_that_are_not_finite():
     module = FederatedModule(NETWORK, loss=nn.CrossEntropyLoss(ignore_index=3))
     scores = torch.full((2, 8), torch.nan)

@@ -145,6 +145,11 @@ class ChoiceBeforeTraining(ClientChoice):
         super()._forget()
         self._asked = -1  # the last round for which choices were requested
 
+    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
+        """See `ClientChoice.on_fit_start`."""
+        self._asked = -1  # an interrupted round asks again
+        super().on_fit_start(server, state)
+
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
         """Requests the choices of this round's clients, once the models are drawn."""
         if not self._is_settled:

@@ -90,6 +90,7 @@ class LossVectorKMeans(Clustering):
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""
+        self._asked = -1  # an interrupted round asks again
         if state.callbacks or state.round > 0:
             return
         self._forget()

@@ -95,6 +95,7 @@ class UpdateDirections(Clustering):
 
     def on_fit_start(self, state: FederationState) -> None:
         """Forgets what an earlier run left in this object."""
+        self._asked = -1  # an interrupted round asks again
         if not state.callbacks:
             self._forget()
 

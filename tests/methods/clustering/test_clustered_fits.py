@@ -12,12 +12,14 @@ from lcfl.core.callback import Callback
 from lcfl.data.transforms import GaussianNoise as NoisyInputs
 from lcfl.data.transforms import LabelPermutation
 from lcfl.federation.federation import Federation
-from lcfl.methods.clustering import GreedyIncentive, SplitAndMerge, UpdateEM
-from lcfl.methods.exchange import CentreAndEmbedding
+from lcfl.methods.clustering import ChoiceBeforeTraining, GreedyIncentive, SplitAndMerge, UpdateEM
+from lcfl.methods.exchange import CentreAndEmbedding, ClusterModel
 from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
 from tests.helpers.bits import assert_same_state
 from tests.helpers.builders import blobs, blobs_module, lcfed
-from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.clustered import SAMPLES, cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
 from tests.helpers.fits import assert_same_run, fit, rows
 from tests.methods.clustering.test_one_shot import fedclust
 from tests.methods.test_ascfl import ascfl
@@ -118,6 +120,35 @@ def test_a_run_that_was_stopped_before_its_warm_up_round_can_be_resumed(tmp_path
     assert_same_result(resumed, whole("fedclust"))
     vectors = resumed.state.callbacks["OneShotHierarchical"]["vectors"]
     assert vectors.shape == (12, 136) and vectors.any(dim=1).all()
+
+
+def chosen_before():
+    return Method(LocalTraining(steps=3), ClusterModel(), SAMPLES, [ChoiceBeforeTraining(4)])
+
+
+@pytest.mark.parametrize("made", [clove, partial(fedgroup, 3, clients_per_group=2), chosen_before])
+def test_the_same_objects_go_on_after_a_round_that_failed(tmp_path, made):
+    """The extra round of the round that failed is run again."""
+
+    class Failing(Callback):
+        def on_uploads(self, state):
+            if state.round == 1 and failing:
+                raise RuntimeError(failing.pop())
+
+    def go_on(name, path=None):
+        options = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False, "name": name}
+        callbacks = [Failing(), Checkpoint(every_n_rounds=1)]
+        federation = Federation(4, 0.5, evaluate_every=0, default_root_dir=tmp_path, callbacks=callbacks, **options)
+        return federation.fit(blobs_module(), blobs(12), method, path)
+
+    method, failing = made(), []
+    whole = go_on("whole").state
+    method, failing = made(), ["it failed"]
+    with pytest.raises(RuntimeError, match="it failed"):
+        go_on("parts")
+    resumed = go_on("parts", "last").state
+    assert_same_state(resumed, whole)
+    assert resumed.total_bytes == whole.total_bytes
 
 
 def test_no_cluster_is_split_in_a_cooldown(whole):
