@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isnan
+from math import inf, isfinite, isnan, nan
 from typing import Literal
 
 from lcfl.core.validation import check_choices
@@ -82,9 +82,9 @@ class MonitoredMetric:
         self._check_among(known)
 
     def score(self, row: Mapping[str, float], server: Server) -> float | None:
-        """Returns the metric of a round, negated under ``min`` and -inf for NaN.
+        """Returns the metric of a round, negated under ``min`` and -inf if it is NaN because models have diverged.
 
-        Returns None in a round that does not measure it.
+        Returns None in a round that does not measure it, or in which it is defined for no client.
 
         Raises:
             ValueError: if a round that is evaluated shows that the metric does not exist.
@@ -92,15 +92,18 @@ class MonitoredMetric:
         assert self.name is not None, "among() gives it a name"
         if self.name in row:
             score = -row[self.name] if self.mode == "min" else row[self.name]
-            return -inf if isnan(score) else score
+            if not isnan(score):
+                return score
+            return None if isfinite(row.get(f"{self.name.rpartition('/')[0]}/loss", nan)) else -inf
         if server.is_evaluated(row) and self.name not in server.table.columns:
             self._check_row(row)
         return None
 
     def warn_if_never_seen(self, server: Server) -> None:
         """Warns at the end of a complete run if no round had the metric."""
+        assert self.name is not None
         columns = server.table.columns
-        if server.is_done and self.name not in columns:
+        if server.is_done and all(map(isnan, server.table.column(self.name))):
             known = ", ".join(sorted(name for name in columns if name != "round"))
             warnings.warn(
                 f"{self.owner}: no round had monitor={self.name}, so it decided nothing; the rounds had {known}.",

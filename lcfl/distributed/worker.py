@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import nan
 
 import numpy as np
 import torch
@@ -270,13 +269,15 @@ def measure_once(module: FederatedModule, outputs: Tensor, targets: Tensor) -> d
     """Returns the same as `measure` for a single batch, in less time if accuracy is the only metric."""
     if not module.has_accuracy_alone or outputs.dim() != targets.dim() + 1:
         return measure(module, [(outputs, targets)])
+    if not _weight_in_loss(module.loss, targets):
+        return {}
     return {"loss": float(module.loss(outputs, targets)), "acc": accuracy(outputs, targets, module.loss)}
 
 
 def measure(
     module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]], metrics: MetricCollection | None = None
 ) -> dict[str, float]:
-    """Returns the loss and every metric of the module, by name.
+    """Returns the loss and every metric of the module, by name; nothing if the loss ignores all targets.
 
     Args:
         module: the loss and the metrics. One that needs more than a single sample is left out for a single sample.
@@ -293,6 +294,8 @@ def measure(
         losses.append(float(module.loss(outputs, targets)))
         weights.append(_weight_in_loss(module.loss, targets))
         number += len(targets)
+    if not sum(weights):
+        return {}
     loss = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
     try:
         values: Mapping[str, Tensor] = metrics.compute()
@@ -305,10 +308,7 @@ def measure(
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """Returns the mean of the values that have a weight; the others may be nan."""
-    total = sum(weights)
-    return (
-        sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / total if total else nan
-    )
+    return sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / sum(weights)
 
 
 def _weight_in_loss(loss: nn.Module, targets: Tensor) -> float:

@@ -137,8 +137,8 @@ class Session:
     def _fit(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         run = self._locked()
         try:
+            self._check_monitors()  # first, because a callback keeps what it remembers only if its monitor is the same
             state = self._initial_state(new_store) if run is None else self._resumed_state(new_store)
-            self._check_monitors()
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, transport, state, run.path, loggers)

@@ -18,8 +18,9 @@ from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import measure
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
+from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
-from lcfl.server.metrics import Evaluation
+from lcfl.server.metrics import Evaluation, is_undefined
 
 __all__ = ["Evaluator", "evaluated_metrics"]
 
@@ -61,6 +62,7 @@ class Evaluator:
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
         answers = iter(self.transport.evaluate(tasks))
+        undefined: dict[str, set[int]] = {metric: set() for metric in evaluation.directions}
         for kind in kinds:
             pairs = [(i, next(answers)) for i in clients]
             measured = {i: answer for i, answer in pairs if not isinstance(answer, Lost)}
@@ -68,8 +70,21 @@ class Evaluator:
                 those = [i for i, answer in measured.items() if name in answer]
                 metrics = [measured[i][name] for i in those]
                 evaluation.add(f"{name}/{kind}", those, metrics, [len(sets[name][i]) for i in those])
+                for metric in evaluation.directions:
+                    undefined[metric] |= {i for i in those if is_undefined(metric, measured[i][name])}
+        self._warn_of_undefined_metrics(undefined)
         _warn_of_broken_models(evaluation, self.population)
         return evaluation
+
+    def _warn_of_undefined_metrics(self, undefined: Mapping[str, set[int]]) -> None:
+        for clients in {frozenset(each) for each in undefined.values() if each}:
+            names = " and ".join(metric for metric, each in undefined.items() if each == clients)
+            who = self.population.listed(sorted(clients))
+            warnings.warn(
+                f"{names}: not defined for samples of {len(clients)} clients ({who}), which do not count in the means "
+                "over clients.",
+                stacklevel=4,
+            )
 
     def _tasks(
         self, state: FederationState, kind: ModelKind, sets: Mapping[int, tuple[str, ...]]
@@ -95,6 +110,7 @@ def evaluated_metrics(
     """
     module = copy.deepcopy(module).cpu().eval()  # an engine has moved the module to its device
     inputs, targets = data.dataset.spec.blank(2)  # some metrics need two samples
+    targets = targets + (targets == ignore_index(module.loss))  # a set whose targets are all ignored has no metric
     with torch.no_grad(), rng.isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about blank samples
         metrics = measure(module, [(module(inputs), targets)])

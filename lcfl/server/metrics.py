@@ -5,7 +5,7 @@ A name has the form ``<stage>/<protocol>/<model>/<metric>``, for example ``test/
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite, isnan
+from math import ceil, isfinite, isnan, nan
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "cluster_metrics",
     "co_membership_jaccard",
     "fault_metrics",
+    "is_undefined",
     "summarize",
     "training_metrics",
     "trivial_metrics",
@@ -65,6 +66,14 @@ def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
     }
 
 
+def is_undefined(name: str, metrics: Mapping[str, float]) -> bool:
+    """Returns whether a client's samples have no such metric, as AUROC for one class or R2 for one sample.
+
+    The metric is then missing, or not a number although the loss is finite. If the loss is not, the model has diverged.
+    """
+    return name not in metrics or (isnan(metrics[name]) and isfinite(metrics.get("loss", nan)))
+
+
 @dataclass
 class Evaluation:
     """Results of one evaluation: per-client metrics by full name, e.g. ``val/own_split/personal/acc``.
@@ -87,11 +96,13 @@ class Evaluation:
     def add(self, prefix: str, clients: list[int], results: list[Mapping[str, float]], num_samples: list[int]) -> None:
         """Adds the metrics of `clients` under `prefix`; `num_samples` is the number of samples of each client.
 
-        A client that lacks a metric, because one sample is too few for it, does not count in its summaries.
+        A client for which a metric is not defined (`is_undefined`) does not count in its summaries, unless it is not
+        defined for any client.
         """
         is_attack = prefix.split("/")[1:2] == [BACKDOOR]  # whose success is better if it is smaller
         for metric in dict.fromkeys(name for result in results for name in result):
-            rows = [row for row, result in enumerate(results) if metric in result]
+            known = [row for row, result in enumerate(results) if metric in result]
+            rows = [row for row in known if not is_undefined(metric, results[row])] or known
             self.by_name[f"{prefix}/{metric}"] = ClientMetrics(
                 np.asarray([clients[row] for row in rows], dtype=np.int64),
                 np.asarray([results[row][metric] for row in rows], dtype=np.float64),

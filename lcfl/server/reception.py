@@ -64,7 +64,8 @@ class Reception:
             warnings.warn(
                 f"round {state.round}: the loss or the upload of {len(failed)} of {len(pairs)} clients is not "
                 f"finite ({self.population.listed(failed)}); they are left out of this round and keep their previous "
-                "models. A smaller learning rate may help, unless their samples are not finite.",
+                "models. A smaller learning rate may help, unless their samples are not finite or the loss ignores all "
+                "targets of a batch.",
                 stacklevel=3,
             )
         decoded = [(task, self._decoded(task, result)) for task, result in finite]

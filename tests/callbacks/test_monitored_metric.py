@@ -1,5 +1,6 @@
 """Monitored metrics: they use validation data, are checked before the first round, and NaN is never the best."""
 
+import json
 import warnings
 from functools import partial
 from math import inf, nan
@@ -26,7 +27,7 @@ NAMES = dict.fromkeys([ACC, f"{ACC}_worst10", "test/own_split/personal/acc"], Tr
 def server(evaluate_every=1, columns=(), is_done=True):
     return SimpleNamespace(
         is_evaluated=lambda row: "time/eval_s" in row or evaluate_every == 0,
-        table=SimpleNamespace(columns=["round", *columns]),
+        table=SimpleNamespace(columns=["round", *columns], column=lambda name: [0.5] * (name in columns)),
         is_done=is_done,
     )
 
@@ -119,7 +120,7 @@ def test_warning_at_the_end_names_a_metric_that_no_round_had():
         monitored("train/my").warn_if_never_seen(server(is_done=False))  # stopped by a signal
 
 
-def run(tmp_path, callbacks, module=None, method=None, **options):
+def run(tmp_path, callbacks, module=None, method=None, ckpt_path=None, **options):
     federation = Federation(
         default_root_dir=tmp_path,
         devices=1,
@@ -128,7 +129,23 @@ def run(tmp_path, callbacks, module=None, method=None, **options):
         callbacks=callbacks,
         **{"evaluate_every": 1, **options},
     )
-    return federation.fit(module or blobs_module(), blobs(), method or lcfed(2))
+    return federation.fit(module or blobs_module(), blobs(), method or lcfed(2), ckpt_path)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.5, None), (nan, -inf)])
+def test_nan_decides_only_if_models_have_diverged(loss, expected):
+    """Otherwise the metric is not defined for the clients' samples."""
+    assert monitored().score({ACC: nan, "val/own_split/personal/loss": loss}, server()) == expected
+
+
+def test_a_resumed_run_knows_its_best_by_a_loss_whose_mode_was_not_given(tmp_path):
+    module = blobs_module(report="loss")
+    path = run(tmp_path, Checkpoint(keep_last=1, monitor="val/own_split/personal/loss"), module, rounds=4).path
+    named = json.loads((path / "checkpoints" / "best.json").read_text())
+    assert named["mode"] == "min"
+    callback = Checkpoint(keep_last=1, monitor="val/own_split/personal/loss")
+    run(tmp_path, callback, module, ckpt_path="last", rounds=4)
+    assert json.loads((path / "checkpoints" / "best.json").read_text()) == named
 
 
 @pytest.mark.parametrize("kind", [Checkpoint, EarlyStopping])

@@ -1,11 +1,13 @@
 """Evaluation: every kind of model is the right model, measured on the right samples."""
 
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
+from torchmetrics import Metric
 
 from lcfl.callbacks import EarlyStopping
 from lcfl.core.clients import ClientState
@@ -330,6 +332,47 @@ def test_warning_names_diverged_models():
     names = sorted(str(warning.message).split()[0] for warning in caught)
     assert names == [f"{name}/personal/loss" for name in ("test/label_view", "test/own_split", "val/own_split")]
     assert np.isnan(found.by_name["test/own_split/personal/loss"].values).tolist() == [False, False, True, False]
+
+
+ONE_CLASS_EACH = [np.flatnonzero(client % 2 == TARGETS)[:3] for client in range(4)]
+
+
+class ShareOf(Metric):
+    """The share of a label; NaN if there is none."""
+
+    higher_is_better = True
+
+    def __init__(self, label):
+        super().__init__()
+        self.label = label
+        self.add_state("share", torch.tensor(0.0))
+
+    def update(self, outputs, targets):
+        self.share = (targets == self.label).float().mean()
+
+    def compute(self):
+        return torch.where(self.share > 0, self.share, torch.nan)
+
+
+@pytest.mark.parametrize(("label", "defined"), [(1, [1, 3]), (2, [])])
+def test_clients_for_which_a_metric_is_not_defined_do_not_count(label, defined):
+    module = linear_module(metrics={"share": ShareOf(label)})
+    sides = data(test=ONE_CLASS_EACH)
+    with pytest.warns(UserWarning, match=f"^share: not defined for samples of {4 - len(defined)} clients"):
+        evaluation = evaluator(lcfed(), sides, module=module)(state(), ["personal"], ["test"])
+    metric = evaluation.by_name["test/own_split/personal/share"]
+    assert metric.clients.tolist() == (defined or [0, 1, 2, 3])
+    assert evaluation.summary()["test/own_split/personal/share"] == pytest.approx(1.0 if defined else nan, nan_ok=True)
+    assert evaluation.by_name["test/own_split/personal/acc"].clients.tolist() == [0, 1, 2, 3]
+
+
+def test_a_client_whose_targets_are_all_ignored_has_no_metrics():
+    ignoring = linear_module(loss=torch.nn.CrossEntropyLoss(ignore_index=0))
+    sides = data(test=ONE_CLASS_EACH)
+    with pytest.warns(UserWarning, match="^loss and acc: not defined for samples of 2 clients .0, 2.,"):
+        evaluation = evaluator(lcfed(), sides, module=ignoring)(state(), ["personal"], ["test"])
+    for metric in ("loss", "acc"):
+        assert evaluation.by_name[f"test/own_split/personal/{metric}"].clients.tolist() == [1, 3]
 
 
 def test_evaluated_metrics_are_those_that_an_evaluation_logs():
