@@ -243,8 +243,8 @@ def _parsed(
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from None
     raise ValueError(
-        f"{config} belongs to a run that was started from Python. Give its model and method: "
-        "lcfl.load(run, model=..., method=...)."
+        f"{config} belongs to a run that was started from Python, so no command can build its model and method. In "
+        "Python, lcfl.load(run, model=..., method=...) opens it."
     )
 
 

@@ -84,8 +84,7 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
     file, client = Path(settings["data"]), settings.get("client")
     data = _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
     module, method = instantiate(config, with_weights=True)
-    name = settings.get("name", None if client is None else f"client {client}")
-    own = NodeSettings(Path(settings["state"]), name, client, client, settings.get("begin-anew", False))
+    own = NodeSettings(Path(settings["state"]), settings.get("name"), client, client, settings.get("begin-anew", False))
     return Node(module, method, data, instantiate_trainer(config), own)
 
 

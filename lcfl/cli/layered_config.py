@@ -185,6 +185,16 @@ def _read(layer: Any) -> Any:
         return None
 
 
+def _yaml_error(path: Path) -> str:
+    """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
+    with path.open() as file:
+        try:
+            yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            return " ".join(str(error).split())
+    return ""
+
+
 class LayeredConfig(ActionConfigFile):
     """The action of ``-c``. It drops what the layer replaces and then reads the layer as jsonargparse does.
 
@@ -201,6 +211,8 @@ class LayeredConfig(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file or one YAML text."""
+        if os.path.isfile(values) and (problem := _yaml_error(Path(values))):
+            parser.error(f"{values} is not valid YAML: {problem}.")
         folder, layer, of_method = "", _read(values), None
         if not isinstance(cfg.get(self.dest), list):  # the first layer
             self._of_methods = {}

@@ -49,7 +49,8 @@ def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     for action in parser._actions:
         name = action.option_strings[0] if action.option_strings else ""
         is_file_of_group = type(action).__name__ == "_ActionConfigLoad"  # which jsonargparse does not export
-        if name.startswith("-") and not name.endswith(".help") and not is_file_of_group:
+        is_hidden = is_file_of_group or action.help == argparse.SUPPRESS
+        if name.startswith("-") and not name.endswith(".help") and not is_hidden:
             found[_short(action.option_strings[-1].strip("-+"))] = action
     return found
 

@@ -102,6 +102,28 @@ class FederationState:
         """K, the current number of cluster centres."""
         return len(self.centres)
 
+    def check_assignment(self, by: str) -> None:
+        """Refuses an assignment that does not give each client a cluster or -1.
+
+        Args:
+            by: who may have set it, for the message.
+
+        Raises:
+            ValueError: with what it is and what it must be.
+        """
+        assigned, size = self.assignment, len(self.active)
+        whole = not assigned.is_floating_point() and assigned.dtype != torch.bool
+        if assigned.shape != (size,) or not whole:
+            got = f"{assigned.dtype} of shape {list(assigned.shape)}"
+        elif size and not -1 <= int(assigned.min()) <= int(assigned.max()) < self.num_clusters:
+            got = f"numbers from {int(assigned.min())} to {int(assigned.max())}"
+        else:
+            return
+        raise ValueError(
+            f"{by}: state.assignment has {got}; it must have a whole number for each of the {size} clients, from -1 "
+            f"(no cluster) to {self.num_clusters - 1}, because state.centres has {self.num_clusters} models."
+        )
+
     def take_clusters(self, origins: Sequence[int]) -> None:
         """Keeps the centres of these clusters, in this order, and what the aggregation remembers of each.
 

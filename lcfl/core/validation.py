@@ -78,21 +78,22 @@ class CheckedFields:
 
 
 def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Checks that null is given only where the annotation allows it, and a number where it asks for one.
+    """Checks that null is given only where the annotation allows it, and neither NaN nor text for a number.
 
     Args:
         owner: the beginning of the message: the class or the option.
         values: annotation and value of each argument, by name.
 
     Raises:
-        ValueError: for null or NaN; names the argument and what it must be.
+        ValueError: if not; names the argument and what it must be.
     """
     for name, (annotation, value) in values.items():
         kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         words = [_word(kind) for kind in kinds]
         is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
-        if (value is None and all(words)) or is_nan:
-            got = "null" if value is None else value
+        is_text = isinstance(value, str) and set(kinds) <= {int, float, NoneType}
+        if (value is None and all(words)) or is_nan or is_text:
+            got = "null" if value is None else repr(value)
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
             allowed = [word for word in allowed if word != OBJECT] or [OBJECT]  # a tensor, a path: not in a file
             raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(allowed)}.")

@@ -78,13 +78,27 @@ class Federation(Settings):
     def validate(
         self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
     ) -> dict[str, float]:
-        """Evaluates every kind of model of a checkpoint on the clients' validation data; writes nothing."""
+        """Evaluates every kind of model of a checkpoint on the clients' validation data; writes nothing.
+
+        Args:
+            model: network and metrics.
+            datamodule: the clients and their data.
+            method: the method that was trained.
+            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name) or ``best``.
+        """
         return dict(self._launch("val", model, datamodule, method, ckpt_path)["metrics"])
 
     def test(
         self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
     ) -> dict[str, float]:
-        """Evaluates every kind of model of a checkpoint on all local test sets; writes nothing."""
+        """Evaluates every kind of model of a checkpoint on all local test sets; writes nothing.
+
+        Args:
+            model: network and metrics.
+            datamodule: the clients and their data.
+            method: the method that was trained.
+            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name) or ``best``.
+        """
         return dict(self._launch("test", model, datamodule, method, ckpt_path)["metrics"])
 
     def _fast_dev_run(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Run:

@@ -219,9 +219,10 @@ class Session:
         saved = checkpoint.identity_of(resumed)
         changed = differences({name: saved.get(name) for name in compared}, {name: now[name] for name in compared})
         if changed:
+            instead = ", or start anew without --ckpt_path" if self.stage == "fit" else ""
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                "Resume with the configuration in its run directory (config.yaml), or start anew without --ckpt_path."
+                f"Take the configuration in its run directory (config.yaml){instead}."
             )
         loaded = checkpoint.read(resumed, new_store, expected(self.module, self.data, self.method))
         if self.stage == "fit":

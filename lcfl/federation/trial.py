@@ -1,7 +1,9 @@
 """Trials of network, loss and metrics on a few samples, before training starts."""
 
 import copy
+import inspect
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +39,13 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
     try:
         scores = module(inputs)
     except Exception as error:
+        known = inspect.signature(type(module.network)).parameters
+        usual = ("in_features",) if len(spec.shape) == 1 else ("in_channels", "image_size")
+        sizes = [each for each in usual if each in known]
         raise ValueError(
             f"model.network: {network} cannot take inputs of shape {spec.shape} and type {spec.dtype}, "
             f"which {dataset} provides ({type(error).__name__}: {error}). Set the network's "
-            f"arguments to fit, e.g. {'in_features' if len(spec.shape) == 1 else 'in_channels and image_size'}."
+            f"arguments to fit{', e.g. ' * bool(sizes)}{' and '.join(sizes)}."
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
@@ -103,6 +108,8 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
         advice = "Use a loss that can, e.g. CrossEntropyLoss for classes or MSELoss for numbers, or wrap it."
         if is_classes and targets.is_floating_point():
             advice = "Classes must be whole numbers: convert them with .long(), or use MSELoss for numbers."
+        elif not targets.is_floating_point() and _succeeds(loss, scores, targets.float()):
+            advice = "It takes the same targets as floats: convert them with .float()."
         raise ValueError(
             f"model.loss: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}). {advice}"
         ) from error
@@ -111,6 +118,17 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"model.loss: {kind} gives {got} for two samples; it must give one number, e.g. with reduction=mean."
         )
+
+
+def _succeeds(function: Callable[[Tensor, Tensor], object], scores: Tensor, targets: Tensor) -> bool:
+    """Returns whether a loss or a metric takes outputs and targets."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(scores, targets)
+    except Exception:
+        return False
+    return True
 
 
 def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) -> None:
@@ -126,10 +144,17 @@ def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) ->
             warnings.simplefilter("ignore")  # about labels that are missing among two samples
             value = metric(scores, targets)
     except Exception as error:
-        classes = f", e.g. num_classes to {scores.shape[1]}" if scores.dim() > 1 else ""
+        numbers = [each for each in ("num_classes", "num_labels") if each in inspect.signature(type(metric)).parameters]
+        number = f", e.g. {numbers[0]} to {scores.shape[1]}" if numbers and scores.dim() > 1 else ""
+        advice = f"Set its arguments to fit{number}, or report another metric (model.report)."
+        if targets.is_floating_point() and _succeeds(metric, scores, targets.long()):
+            advice = (
+                "It takes the same targets as whole numbers: set its validate_args to false, or convert them in its "
+                "update."
+            )
         raise ValueError(
-            f"model.metrics.{name}: {kind} cannot take {shapes} ({type(error).__name__}: {error}). Set its arguments "
-            f"to fit{classes}, or report another metric (model.report)."
+            f"model.metrics.{name}: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}). "
+            f"{advice}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -161,7 +161,8 @@ class Fleet:
             by_client.setdefault(task.client, []).append(task)
         requests = {client: self._evaluation(client, own) for client, own in by_client.items()}
         answers = self._ask(requests, lambda client, answer: self._check_metrics(answer, by_client[client]))
-        self._warn("evaluation", answers)
+        if tasks:
+            self._warn(f"evaluation after {tasks[0].round} rounds", answers)
         places: dict[int, Iterator[Measured | Lost]] = {
             client: repeat(own) if isinstance(own, Lost) else iter(own.fields["metrics"])
             for client, own in answers.items()
@@ -251,7 +252,8 @@ class Fleet:
         metrics = answer.fields["metrics"]
         if [set(each) for each in metrics] != [set(task.sets) for task in tasks]:
             raise MessageError("the answer was refused: it has metrics of other sets")
-        if not all("loss" in each and self._metrics.issuperset(each) for sets in metrics for each in sets.values()):
+        measured = [each for sets in metrics for each in sets.values() if each]  # a set may have none, see `measure`
+        if not all("loss" in each and self._metrics.issuperset(each) for each in measured):
             raise MessageError(f"the answer was refused: it must have {', '.join(sorted(self._metrics))}")
 
     def _check_protocols(self, client: int, answer: Message) -> None:

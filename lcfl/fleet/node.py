@@ -83,7 +83,8 @@ class NodeSettings:
 
     Args:
         folder: where the private states of its client are kept.
-        name: what the server calls the client; None for what its data call it, or else for the name of the machine.
+        name: what the server calls the client; None for what its data call it, or else for its `place` or the name of
+            the machine.
         place: which client of the node's data it is; None if there is only one.
         number: the number that it asks for in the federation; None for any.
         begins_anew: whether its client goes on as if it had never taken part if a state that it needs is lost.
@@ -145,7 +146,9 @@ class Node:
     def name(self) -> str:
         """What the server calls the client."""
         names = self._whole.population.names
-        return self.own.name or (socket.gethostname() if names is None else names[self._own_place])
+        if names is not None:
+            return self.own.name or names[self._own_place]
+        return self.own.name or (socket.gethostname() if self.own.place is None else f"client {self.own.place}")
 
     @property
     def data(self) -> FederatedDataModule:

@@ -159,6 +159,12 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
         return matching(cut, names, "model.cut", f"the network {kind}")
     begin = next((place for place, name in enumerate(names) if name == cut or name.startswith(f"{cut}.")), None)
     if begin is None:
+        all_names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+        if any(name == cut or name.startswith(f"{cut}.") for name in all_names):
+            raise ValueError(
+                f"model.cut: the layer {cut!r} of {kind} shares its parameters with an earlier layer, and they count "
+                f"there; the layers with parameters of their own are {', '.join(layers_of(names))}."
+            )
         raise ValueError(
             f"model.cut: the network {kind} has no layer {cut!r} with parameters; "
             f"its layers are {', '.join(layers_of(names))}."

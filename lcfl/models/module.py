@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from lcfl.core import rng
-from lcfl.core.validation import check_choice
+from lcfl.core.validation import check_choice, check_instance
 from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
@@ -159,6 +159,9 @@ class FederatedModule(pl.LightningModule):
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
+        check_instance("model.loss", self.loss, nn.Module)
+        for name, metric in (metrics or {}).items():
+            check_instance(f"model.metrics.{name}", metric, Metric)
         self.metrics = metric_collection(metrics or {}, report, self.loss)
         self.has_accuracy_alone = report == "acc" and not metrics
         self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}

@@ -99,7 +99,8 @@ class Run:
             cluster: the number of the cluster.
 
         Raises:
-            ValueError: if the method has no such model, or if there is no such client or cluster.
+            ValueError: if the method has no such model, if there is no such client or cluster, or if the client is in
+                another cluster.
         """
         if isinstance(client, str):
             client = self.client(client)
@@ -124,13 +125,17 @@ class Run:
                 f"model: client {client} is not in the federation. It is a newcomer, which lcfl onboard adds, or it "
                 "has left."
             )
+        if client is not None and cluster is not None and (own := int(self.state.assignment[client])) != cluster:
+            raise ValueError(
+                f"model: got cluster={cluster}, but client {client} is in cluster {own}; give one of the two."
+            )
         if kind == "global":
             vector = self.state.global_model
         elif kind == "cluster" and cluster is not None:
             vector = self.state.centres[cluster]
         elif client is None:
             raise ValueError(
-                f"model: kind={kind!r} needs client=<number>" + (" or cluster=<number>." * (kind == "cluster") or ".")
+                f"model: a {kind} model needs the client whose model it is{', or the cluster' * (kind == 'cluster')}."
             )
         elif kind == "cluster":
             vector = self.state.centre_of(client)

@@ -37,6 +37,7 @@ from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
 
+CLUSTERING_HOOKS = ("on_extra_round_end", "on_round_end", "on_aggregated")
 MOST_EXTRA_ROUNDS = 10_000  # before one training round; more than any clustering needs
 
 
@@ -133,8 +134,10 @@ class Server:
         self.log(name, self._row.get(name, 0.0) + value)
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Calls a hook on the clusterings, then on the callbacks."""
+        """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
         self.fabric.call(hook, server=self, state=self.state, **arguments)
+        if hook in CLUSTERING_HOOKS:
+            self.state.check_assignment(", ".join(type(each).__name__ for each in self.method.clustering) or hook)
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""

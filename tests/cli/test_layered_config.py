@@ -226,6 +226,11 @@ def test_an_unreadable_layer_is_an_error_of_the_parser(capsys, text):
     assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", text)
 
 
+def test_a_file_that_is_not_yaml_is_named(capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text("model: [1,2\n")
+    assert "bad.yaml is not valid YAML: while parsing" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml")
+
+
 def test_a_group_can_be_read_from_a_file(capsys, tmp_path):
     whole = printed(capsys, *SYNTHETIC, *LCFED)
     (tmp_path / "method.yaml").write_text(yaml.safe_dump(whole["method"]))

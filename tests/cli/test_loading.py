@@ -89,7 +89,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 def test_a_run_from_python_needs_its_model_and_method(fedavg, copy):
     module, method = instantiate(copy / "config.yaml")
     (copy / "config.yaml").write_text("described: {}\n")
-    with pytest.raises(ValueError, match=r"started from Python\. .* lcfl\.load\(run, model=\.\.\., method=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"started from Python, .* lcfl\.load\(run, model=\.\.\., method=\.\.\.\)"):
         package.load(copy)
     with pytest.raises(ValueError, match="started from Python"):
         package.load(copy, model=module)

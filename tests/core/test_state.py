@@ -57,6 +57,23 @@ def test_a_client_without_a_cluster_is_sent_the_global_model():
     assert [state.centre_of(client).tolist() for client in range(3)] == [[3.0, 4.0], [9.0, 9.0], [1.0, 2.0]]
 
 
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        (torch.tensor([0, 2, 1]), "numbers from 0 to 2"),
+        (torch.tensor([0, -2, 1]), "numbers from -2 to 1"),
+        (torch.tensor([0, 1]), r"torch.int64 of shape \[2\]"),
+        (torch.zeros(3), r"torch.float32 of shape \[3\]"),
+    ],
+)
+def test_an_assignment_that_is_none_is_refused(assignment, words):
+    state = state_of([None] * 3, [0, 1, -1], [[0.0], [1.0]])
+    state.check_assignment("Mine")
+    state.assignment = assignment
+    with pytest.raises(ValueError, match=rf"^Mine: state.assignment has {words}; .* each of the 3 clients, .* to 1, "):
+        state.check_assignment("Mine")
+
+
 def test_what_is_remembered_of_a_cluster_goes_where_it_goes():
     """Cluster 2 comes first, cluster 0 is split, and cluster 1 is gone."""
     state = state_of([None] * 3, [0, 1, 2], [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]], [True] * 3)

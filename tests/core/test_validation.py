@@ -45,9 +45,10 @@ class Derived(Base):
         ({"number": None}, "Derived: got number=null; it must be a number."),
         ({"number": float("nan")}, "Derived: got number=nan; it must be a number."),
         ({"names": None}, "Derived: got names=null; it must be a list."),
+        ({"number": "2"}, "Derived: got number='2'; it must be a number."),
     ],
 )
-def test_null_and_nan_are_refused_before_anything_else(given, says):
+def test_null_nan_and_text_are_refused_before_anything_else(given, says):
     with pytest.raises(ValueError) as caught:
         Derived(**given)
     assert str(caught.value) == says

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
-from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.classification import MulticlassF1Score, MultilabelAUROC
 
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink
@@ -252,8 +252,9 @@ def two_scores_a_class():
     [
         (
             partial(LeNet5, 1, 28),
-            r"LeNet5 cannot take inputs of shape \(16,\) .* Synthetic .* e\.g\. in_features",
+            r"LeNet5 cannot take inputs of shape \(16,\) .* Synthetic .* arguments to fit\.$",
         ),
+        (partial(MLP, 15, [4], 8), r"MLP cannot take inputs of shape \(16,\) .* to fit, e\.g\. in_features\.$"),
         (partial(Fussy, 16, 8), r"Fussy cannot take inputs .*\(TypeError: images wanted\)"),
         (partial(MLP, 16, [4], 7), r"scores of shape \(7,\), but Synthetic has 8 classes: set its num_classes to 8"),
         (two_scores_a_class, r"Sequential returns scores of shape \(8, 2\)"),
@@ -290,6 +291,38 @@ def test_metric_that_is_not_one_number_for_the_scores_is_refused(metric, words):
     with nullcontext() if words is None else pytest.raises(ValueError, match=rf"^model\.metrics\.f1: Mult.* {words}"):
         check_network(module, blobs())
     assert metric.update_count == 0
+
+
+def labelled(targets):
+    return blobs(dataset=Tensors((torch.randn(3, 16), targets)), partition=IID())
+
+
+def test_metrics_and_losses_that_want_another_type_of_the_same_targets_say_so():
+    network, labels = partial(MLP, 16, [4], 4), torch.tensor([[0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 0]])
+    made = partial(FederatedModule, network, loss=nn.BCEWithLogitsLoss(), report="auroc")
+    with pytest.raises(ValueError, match=r"BCEWithLogitsLoss cannot take .* convert them with \.float\(\)\.$"):
+        check_network(made(metrics={"auroc": MultilabelAUROC(4)}), labelled(labels))
+    with pytest.raises(ValueError, match=r"MultilabelAUROC cannot take .* set its validate_args to false"):
+        check_network(made(metrics={"auroc": MultilabelAUROC(4)}), labelled(labels.float()))
+    check_network(made(metrics={"auroc": MultilabelAUROC(4, validate_args=False)}), labelled(labels.float()))
+    with pytest.raises(
+        ValueError, match=r"MultilabelAUROC cannot take .* Set its arguments to fit, e\.g\. num_labels to 4"
+    ):
+        check_network(made(metrics={"auroc": MultilabelAUROC(3)}), labelled(labels.float()))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"loss": nn.functional.mse_loss}, "model.loss: got function; it must be an instance of Module."),
+        ({"loss": nn.MSELoss}, "model.loss: got the class MSELoss, not an instance of it"),
+        ({"metrics": {"f1": MulticlassF1Score}}, "model.metrics.f1: got the class MulticlassF1Score, not an instance"),
+    ],
+)
+def test_losses_and_metrics_are_objects(options, says):
+    with pytest.raises(TypeError) as caught:
+        FederatedModule(partial(MLP, 16, [4], 8), **options)
+    assert str(caught.value).startswith(says)
 
 
 def test_network_for_integers_is_tried_with_integers():

@@ -253,6 +253,19 @@ BAD_ANSWERS = {
 }
 
 
+def test_every_evaluation_without_a_client_says_so(tmp_path):
+    """Python shows equal warnings once."""
+    client = first_of_round_1()
+
+    def fate(message, count):
+        return AWAY if message.kind == "evaluate" and message.fields["client"] == client else None
+
+    with pytest.warns(UserWarning) as caught:
+        on_fleet(tmp_path, fedavg, link=Loopback(nodes(tmp_path, fedavg), fate), patience=SOME, evaluate_every=1)
+    said = {str(each.message).partition(":")[0] for each in caught if "evaluation" in str(each.message)}
+    assert said >= {"evaluation after 1 rounds", "evaluation after 2 rounds"}
+
+
 @pytest.mark.parametrize("bad", BAD_ANSWERS)
 def test_a_bad_answer_is_refused_in_words_and_the_run_goes_on(tmp_path, bad):
     client = first_of_round_1()

@@ -3,14 +3,18 @@
 import json
 import re
 import shutil
+import socket
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import lcfl
 from lcfl.callbacks import Checkpoint
 from lcfl.data.faults import ScaledUpdate
+from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.parcel import Parcel, in_words, refusal
 from tests.fleet.fleets import FIRST, SOME, Stop, data, node, nodes, on_fleet
 from tests.helpers.builders import fedavg, fedper, lcfed
@@ -118,6 +122,21 @@ def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
 def test_a_node_is_one_client_of_its_data(tmp_path):
     with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one client"):
         node(tmp_path, fedavg, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "names", "own", "name"),
+    [
+        (1, ("ash", "birch"), None, "birch"),
+        (1, ("ash", "birch"), "elm", "elm"),
+        (1, None, None, "client 1"),
+        (None, None, None, socket.gethostname()),
+    ],
+)
+def test_the_name_of_a_client(place, names, own, name):
+    parts = SimpleNamespace(own=NodeSettings(Path(), own, place), _own_place=place or 0)
+    parts._whole = SimpleNamespace(population=SimpleNamespace(names=names))
+    assert Node.name.fget(parts) == name
 
 
 def test_a_node_has_no_faults(tmp_path):

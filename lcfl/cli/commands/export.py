@@ -32,8 +32,8 @@ def parser() -> argparse.ArgumentParser:
         "--format",
         default="state_dict",
         choices=FORMATS,
-        help="state_dict: weights by name, for model.init_from or the network's load_state_dict; torch_export: the "
-        "whole network for any batch size, for torch.export.load",
+        help="state_dict (default): weights by name, for model.init_from or the network's load_state_dict; "
+        "torch_export: the whole network for any batch size, for torch.export.load",
     )
     return options
 
@@ -45,7 +45,8 @@ def main(args: Sequence[str]) -> None:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run.
-        ValueError: if the run's method has no such model, or if there is no such client or cluster.
+        ValueError: if the run's method has no such model, if there is no such client or cluster, or if the client is in
+            another cluster.
     """
     options = parser().parse_args(args)
     check_new(options.out)

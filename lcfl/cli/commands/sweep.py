@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
         help="as for lcfl fit; the method's file overrides it",
     )
     options.add_argument("--methods", required=True, help="names of methods of lcfl, or files, separated by commas")
-    options.add_argument("--seeds", default="0", help="seeds, separated by commas; the first one is used for tuning")
+    options.add_argument(
+        "--seeds", default="0", help="seeds, separated by commas (default 0); the first is used for tuning"
+    )
     options.add_argument(
         "--grid",
         action="append",
@@ -46,7 +48,10 @@ def parser() -> argparse.ArgumentParser:
         help="how many of the best shorter trials are run with all rounds; these runs then decide (default: 1)",
     )
     options.add_argument(
-        "--jobs", type=int, default=1, help="runs at the same time; for 2 or more, also give --trainer.devices"
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at the same time (default 1); for 2 or more, also give --trainer.devices",
     )
     options.add_argument(
         "--out", type=Path, default=Path("logs/sweep"), help="folder of all runs (default: logs/sweep)"

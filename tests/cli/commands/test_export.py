@@ -38,6 +38,13 @@ def test_a_state_dict_fits_the_network(run, capsys):
     assert torch.equal(network(INPUTS), run.model("personal", client=3)(INPUTS))
 
 
+def test_a_client_of_another_cluster_is_refused(run):
+    client = 3
+    other = int(run.state.assignment[client]) ^ 1
+    with pytest.raises(ValueError, match=rf"got cluster={other}, but client 3 is in cluster {other ^ 1}; give one"):
+        exported(run, "--model=cluster", f"--cluster={other}", "--client=3", "--out=models/cluster.pt")
+
+
 def test_a_program_accepts_any_batch_size(run):
     exported(run, "--model=cluster", "--cluster=1", "--out=cluster.pt2", "--format=torch_export")
     module = torch.export.load("cluster.pt2").module()
