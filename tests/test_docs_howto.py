@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -99,6 +100,17 @@ def test_the_page_of_tasks_shows_an_example_as_it_is():
 
 def test_every_page_is_followed_except_the_one_for_other_machines():
     assert {page for page, _ in BLOCKS} == PAGES.keys() - {"machines"}
+
+
+def test_a_hospital_that_comes_later_joins_as_its_page_says(here, capsys):
+    write_files("clients", here)
+    runpy.run_path("make_hospitals.py", run_name="__main__")
+    folder = "--trainer.default_root_dir=logs/hospitals", "--trainer.name=ifca-seed0"
+    federated_cli.main(["fit", "-c", "hospitals.yaml", "-c", str(ROOT / "configs/methods/ifca.yaml"), *SHORT, *folder])
+    copy, command = marked(PAGES["clients"], "commands: later").splitlines()
+    subprocess.run(copy, shell=True, check=True)
+    import_module(COMMANDS["onboard"]).main(command.split()[2:])
+    assert "1 newcomer joins logs/hospitals/ifca-seed0" in capsys.readouterr().out
 
 
 def test_a_fleet_of_hospitals_as_its_page_says(here, capsys):

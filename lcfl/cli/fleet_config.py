@@ -14,7 +14,7 @@ from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.post import Patience
 from lcfl.fleet.server import FleetOptions
 
-__all__ = ["node_of", "options_of", "proxy_of", "shared_of"]
+__all__ = ["newcomers_of", "node_of", "options_of", "proxy_of", "shared_of"]
 
 MIB = 2**20
 SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
@@ -59,6 +59,19 @@ def shared_of(config: Path) -> dict[str, Any]:
     """Returns what the run decides of a node's data section."""
     section = _data_section(config)
     return {name: section[name] for name in SHARED if name in section}
+
+
+def newcomers_of(config: Path, file: Path) -> FederatedDataModule:
+    """Returns the data of clients that are new to a run, from a file with a data section as that of a node.
+
+    Args:
+        config: the configuration of the run.
+        file: the file. Without a partition, all samples are one client's. It may have ``protocols`` of its own.
+    """
+    given = _data_section(file) if file.is_file() else {}
+    shared = {name: value for name, value in shared_of(config).items() if name != "protocols" or name not in given}
+    alone: dict[str, Any] = {"newcomers": 0, "leavers": None, "proxy": 0, "faults": []}
+    return _own_data(file, {**shared, **_whole(file), **alone})
 
 
 def node_of(config: Path, settings: Mapping[str, Any]) -> Node:

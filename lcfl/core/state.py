@@ -4,7 +4,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector, D length o
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,20 @@ class FederationState:
     def num_clusters(self) -> int:
         """K, the current number of cluster centres."""
         return len(self.centres)
+
+    def grown(self, num_clients: int) -> "FederationState":
+        """Returns a state with places for more clients, who have no cluster and do not belong to the federation."""
+        more = num_clients - self.num_clients
+        outside = torch.zeros(more, dtype=torch.bool)
+        return replace(
+            self,
+            assignment=torch.cat([self.assignment, torch.full((more,), -1)]),
+            participated=torch.cat([self.participated, outside]),
+            active=torch.cat([self.active, outside]),
+            codes=None
+            if self.codes is None
+            else torch.cat([self.codes, self.codes.new_zeros(more, self.codes.shape[1])]),
+        )
 
     def check_assignment(self, by: str) -> None:
         """Refuses an assignment that does not give each client a cluster or -1.

@@ -250,6 +250,13 @@ class FederatedDataModule(LightningDataModule):
         data.num_clients, data._loaded, data._seen = num_clients, (samples.subset(own.samples_in_use), own), {}
         return data
 
+    def behind(self, number: int) -> "FederatedDataModule":
+        """Returns the data of clients that come after others, after ``setup``; see `Population.behind`."""
+        samples, population = self._after_setup()
+        data = copy.copy(self)
+        data.num_clients, data._loaded = number + self.num_clients, (samples, population.behind(number))
+        return data
+
     def random_like(self, per_client: int = 8) -> "FederatedDataModule":
         """Returns a data module with the same clients and a few random inputs for each, for a trial run.
 

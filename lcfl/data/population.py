@@ -121,6 +121,17 @@ class Population:
         test = {name: only(lists) for name, lists in self.test.items()}
         return Population(only(self.train), only(self.val), test, None, counts, self.overlapping, views)
 
+    def behind(self, number: int) -> "Population":
+        """Returns the population with so many clients before it, who have no samples here. No client is faulty."""
+        none = [self.train[0][:0]] * number
+        counts = self.label_counts
+        if counts is not None:
+            counts = np.concatenate([np.zeros((number, counts.shape[1]), dtype=np.int64), counts])
+        views = None if self.views is None else [()] * number + self.views
+        names = None if self.names is None else ("",) * number + self.names
+        test = {name: none + lists for name, lists in self.test.items()}
+        return Population(none + self.train, none + self.val, test, None, counts, self.overlapping, views, names=names)
+
     @property
     def samples_in_use(self) -> Indices:
         """The samples that a client trains on, validates on or is tested on, and the proxy set, in ascending order."""

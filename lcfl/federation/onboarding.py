@@ -1,10 +1,11 @@
-"""Newcomers: clients that were kept out of a federation join it after its end.
+"""Newcomers: clients that were kept out of a federation, or are new, join it after its end.
 
 No model of the federation is trained again.
 """
 
 import csv
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -18,6 +19,7 @@ from lcfl.core.files import write_bytes, write_json
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.launch import one_thread
 from lcfl.distributed.placement import device_type
@@ -28,7 +30,8 @@ from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import choose_engine
-from lcfl.federation.session import expected
+from lcfl.federation.session import expected, run_of
+from lcfl.federation.trial import check_batches, check_network, check_targets
 from lcfl.methods.exchange import Exchange, FullModel
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
 from lcfl.methods.method import Method
@@ -221,6 +224,8 @@ class Onboarding:
         state, method, layout, population = self.state, self.method, self.module.layout, self.data.population
         newcomer = Newcomer(client, self.transport, state, layout)
         cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
+        if client >= state.num_clients:
+            state = state.grown(client + 1)
         state.assignment[client] = cluster or 0
         newcomer.down_bytes += method.exchange.down(state, client, layout).num_bytes
         received = method.exchange.personal(state, client, layout)
@@ -252,8 +257,9 @@ def onboard(
     method: Method,
     epochs: int = 5,
     accelerator: Literal["auto", "cpu", "cuda"] = "auto",
+    of_the_run: bool = True,
 ) -> OnboardingResult:
-    """Adds the newcomers of a run to its federation, one by one (FedClust Algorithm 2 and section 5.2).
+    """Adds newcomers to the federation of a run, one by one (FedClust Algorithm 2 and section 5.2).
 
     The method's first clustering places each newcomer into a cluster. The newcomer receives the model that the server
     would send to a member that never took part. It trains this model for some epochs on its own samples, plainly and
@@ -262,25 +268,35 @@ def onboard(
     Args:
         path: a checkpoint.
         module: as in the run.
-        data: as in the run.
+        data: as in the run, or the data of new clients.
         method: as in the run; a setting that matters only after the last round, e.g. of `Clustering.place_newcomer`,
             may differ.
         epochs: epochs of personalisation.
         accelerator: ``auto`` uses CUDA if it is available.
+        of_the_run: whether the data are those of the run, whose newcomers join. Otherwise all clients of the data do,
+            with numbers after those of the run's clients.
 
     Raises:
-        ValueError: if the run kept no newcomers out, or if it used other data.
+        CheckpointError: if the run used other data, or if there is no federation yet.
+        ValueError: if the run kept no newcomers out, or if the network of the run does not fit the data.
     """
-    if not data.newcomer_clients:
+    if of_the_run and not data.newcomer_clients:
         raise ValueError(
-            "onboard: the run kept no newcomers out of its federation; train a run with data.newcomers > 0."
+            "onboard: the run kept no newcomers out of its federation. Train a run with data.newcomers > 0, or give "
+            "the data of new clients (--data FILE)."
         )
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
     data.prepare_data()
     data.setup()
-    _check_data(path, data)
-    saved = checkpoint.read(path, expected=expected(module, data, method))
+    if of_the_run:
+        _check_data(path, data)
+        sizes, newcomers = (data.num_clients, data.num_initial_clients), data.newcomer_clients
+    else:
+        sizes = _check_new_data(path, data, module)
+        data = data.behind(sizes[0])
+        newcomers = tuple(range(sizes[0], data.num_clients))
+    saved = checkpoint.read(path, expected=expected(module, method, *sizes))
     state = saved.state
     if state.round < 0:
         raise checkpoint.CheckpointError(
@@ -296,7 +312,7 @@ def onboard(
     worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
     transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
     onboarding = Onboarding(transport, module, data, method, state, epochs)
-    for client in data.newcomer_clients:
+    for client in newcomers:
         onboarding.add(client)
     return onboarding.result(path)
 
@@ -322,6 +338,22 @@ class _Measured:
         for name in sorted(self._found, key=lambda name: name.rpartition("/")[0]):
             evaluation.add(name, *self._found[name])
         return evaluation
+
+
+def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModule) -> tuple[int, int]:
+    """Refuses new clients whose data do not fit the run; returns the run's number of clients, also at its start."""
+    run = json.loads((run_of(path) / "partition.json").read_text())
+    known, classes = run.get("classes"), data.dataset.classes
+    if known is not None and classes is not None and list(classes) != known:
+        raise ValueError(
+            f"onboard: the run has the classes {abbreviated(known, 10)}, and the new clients have "
+            f"{abbreviated(classes, 10)}. Give them the same classes in the same order, e.g. by the data set's "
+            "argument classes."
+        )
+    check_network(module, data)
+    check_batches(module, data)
+    check_targets(module, data)
+    return len(run["train"]), len(run["train"]) - len(run["newcomers"])
 
 
 def _check_data(path: Path, data: FederatedDataModule) -> None:

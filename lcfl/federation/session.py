@@ -224,7 +224,8 @@ class Session:
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 f"Take the configuration in its run directory (config.yaml){instead}."
             )
-        loaded = checkpoint.read(resumed, new_store, expected(self.module, self.data, self.method))
+        sizes = self.data.num_clients, self.data.num_initial_clients
+        loaded = checkpoint.read(resumed, new_store, expected(self.module, self.method, *sizes))
         if self.stage == "fit":
             loaded.restore([*self.method.clustering, *self.settings.all_callbacks], self.method.aggregation.remembers)
         return loaded.state
@@ -329,14 +330,14 @@ class Session:
         }
 
 
-def expected(module: FederatedModule, data: FederatedDataModule, method: Method) -> Expected:
-    """Returns what a checkpoint of a run with these parts must hold."""
-    sizes = {"N": data.num_clients, "S": module.layout.size, "P": module.layout.num_parameters}
+def expected(module: FederatedModule, method: Method, num_clients: int, num_initial_clients: int) -> Expected:
+    """Returns what a checkpoint of a run with these parts and numbers of clients must hold."""
+    sizes = {"N": num_clients, "S": module.layout.size, "P": module.layout.num_parameters}
     if module.buffer_layout is not None:
         sizes["B"] = module.buffer_layout.size
     if module.frozen_layout is not None:
         sizes["F"] = module.frozen_layout.size
-    return Expected(sizes, method.exchange.keeps_model, len(method.warmup_rounds(data.num_initial_clients)))
+    return Expected(sizes, method.exchange.keeps_model, len(method.warmup_rounds(num_initial_clients)))
 
 
 def run_of(path: Path) -> Path:

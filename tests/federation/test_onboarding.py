@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lcfl import FederatedModule
+from lcfl import FederatedDataModule, FederatedModule
+from lcfl.data.datasets import Folders, Table, Tensors
+from lcfl.data.partition import IID, ByOwner
 from lcfl.federation import onboarding
 from lcfl.federation.federation import Federation
 from lcfl.federation.onboarding import onboard
@@ -15,6 +17,7 @@ from lcfl.methods.clustering import Clustering, ClusterNumberTuning, OneShotHier
 from lcfl.methods.exchange import ClusterModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
+from lcfl.models import MLP
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.helpers.bits import assert_same_state, same
 from tests.helpers.builders import (
@@ -30,6 +33,7 @@ from tests.helpers.builders import (
     linear_step,
     two_sided,
 )
+from tests.helpers.clients_on_disk import write_wards
 from tests.helpers.clustered import fedgroup, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
@@ -96,6 +100,47 @@ def test_a_newcomer_joins_the_cluster_of_its_group(joined, name):
         assert {int(groups[i]) for i in members} == {each.group} == {int(groups[each.client])}
     summary = found.evaluation.summary()
     assert summary["test/own_split/before/acc"] > 0.95
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_of_other_data_join_the_cluster_of_their_group(joined, name):
+    data, module, saved, _ = joined(name)
+    new = blobs(4)
+    found = onboard(saved.path, module, new, METHODS[name](), 5, "cpu", of_the_run=False)
+    assert [each.client for each in found.joined] == [20, 21, 22, 23]
+    if name in ("fedclust", "fedclust_model", "lcfed", "fedac", "fedgroup", "pacfl"):
+        known, own = (each.population.label_counts > 0 for each in (data, new))
+        for each in found.joined:
+            assert all((known[i] == own[each.client - 20]).all() for i in saved.state.members(each.cluster))
+        assert found.evaluation.summary()["test/own_split/before/acc"] > 0.95
+    assert found.evaluation.summary()["test/own_split/after/acc"] > 0.9
+    assert_same_state(checkpoint.read(saved.path).state, saved.state)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": Tensors((torch.randn(40, 3), torch.arange(40) % 8))}, "MLP cannot take inputs of shape"),
+        ({"dataset": Tensors((torch.randn(90, 16), torch.arange(90) % 9))}, "Tensors has 9 classes"),
+    ],
+)
+def test_clients_of_data_that_do_not_fit_are_refused(joined, options, words):
+    _, module, saved, _ = joined("fedavg")
+    with pytest.raises(ValueError, match=words):
+        onboard(saved.path, module, blobs(2, partition=IID(), **options), fedavg(), 5, "cpu", of_the_run=False)
+
+
+def test_clients_with_other_names_of_classes_are_refused(tmp_path):
+    write_wards(tmp_path / "old", {"a": 12, "b": 12}, outcomes=("benign", "malignant"))
+    write_wards(tmp_path / "new", {"c": 12}, outcomes=("no", "yes"))
+    made = partial(FederatedModule, partial(MLP, 2, [4], 2))
+    read = [Folders(str(tmp_path / name), Table("outcome")) for name in ("old", "new")]
+    old, new = (FederatedDataModule(each, ByOwner(), batch_size=4) for each in read)
+    path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), old, made(), rounds=1)])
+    with pytest.raises(
+        ValueError, match=r"the run has the classes benign, malignant, and the new clients have no, yes\. Give them"
+    ):
+        onboard(path, made(), new, fedavg(), 5, "cpu", of_the_run=False)
 
 
 def test_a_newcomer_warms_up_with_the_learning_rate_of_the_founders(tmp_path):

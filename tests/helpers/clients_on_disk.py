@@ -29,9 +29,9 @@ def write_arrays(path, **arrays):
     np.savez(path, **arrays)
 
 
-def write_wards(root, sizes, seed=0, columns=("age", "dose", "outcome")):
-    """Writes one table per client with random features and the classes 0 and 1 in turns."""
+def write_wards(root, sizes, seed=0, columns=("age", "dose", "outcome"), outcomes=(0, 1)):
+    """Writes one table per client with random features and two classes in turns."""
     generator = np.random.default_rng(seed)
     for name, size in sizes.items():
         numbers = generator.normal(size=(size, 2)).round(3).tolist()
-        write_table(Path(root, name, "train.csv"), columns, *[[*row, i % 2] for i, row in enumerate(numbers)])
+        write_table(Path(root, name, "train.csv"), columns, *[[*row, outcomes[i % 2]] for i, row in enumerate(numbers)])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lcfl.cli.federated_cli import instantiate, instantiate_data
+from lcfl.cli.fleet_config import newcomers_of
 from lcfl.federation.onboarding import STAGES, OnboardingResult, onboard
 from lcfl.federation.session import run_of
 from lcfl.runs import checkpoint_lookup
@@ -17,11 +18,17 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="lcfl onboard",
         allow_abbrev=False,
-        description="Assigns the clients that data.newcomers kept out to the clusters of a finished run. Each of these "
-        "newcomers trains the model that it receives, and its accuracy before and after is reported. The run itself "
-        "does not change.",
+        description="Assigns newcomers to the clusters of a finished run: the clients that data.newcomers kept out, or "
+        "new ones. Each trains the model that it receives, and its accuracy before and after is reported. The run "
+        "itself does not change.",
     )
     options.add_argument("--ckpt_path", required=True, help="a run directory, a checkpoint, last, or best")
+    options.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file with the data section of new clients, who all join instead of those that the run kept out",
+    )
     options.add_argument("--epochs", type=int, default=5, help="training epochs of every newcomer (default: 5)")
     options.add_argument(
         "--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="device of the training (default: auto)"
@@ -43,14 +50,15 @@ def main(args: Sequence[str]) -> None:
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, has other data, or is outside a run directory.
         FileNotFoundError: if the data set is missing.
-        ValueError: if the run kept no newcomers out.
+        ValueError: if the run kept no newcomers out, or if the data of new clients do not fit.
     """
     options = parser().parse_args(args)
     path = checkpoint_lookup.find(options.ckpt_path, options.root, options.name)
     run = run_of(path)
     module, method = instantiate(run / "config.yaml")
-    data = instantiate_data(run / "config.yaml")
-    result = onboard(path, module, data, method, options.epochs, options.accelerator)
+    is_new, config = options.data is not None, run / "config.yaml"
+    data = newcomers_of(config, options.data) if is_new else instantiate_data(config)
+    result = onboard(path, module, data, method, options.epochs, options.accelerator, of_the_run=not is_new)
     result.write(run)
     print(table(result))
     print(f"written to {run / 'newcomers.json'} and newcomers.csv")
@@ -58,7 +66,9 @@ def main(args: Sequence[str]) -> None:
 
 def table(found: OnboardingResult) -> str:
     """Returns the table of the cluster of each newcomer, and of the reported metric before and after, by protocol."""
-    lines = [f"{len(found.joined)} newcomers join {found.checkpoint}", f"rule: {found.rule}"]
+    is_one = len(found.joined) == 1
+    title = f"{len(found.joined)} newcomer{'' if is_one else 's'} join{'s' * is_one} {found.checkpoint}"
+    lines = [title, f"rule: {found.rule}"]
     clusters = sorted({each.cluster for each in found.joined if each.cluster is not None})
     called = {each.client: each.name or str(each.client) for each in found.joined}
     for cluster in clusters:
@@ -80,5 +90,5 @@ def table(found: OnboardingResult) -> str:
                 mean, std, worst = (reported.text(summary[full + part]) for part in ("", "_std", "_worst10"))
                 lines.append(f"{name:<{width}}  {label:<16}  {mean:>6}  {std:>6}  {worst:>10}")
     down, up = (sum(getattr(each, name) for each in found.joined) for name in ("down_bytes", "up_bytes"))
-    lines.append(f"{down / 1e6:,.1f} MB sent to the newcomers, {up / 1e6:,.1f} MB sent by them")
+    lines.append(f"{down / 1e6:,.2f} MB sent to the newcomers, {up / 1e6:,.2f} MB sent by them")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import lcfl
 from lcfl.cli.commands import onboard, predict
@@ -47,6 +48,22 @@ def test_newcomers_join_and_the_run_does_not_change(capsys):
     mean = sum(float(row["test/own_split/after/acc"]) for row in rows) / len(rows)
     assert mean == pytest.approx(content["metrics"]["test/own_split/after/acc"])
     assert {row["group"] for row in rows} <= {"0", "1", "2", "3"}
+
+
+def test_clients_of_another_file_join(capsys):
+    """They have their own test protocol; batches are those of the run."""
+    run = command("fit", *SYNTHETIC, *FEDCLUST, *SMALL)
+    section = yaml.safe_load((run.path / "config.yaml").read_text())["data"]
+    section |= {"num_clients": 4, "newcomers": 2, "batch_size": 1, "protocols": ["global"]}
+    Path("new.yaml").write_text(yaml.safe_dump({"data": section}))
+    onboard.main([f"--ckpt_path={run.path}", "--data=new.yaml", "--epochs=1"])
+    out = capsys.readouterr().out
+    assert "4 newcomers join" in out and "test/global" in out
+    assert [each["client"] for each in json.loads((run.path / "newcomers.json").read_text())["newcomers"]] == [
+        20, 21, 22, 23
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"nowhere\.yaml is not a file; give a YAML file with a data section"):
+        onboard.main([f"--ckpt_path={run.path}", "--data=nowhere.yaml"])
 
 
 def test_a_method_without_clusters_has_no_cluster_rule(capsys):
