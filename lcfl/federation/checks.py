@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
-from lcfl.core.validation import check_instance
+from lcfl.core.validation import check_instance, errors_of
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
@@ -281,7 +281,8 @@ def _warn_of_hooks(module: FederatedModule) -> None:
 
 def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> None:
     pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
-    optimizer = module.configure_optimizers()
+    with errors_of("model.optimizer"):
+        optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "

@@ -100,7 +100,7 @@ class GreedyIncentive(Clustering):
         if self.incentive and not server.has_proxy:
             warnings.warn(
                 "GreedyIncentive: without a proxy set no candidate can be tested, so all are admitted by similarity "
-                "alone, as with incentive: false. Set data.proxy, e.g. to 1000.",
+                "alone, as with incentive: false. Set data.proxy, e.g. to 1000, if there are official test samples.",
                 stacklevel=2,
             )
 
