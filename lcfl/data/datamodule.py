@@ -362,6 +362,12 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
 
     def _split(self, shares: ClientShares, samples: Samples) -> Split:
+        for client, own in enumerate(shares.test or ()):
+            if len(own) and own.max() >= len(samples):
+                raise ValueError(
+                    f"data.partition: the test sample {own.max()} of client {client} does not exist; the data set has "
+                    f"{len(samples)} samples"
+                )
         test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
         split = split_overlapping if shares.overlapping else split_disjoint
         roles = split(shares, samples.labels, test_fraction, self.val_fraction, self.seed)

@@ -35,7 +35,7 @@ def split_disjoint(
         validation, test = (share[:0] if own is None else own[client] for own in (shares.val, shares.test))
         rest = np.setdiff1d(share, validation)
         if test_fraction > 0 and len(test) == 0:
-            number = min(max(round(test_fraction * len(rest)), 1), len(rest) - 1)
+            number = max(min(max(round(test_fraction * len(rest)), 1), len(rest) - 1), 0)
             rest, test = split_share(rest, _of(labels, rest), number, generator)
         if len(validation) == 0:
             rest, validation = split_share(rest, _of(labels, rest), round(val_fraction * len(rest)), generator)

@@ -182,7 +182,7 @@ class LabelPermutation(ClientTransform):
         num_permutations = self.num_groups
         if num_permutations is None:
             num_permutations = 1 if groups is None else int(groups.max()) + 1
-        if num_permutations > 2 and num_permutations > math.factorial(min(num_classes, 20)):
+        if num_permutations > math.factorial(min(num_classes, 20)):
             raise ValueError(
                 f"LabelPermutation: {num_classes} classes do not have {num_permutations} different permutations; lower "
                 "num_groups"

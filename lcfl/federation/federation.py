@@ -171,7 +171,7 @@ class Federation(Settings):
         if transport is None and placement.strategy in ("auto", "ddp_fork"):  # forked ranks share the data loaded here
             datamodule.prepare_data()
             datamodule.setup(stage)
-            check_batches(model, datamodule)  # ranks that are not forked check after their setup
+            check_batches(model, datamodule, method.local_update)  # ranks that are not forked check after their setup
             check_targets(model, datamodule)
         if method.exchange.transforms:
             full = method.exchange.full_participation

@@ -91,7 +91,7 @@ class Session:
             self.data.prepare_data()
         fabric.barrier()
         self.data.setup(self.stage)
-        check_batches(self.module, self.data)
+        check_batches(self.module, self.data, self.method.local_update)
         check_targets(self.module, self.data)
         settings = self.settings
         engine = fabric.broadcast(self.engine)  # under torchrun each rank chooses, perhaps without a compiler

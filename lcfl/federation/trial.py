@@ -15,6 +15,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.worker import blank_output
 from lcfl.methods.local.batch_order import samples_per_epoch
+from lcfl.methods.local.training import LocalUpdate
 from lcfl.models.metrics import CLASS_LOSSES, ignore_index
 from lcfl.models.module import FederatedModule
 
@@ -164,7 +165,7 @@ def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) ->
         )
 
 
-def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
+def check_batches(module: FederatedModule, data: FederatedDataModule, local_update: LocalUpdate | None = None) -> None:
     """Refuses batches of one sample if the module cannot train on them, as with batch normalisation.
 
     Otherwise a batch of one sample would end the run in the round in which it comes up.
@@ -172,13 +173,18 @@ def check_batches(module: FederatedModule, data: FederatedDataModule) -> None:
     Args:
         module: the module, of which a copy tries `training_step` on blank inputs.
         data: the data module after its setup, because the clients' sizes decide.
+        local_update: the method's local update, which may draw its batches from a part of a client's samples.
 
     Raises:
         ValueError: if some client's pass ends with one sample and the module cannot take it; names the first client.
     """
     sizes, batch_size = data.population.sizes.tolist(), data.batch_size
-    lengths = [samples_per_epoch(size, batch_size, data.drop_last) for size in sizes]
-    single = [client for client, length in enumerate(lengths) if (length - 1) % batch_size == 0]
+
+    def ends_with_one(size: int) -> bool:
+        drawn = (size,) if local_update is None else local_update.sizes_drawn(size)
+        return any((samples_per_epoch(each, batch_size, data.drop_last) - 1) % batch_size == 0 for each in drawn)
+
+    single = [client for client, size in enumerate(sizes) if ends_with_one(size)]
     error = _step_error(module, data, 1) if single else None
     if error is None or _step_error(module, data, 2) is not None:  # a step that always fails reports the reason itself
         return

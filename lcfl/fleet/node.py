@@ -139,7 +139,7 @@ class Node:
             raise ValueError(f"client: got {own.place}, but the data section has {data.num_clients}; the first is 0.")
         self._whole, self.place, self._initial = data, (0, 1), self._first_state()
         self._worker = self._placed()
-        check_batches(module, self.data)
+        check_batches(module, self.data, method.local_update)
         check_targets(module, self.data)
 
     @property

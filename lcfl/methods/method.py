@@ -133,6 +133,13 @@ class Method(CheckedFields):
                 f"method.exchange: transforms work only on uploads of {', '.join(NAMES)}; {_name(self.exchange)} "
                 f"uploads {', '.join(unknown)}. Set transforms: []."
             )
+        for clustering in self.clustering:
+            if transforms and getattr(clustering, "keep_offline_models", False):
+                raise ValueError(
+                    f"method: {_name(clustering)} with keep_offline_models gives clients what the server has received "
+                    "of their offline models, which transforms change. Set keep_offline_models to false, or "
+                    "transforms: []."
+                )
         if any(isinstance(transform, LowRankCompression) for transform in transforms[:-1]):
             raise ValueError("method.exchange: LowRankCompression must be the last of the transforms.")
         is_late = any(noise.before == "aggregation" for noise in self.exchange.noises)

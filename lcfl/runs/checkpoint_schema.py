@@ -26,8 +26,8 @@ MANIFEST = {
     "bytes": {str: Number(int, 0)},
 }
 SUMS = {
-    "total": Array(("G", "S"), torch.float64),
-    "group": Array(("N",), torch.int64, -1, "G"),
+    "total": Array(("sums", "S"), torch.float64),
+    "group": Array(("N",), torch.int64, -1, "sums"),
     "error": Number(float, 0, inf),
     "largest": Number(float, 0, inf),
 }
@@ -130,7 +130,7 @@ def check_shard(shard: Any, sizes: dict[str, int], keeps_model: bool) -> None:
         if len(shard[name]) != 2:
             raise ValueError(f"{name}: got {len(shard[name])} values; it must be rows and vectors")
         rows, vectors = shard[name]
-        length = {"buffers": "B", "memory": None}.get(name, "S")
+        length = {"buffers": "B", "memory": None, "previous": "P"}.get(name, "S")
         check_form(f"{name}[0]", rows, Array((f"rows of {name}",), torch.int64, 0, "n"), sizes)
         check_form(f"{name}[1]", vectors, Array((f"rows of {name}", length)), sizes)
         if torch.any(rows.diff() <= 0):

@@ -207,6 +207,19 @@ def test_a_clients_split_does_not_depend_on_others(tmp_path):
         assert np.array_equal(mine[0], same[0])
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"own_test": [[10**6], []]}, "the test sample 1000000 of client 0 does not exist"),
+        ({"own_val": [[0, 1], []]}, "client 0 is left without training samples"),
+    ],
+)
+def test_parts_of_a_file_that_cannot_be_are_refused(tmp_path, own, words):
+    (tmp_path / "p.json").write_text(json.dumps({"indices": [[0, 1], [2, 3]], **own}))
+    with pytest.raises(ValueError, match=words):
+        ready(FromFile(str(tmp_path / "p.json")), num_clients=2)
+
+
 def test_every_client_has_a_separate_stream(tmp_path):
     # The two shares are alike in size and labels, so a common stream would split them alike.
     write_partition(tmp_path / "p.json", ClientShares([np.arange(20), np.arange(20, 40)]))

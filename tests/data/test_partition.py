@@ -251,6 +251,20 @@ def test_from_file_restores_a_written_partition(tmp_path: Path, groups, partitio
         (json.dumps({"indices": [[0], [7]]}), "index 7 of client 1 is outside"),
         (json.dumps({"indices": [[0], []]}), "got no sample"),
         (json.dumps({"indices": [[0]]}), "num_clients is 2"),
+        (
+            json.dumps({"indices": [[0], [1]], "own_test": [[7], [0]]}),
+            "test sample 0 of client 1 is held by a client",
+        ),
+        (
+            json.dumps({"indices": [[0], [1]], "own_test": [[-1], [7]]}),
+            "test sample -1 of client 0 is held by a cl",
+        ),
+        (json.dumps({"indices": [[0], [1]], "own_test": [[7]]}), "gives test samples for 1 of 2 clients"),
+        (json.dumps({"indices": [[0], [1]], "own_val": [[], [0]]}), "sample 0 of client 1 is not one of its samples"),
+        (
+            json.dumps({"indices": [[0], [0]], "own_val": [[0], []], "overlapping": True}),
+            "overlap cannot have val",
+        ),
     ],
 )
 def test_invalid_file_is_refused(tmp_path: Path, text, words):

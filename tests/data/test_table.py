@@ -37,6 +37,12 @@ def test_text_targets_are_classes_of_all_clients(tmp_path):
     assert torch.equal(samples.inputs, torch.tensor([[1, 0.5], [2, 1e-3], [4, -4], [5, 5], [6, 6], [3, 3]]))
 
 
+def test_names_with_underscores_are_no_numbers(tmp_path):
+    """Python reads 1_0 as 10."""
+    write_table(tmp_path / "a/train.csv", COLUMNS, [1, 0.5, "1_0"], [2, 1, "10"], [2, 1, "2"])
+    assert dataset(tmp_path).classes == ("10", "1_0", "2")
+
+
 def test_whole_numbers_are_classes_in_the_order_of_numbers(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 1, 10], [1, 1, "9"])
     write_table(tmp_path / "b.csv", COLUMNS, [1, 1, "9.0"], [1, 1, "10.0"])

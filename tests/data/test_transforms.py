@@ -65,6 +65,10 @@ def test_every_group_has_a_different_permutation():
             lambda: views(LabelPermutation(7, by="client"), num_classes=3),
             "3 classes do not have 7 different permutations",
         ),
+        (
+            lambda: views(LabelPermutation(2, by="client"), num_classes=1),
+            "1 classes do not have 2 different permutations",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(make, words):

@@ -51,6 +51,7 @@ from lcfl.methods.local import (
     DittoTraining,
     DynamicTraining,
     FineTunedTraining,
+    InitialisedTraining,
     LeastLossTraining,
     LocalTraining,
     MetaTraining,
@@ -371,6 +372,13 @@ def test_batch_of_one_sample_that_the_network_cannot_take_is_refused(sizes, opti
     with pytest.raises(ValueError, match=rf"^data.batch_size: got .*{words}") as error:
         check_batches(normed(), sized(*sizes, **options))
     assert "Normed cannot train on that (Expected more than 1 value per channel when training" in str(error.value)
+
+
+def test_a_part_of_a_clients_samples_may_end_with_a_batch_of_one():
+    update = InitialisedTraining(epochs=1, share=0.8)
+    with pytest.raises(ValueError, match=r"1 of 2 clients .* client 1 with 7 training samples"):
+        check_batches(normed(), sized(8, 7, batch_size=4), update)
+    check_batches(normed(), sized(8, 7, batch_size=4, drop_last=True), update)
 
 
 def test_a_client_with_a_name_is_named():

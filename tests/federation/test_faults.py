@@ -13,6 +13,7 @@ from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits
 from lcfl.data.faults import Backdoor, LabelFlip, RandomUpdate, ScaledUpdate, StaleUpdate, UpdateFault
 from lcfl.data.partition import IID
+from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import TrimmedMean
 from lcfl.methods.exchange import (
     AllCentres,
@@ -31,6 +32,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.server.metrics import fault_metrics
 from tests.helpers.builders import (
     Normed,
+    NormedMLP,
     alone,
     blobs,
     blobs_module,
@@ -119,6 +121,22 @@ def test_a_late_client_sends_what_it_trained_before(tmp_path):
     assert torch.equal(rounds[1][2].payload["model"], rounds[0][2].payload["model"])  # what it trained in round 0
     assert torch.equal(rounds[2][2].payload["model"][: len(previous)], previous)
     assert not torch.equal(rounds[4][2].payload["model"], rounds[3][2].payload["model"])
+
+
+def test_what_a_late_client_keeps_is_in_the_checkpoint_without_the_statistics_of_its_network(tmp_path):
+    module = FederatedModule(NormedMLP, partial(torch.optim.SGD, lr=0.1))
+    data = blobs(4, faults=[StaleUpdate([2])])
+    federation = Federation(
+        1,
+        logger=False,
+        enable_progress_bar=False,
+        devices=1,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        final_models=[],
+    )
+    state = federation.fit(module, data, fedavg()).state
+    assert len(state.clients[2].previous) == module.layout.num_parameters < module.layout.size
 
 
 def test_a_client_keeps_its_own_model_and_the_server_what_it_received(tmp_path):

@@ -143,6 +143,13 @@ def test_clients_with_other_names_of_classes_are_refused(tmp_path):
         onboard(path, made(), new, fedavg(), 5, "cpu", of_the_run=False)
 
 
+def test_without_signatures_the_loss_decides_and_the_rule_says_so(tmp_path):
+    path = checkpoint_lookup.newest([trained(tmp_path, METHODS["pacfl"](), blobs(20), blobs_module())])
+    found = onboard(path, blobs_module(), blobs(4), METHODS["pacfl"](), 1, "cpu", of_the_run=False)
+    assert found.rule == Clustering.newcomer_rule
+    assert sorted(each.cluster for each in found.joined) == [0, 1, 2, 3]
+
+
 def test_a_newcomer_warms_up_with_the_learning_rate_of_the_founders(tmp_path):
     data, module = blobs(20, newcomers=0.3), blobs_module()
     method = fedclust({"steps": 5, "lr_decay": 0.5}, num_clusters=4)  # the rate of round 8 would be eta / 256

@@ -104,6 +104,12 @@ def test_an_adapted_model_needs_an_adaptation():
         method(AdaptedModel(), GlobalMean())
 
 
+def test_offline_models_that_transforms_change_are_not_the_clients():
+    exchange = CentreAndEmbedding(transforms=[GaussianNoise(clip=1.0, sigma=1.0)])
+    with pytest.raises(ValueError, match="LowRankCosine with keep_offline_models gives clients what the server has"):
+        Method(LocalTraining(steps=1), exchange, ClusterMean(), [LowRankCosine(4, keep_offline_models=True)])
+
+
 @pytest.mark.parametrize(
     ("made", "says"),
     [

@@ -128,6 +128,8 @@ def number_classes(values: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.i
 
 def _whole(value: str) -> int | None:
     """Returns the whole number that a text stands for, or None."""
+    if "_" in value:  # Python reads 1_0 as 10
+        return None
     try:
         return int(value)
     except ValueError:

@@ -176,6 +176,7 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
                 f"{num_samples - 1}"
             )
     all_indices = np.concatenate(shares.indices)
+    _check_own_parts(name, shares, all_indices)
     repeated = _repeated(all_indices)
     if shares.overlapping:
         repeated = np.concatenate([_repeated(share) for share in shares.indices])
@@ -191,3 +192,26 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
 def _repeated(indices: Indices) -> Indices:
     values, counts = np.unique(indices, return_counts=True)
     return values[counts > 1]
+
+
+def _check_own_parts(name: str, shares: ClientShares, held: Indices) -> None:
+    """Checks that validation samples are a client's own, and that no client holds test samples."""
+    is_held = np.zeros(held.max() + 1, dtype=bool)
+    is_held[held] = True
+    for part, lists in (("validation", shares.val), ("test", shares.test)):
+        if lists is None:
+            continue
+        if shares.overlapping:
+            raise ValueError(f"{name}: shares that overlap cannot have {part} samples of their own; leave these out")
+        if len(lists) != len(shares.indices):
+            raise ValueError(
+                f"{name}: gives {part} samples for {len(lists)} of {len(shares.indices)} clients; give a list for each"
+            )
+        for client, (own, share) in enumerate(zip(lists, shares.indices, strict=True)):
+            if part == "validation":
+                wrong, rule = own[~np.isin(own, share)], "is not one of its samples"
+            else:
+                inside = own[(own >= 0) & (own < len(is_held))]
+                wrong, rule = np.concatenate([own[own < 0], inside[is_held[inside]]]), "is held by a client, or below 0"
+            if wrong.size:
+                raise ValueError(f"{name}: the {part} sample {wrong[0]} of client {client} {rule}")

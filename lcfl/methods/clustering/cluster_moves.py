@@ -148,7 +148,8 @@ def apply_one_by_one(
 
 def silhouette_moves(groups: ClusterGeometry, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
     """Returns the move that raises the mean silhouette most, if it does so by more than the margin."""
-    to_beat = single_threshold if groups.num_clusters == 1 else groups.silhouette(groups.label_n) + margin
+    is_single = len(groups.label_n.unique()) == 1  # a cluster without models does not count
+    to_beat = single_threshold if is_single else groups.silhouette(groups.label_n) + margin
     best: list[Move] = []
     for move, moved_n in _proposals(groups, min_clusters):
         score = groups.silhouette(moved_n)

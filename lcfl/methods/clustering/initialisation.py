@@ -68,7 +68,8 @@ def kmeans(point_nD: Tensor, num_clusters: int, seed: int, *stream: int, max_ite
     # One thread gives the same bits on any number of cores, and it is faster for points this short.
     with _thread_pools().limit(limits=1):
         fitted = KMeans(min(num_clusters, num_distinct), n_init=10, max_iter=max_iter, random_state=state).fit(points)
-    return torch.as_tensor(fitted.labels_, dtype=torch.int64)
+    _, label_n = np.unique(fitted.labels_, return_inverse=True)  # among nearly equal points a number may be unused
+    return torch.as_tensor(label_n, dtype=torch.int64)
 
 
 @functools.cache

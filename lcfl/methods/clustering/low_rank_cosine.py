@@ -188,7 +188,7 @@ def similarities(
         assert state.codes is not None and state.projection is not None
         return _alike(similarity, state.codes[clients], project(centre_KP, state.projection, offset_P))
     rows = [torch.zeros(0, len(centre_KP))]
-    for part in clients.split(CLIENTS_AT_A_TIME):
+    for part in clients.split(CLIENTS_AT_A_TIME) if len(clients) else ():
         model_nP = torch.stack([model[: layout.num_parameters] for model in state.stored_models(part.tolist())])
         rows.append(_alike(similarity, model_nP, centre_KP))
     return torch.cat(rows)
@@ -203,7 +203,9 @@ def most_alike(similarity: Similarity, state: FederationState, own_1P: Tensor, c
 
 
 def _alike(similarity: Similarity, row_nD: Tensor, centre_KD: Tensor) -> Tensor:
-    return cosine(row_nD, centre_KD) if similarity.endswith("cosine") else -torch.cdist(row_nD, centre_KD)
+    if similarity.endswith("cosine"):
+        return cosine(row_nD, centre_KD)
+    return -torch.cdist(row_nD, centre_KD, compute_mode="donot_use_mm_for_euclid_dist")  # differences, which are exact
 
 
 def update_codes(state: FederationState, uploads: Sequence[Uplink], offset_P: Tensor | None) -> Tensor:

@@ -149,6 +149,8 @@ class OneShotHierarchical(Clustering):
         uplink = newcomer.run(Downlink({"model": state.initial}), NamedLayers(self.layers), self._warm_up())
         vector_L = uplink.payload["layers"].double()
         references = self._means(state)
+        if not references:  # all clients whose layers are known have left
+            return super().place_newcomer(newcomer, state)
         if self.reference == "model":
             part = NamedLayers(self.layers).subset(newcomer.layout)
             references = {cluster: part.take(state.centres[cluster]).double() for cluster in references}

@@ -64,13 +64,17 @@ def _basis(signature_Dp: Tensor) -> Tensor:
     return basis_Dp
 
 
+ANGLE_RULE = "the cluster whose members' data have the smallest angle to the newcomer's data"
+
+
 @dataclass
 class PrincipalAngles(Clustering):
     """Clusters all clients once by the angles between the signatures of their data (PACFL).
 
     Before the first round every client sends the `PixelSignature` of its training data. No client trains. Agglomerative
     clustering of the angles gives clusters that stay and that all begin at the common initial model. If
-    ``data.newcomers`` keeps clients out, the signatures stay in the state until these clients join.
+    ``data.newcomers`` keeps clients out, the signatures stay in the state until these clients join. Without them, the
+    training loss decides where a newcomer belongs.
 
     Args:
         num_vectors: p, the number of singular vectors per label.
@@ -81,7 +85,6 @@ class PrincipalAngles(Clustering):
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
-    newcomer_rule: ClassVar[str] = "the cluster whose members' data have the smallest angle to the newcomer's data"
     remembers: ClassVar[Forms] = {"signatures": {Number(int, 0, "N"): Array(("values", None))}}
 
     num_vectors: int = 3
@@ -131,6 +134,11 @@ class PrincipalAngles(Clustering):
             self._signatures = {upload.client: upload.payload["signature"] for upload in uploads}
         server.log("cluster/threshold", cut.threshold)
 
+    @property
+    def newcomer_rule(self) -> str:  # type: ignore[override]
+        """What `place_newcomer` does: signatures are kept only if the run kept newcomers out."""
+        return ANGLE_RULE if self._signatures else Clustering.newcomer_rule
+
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster at the smallest angle by the rule of `linkage`, where all members weigh the same.
 
@@ -143,7 +151,7 @@ class PrincipalAngles(Clustering):
             if state.active[client]:
                 angle = angle_between(own, signature, self.angle)
                 angles_k.setdefault(int(state.assignment[client]), []).append(angle)
-        if not angles_k:  # all clients whose signatures are known have left
+        if not angles_k:  # no signature is known, or all clients whose signatures are known have left
             return super().place_newcomer(newcomer, state)
         far = {"single": min, "complete": max}.get(self.linkage, mean)
         return min(sorted(angles_k), key=lambda cluster: far(angles_k[cluster]))

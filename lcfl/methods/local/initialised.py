@@ -132,6 +132,10 @@ class AdaptiveInitialisation(LocalUpdate):
         is_steady = len(losses) >= STEADY_PASSES and bool(deviation < self.threshold)
         return is_steady or len(losses) >= self.most_passes
 
+    def sizes_drawn(self, num_samples: int) -> tuple[int, ...]:
+        """Returns the number of samples that the weights are learnt on, and that of all."""
+        return self._sample_size(num_samples), num_samples
+
     def cost(self, num_samples: int, batch_size: int) -> int:
         """Returns the number of samples in one pass."""
         return self._sample_size(num_samples)

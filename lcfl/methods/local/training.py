@@ -126,6 +126,10 @@ class LocalUpdate(CheckedFields, ABC):
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Runs the client's local work. The result must depend only on the arguments."""
 
+    def sizes_drawn(self, num_samples: int) -> tuple[int, ...]:
+        """Returns from how many of a client's samples batches are drawn; several numbers if parts of it differ."""
+        return (num_samples,)
+
     @abstractmethod
     def cost(self, num_samples: int, batch_size: int) -> int:
         """Returns how many samples one run of a client computes, which is used to balance ranks.

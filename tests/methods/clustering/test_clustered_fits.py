@@ -12,6 +12,7 @@ from lcfl.core.callback import Callback
 from lcfl.data.transforms import GaussianNoise as NoisyInputs
 from lcfl.data.transforms import LabelPermutation
 from lcfl.federation.federation import Federation
+from lcfl.methods.aggregation import ClusterMean, ServerMomentum
 from lcfl.methods.clustering import ChoiceBeforeTraining, GreedyIncentive, SplitAndMerge, UpdateEM
 from lcfl.methods.exchange import CentreAndEmbedding, ClusterModel
 from lcfl.methods.exchange.transforms import GaussianNoise, LowRankCompression
@@ -48,6 +49,10 @@ def compressed():
     return replace(lcfed(), exchange=CentreAndEmbedding(transforms=transforms()))
 
 
+def with_momentum():
+    return replace(lcfed(), aggregation=ClusterMean(optimizer=ServerMomentum()))
+
+
 # For each method: options with which something happens within six rounds, and the rounds after which a run is stopped.
 # Zero is after the warm-up round. All stops but the first one are marked slow.
 METHODS = {
@@ -65,6 +70,7 @@ METHODS = {
     "ascfl, cooldown": (cooling_down, (4, 3, 5)),
     "lcfed, transforms": (compressed, (2, 0)),
     "lcfed, client transforms": (lcfed, (2,)),
+    "lcfed, momentum": (with_momentum, (2,)),
 }
 DATA = {
     "ascfl, cooldown": {"num_clients": 16},

@@ -132,6 +132,14 @@ def test_earlier_codes_are_not_overwritten():
     assert assignment.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("similarity", ["l2", "cosine", "low_rank_l2", "low_rank_cosine"])
+def test_a_round_before_any_client_has_taken_part(similarity):
+    state = state_of([angled(0)], [0], np.array([angled(0), angled(90)]), [False])
+    state.projection, state.codes = torch.eye(SIZE)[:, :2], torch.zeros(1, 2)
+    LowRankCosine(2, 2, similarity=similarity).on_round_end(server_of(LAYOUT), state, [])
+    assert state.assignment.tolist() == [0]
+
+
 # in a federation
 
 

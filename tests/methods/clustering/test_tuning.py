@@ -17,7 +17,8 @@ from lcfl.methods.clustering import (
     PrincipalAngles,
     UpdateDirections,
 )
-from lcfl.methods.clustering.tuning import granularity
+from lcfl.methods.clustering.cluster_moves import silhouette_moves
+from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
 from lcfl.methods.exchange import ClusterModel, FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
@@ -146,6 +147,14 @@ def test_silhouette_leaves_one_group_alone():
     s = state(models, [0] * 40)
     ClusterNumberTuning("silhouette", min_clusters=1).on_aggregated(server(), s)
     assert s.num_clusters == 1
+
+
+def test_a_cluster_without_models_does_not_make_a_single_group_two():
+    draw = torch.Generator().manual_seed(0)
+    models = list(1 + 0.05 * torch.randn(40, SIZE, generator=draw))
+    s = state(models, [0] * 39 + [1])
+    s.participated[39] = False
+    assert silhouette_moves(StoredModelGeometry(server(), s), 0.01, 0.25, 2) == []
 
 
 def test_the_time_of_tuning_is_part_of_the_time_of_clustering(tmp_path, monkeypatch):
