@@ -132,7 +132,8 @@ class Task:
         known = {run.name: run for run in find_runs([HOME / self.folder])}
         chosen = self.points[0]
         if len(self.points) > 1:
-            first = {point: known[Trial(self.cell.method, point, int(self.seeds[0])).name] for point in self.points}
+            names = {point: Trial(self.cell.method, point, int(self.seeds[0])).name for point in self.points}
+            first = {point: known[name] for point, name in names.items() if name in known}  # a trial may have failed
             scores = {point: found.score for point, run in first.items() if (found := validation_of(run)) is not None}
             chosen = max(scores, key=lambda point: scores[point])
         trials = [Trial(self.cell.method, chosen, int(seed)) for seed in self.seeds]

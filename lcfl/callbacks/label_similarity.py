@@ -117,11 +117,9 @@ class LabelSimilarity(Callback):
 
     def _fine_tuned(self, server: Server, state: FederationState, clients: list[int]) -> Tensor:
         """Returns the models ``[n, P]`` after a local run of every client from what the server would send it."""
-        exchange = server.method.exchange
+        exchange, work = server.method.exchange, self.fine_tuning or server.method.local_update
         tasks = [
-            TrainingTask(
-                i, state.round, state.clients.for_task(i), exchange.down(state, i, server.layout), self.fine_tuning
-            )
+            TrainingTask(i, state.round, state.clients.for_task(i), exchange.down(state, i, server.layout), work)
             for i in clients
         ]
         results = [each for each in server.transport.train(tasks) if not isinstance(each, Lost)]

@@ -87,8 +87,11 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
         ValueError: for unknown or missing settings, and if network and data do not fit together.
     """
     for name, value in settings.items():
-        if name not in NODE_KEYS or type(value) is not NODE_KEYS[name]:
+        if name not in NODE_KEYS:
             raise ValueError(f"--node-config: got {name}={value!r}; allowed are {', '.join(NODE_KEYS)}.")
+        if type(value) is not NODE_KEYS[name]:
+            wanted = {str: "a text in quotes", int: "a whole number", bool: "true or false"}[NODE_KEYS[name]]
+            raise ValueError(f"--node-config: got {name}={value!r}; it must be {wanted}.")
     if missing := [name for name in ("data", "state") if name not in settings]:
         raise ValueError(
             f"--node-config: {' and '.join(missing)} must be given, as in "
@@ -114,5 +117,11 @@ def _whole(file: Path) -> dict[str, Any]:
 
 
 def _data_section(config: Path) -> dict[str, Any]:
-    section: dict[str, Any] = (yaml.safe_load(config.read_text()) or {}).get("data") or {}
+    try:
+        content = yaml.safe_load(config.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{config} is not valid YAML: {' '.join(str(error).split())}.") from None
+    section = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(section, dict):
+        raise ValueError(f"{config}: it has no section data, with a dataset.")
     return dict(section.get("init_args") or {}) if "class_path" in section else section

@@ -6,6 +6,7 @@ A grid is tried with the first seed. For each method, the point with the best re
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -23,6 +24,7 @@ import yaml
 
 from lcfl.cli.shipped_configs import find
 from lcfl.core.files import write_json
+from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
 
 __all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
@@ -227,6 +229,9 @@ class Sweep:
         folder = self.root / trial.name / "version_0"
         summary = folder / "summary.json"
         if not summary.is_file():
+            if folder.is_dir() and not _is_free(folder):
+                self.say(f"{trial.name}: left alone, because another process is writing it")
+                return None
             resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
             more = ["--ckpt_path=last"] if resumes else []
             self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
@@ -267,7 +272,7 @@ class Sweep:
         Raises:
             ValueError: if the trial was run by another command.
         """
-        files = [word for flag, word in pairwise(words) if flag == "-c" and Path(word).is_file()]
+        files = [word for flag, word in pairwise(words) if flag == "-c" and os.path.isfile(word)]
         now = _by_name(words, {file: _digest(Path(file)) for file in files})
         note = self.root / trial.name / "trial.json"
         if not note.is_file():
@@ -285,6 +290,15 @@ class Sweep:
             f"sweep: {self.root / trial.name} was run by another command; {differs} differs. Give another folder with "
             "--out, or remove this one. A sweep that another version of lcfl began must be finished with that version."
         )
+
+
+def _is_free(folder: Path) -> bool:
+    """Returns whether no process writes a run. A run outlives a sweep that is killed."""
+    try:
+        RunDirectory(folder).close()
+    except ValueError:
+        return False
+    return True
 
 
 class Validation(NamedTuple):

@@ -123,7 +123,9 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory survive a power failure."""
+    """Makes the names in a directory survive a power failure. Windows cannot open a directory for it."""
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

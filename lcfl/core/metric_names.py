@@ -1,12 +1,14 @@
-"""The names of metrics of evaluations, which have the form ``<stage>/<protocol>/<model>/<metric>``."""
+"""The names of metrics. Those of evaluations have the form ``<stage>/<protocol>/<model>/<metric>``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 
-__all__ = ["SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits"]
+__all__ = ["SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_reserved"]
 
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
+BY_SERVER = ("comm/", "time/", "cluster/", "val/", "test/", "fault/")  # how names begin that the server logs
+OF_ROUNDS = ("round", "train/failed_clients", "train/dropped_clients", "train/refused_clients")  # which it logs, too
 TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.distributed.trivial_baseline`
 
 
@@ -84,3 +86,8 @@ def added_metrics(names: Iterable[str], reported: str = "acc") -> list[str]:
     parts = [name.split("/") for name in names if not name.endswith(SUMMARIES)]
     last = [each[3] for each in parts if len(each) == 4 and each[0] in ("val", "test")]
     return list(dict.fromkeys(name for name in last if name not in ("loss", reported)))
+
+
+def is_reserved(name: str) -> bool:
+    """Returns whether a row of metrics has this name from the server, so that a module may not log it."""
+    return name.startswith(BY_SERVER) or name in OF_ROUNDS

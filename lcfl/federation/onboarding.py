@@ -110,8 +110,8 @@ class OnboardingResult:
             "checkpoint": self.checkpoint.name,
             "rule": self.rule,
             "epochs": self.epochs,
-            "metrics": self.evaluation.summary(),
-            "newcomers": rows,
+            "metrics": _finite(self.evaluation.summary()),
+            "newcomers": [_finite(row) for row in rows],
         }
         write_json(folder / "newcomers.json", content, indent=2)
         text = io.StringIO(newline="")
@@ -119,6 +119,11 @@ class OnboardingResult:
         writer.writeheader()
         writer.writerows(rows)
         write_bytes(folder / "newcomers.csv", text.getvalue().encode())
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values with None in place of numbers that JSON does not have."""
+    return {name: None if isinstance(each, float) and not isfinite(each) else each for name, each in values.items()}
 
 
 class Newcomer:
@@ -343,6 +348,8 @@ class _Measured:
 def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModule) -> tuple[int, int]:
     """Refuses new clients whose data do not fit the run; returns the run's number of clients, also at its start."""
     run = json.loads((run_of(path) / "partition.json").read_text())
+    if "train" not in run:
+        raise ValueError("onboard: the run is one of a fleet, whose newcomers join while it goes on (newcomer-epochs).")
     known, classes = run.get("classes"), data.dataset.classes
     if known is not None and classes is not None and list(classes) != known:
         raise ValueError(

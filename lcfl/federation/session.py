@@ -214,10 +214,11 @@ class Session:
         apart = {"frozen"}  # the values of the checkpoint are used
         if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:
             apart.add("init_from")  # all models are in the checkpoint, and the file may be gone
-        names = now if self.stage == "fit" else ("data", "partition", "model", "method")
-        compared = [name for name in names if name not in apart]
+        # The limit on updates is only in the identity of a run that has one.
+        names = {*now, "max_update_norm"} if self.stage == "fit" else ("data", "partition", "model", "method")
+        compared = [name for name in sorted(names) if name not in apart]
         saved = checkpoint.identity_of(resumed)
-        changed = differences({name: saved.get(name) for name in compared}, {name: now[name] for name in compared})
+        changed = differences({name: saved.get(name) for name in compared}, {name: now.get(name) for name in compared})
         if changed:
             instead = ", or start anew without --ckpt_path" if self.stage == "fit" else ""
             raise checkpoint.CheckpointError(
@@ -314,6 +315,7 @@ class Session:
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "reported": vars(self.module.reported),
             "rounds": server.state.round,
+            "planned_rounds": self.schedule.rounds,
             "evaluate_clients": None if measured == self.data.num_initial_clients else measured,  # None means all
             "total_bytes": server.state.total_bytes,
             "privacy": describe(server.privacy_guarantee()),

@@ -4,6 +4,7 @@ Legend: N clients, C classes.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,7 +133,10 @@ def sorted_values(values: Mapping[str, Array], name: str, reported: Reported | N
         raise ValueError(f"figures: there are no values of {name}.")
     figure, axes = new_figure(6.4, 4.0)
     for kind, each in values.items():
-        value_N = reported.scaled(1) * np.array(sorted(np.asarray(each).tolist(), key=reported.score))
+        worst_first = sorted(
+            np.asarray(each).tolist(), key=lambda value: -inf if isnan(value) else reported.score(value)
+        )
+        value_N = reported.scaled(1) * np.array(worst_first)
         edges_N1 = np.linspace(0, 100, len(value_N) + 1)
         line: dict[str, Any] = {"ls": KIND_STYLES.get(kind, "-"), "color": KIND_COLOURS.get(kind, "black"), "lw": 1.5}
         axes.stairs(value_N, edges_N1, baseline=None, label=kind.replace("_", " "), **line)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink, all_finite
+from lcfl.core.metric_names import is_reserved
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
@@ -35,10 +36,6 @@ from lcfl.runs.checkpoint import NAME
 from lcfl.server.server import Server
 
 __all__ = ["Fleet", "FleetRecord"]
-
-# What a module on a node may not log, because the server logs it.
-BY_SERVER = "comm/", "time/", "cluster/", "val/", "test/"
-RESERVED = (*BY_SERVER, "train/loss", "train/failed_clients", "train/dropped_clients")
 
 
 class FleetRecord(Callback):
@@ -234,7 +231,7 @@ class Fleet:
         try:
             if told["num_samples"] != (size := member.sizes["train"]):
                 raise MessageError(f"it has {told['num_samples']} training samples, but joined with {size}")
-            if bad := [name for name in told["logged"] if name.startswith(RESERVED) or not is_word(name)]:
+            if bad := [name for name in told["logged"] if is_reserved(name) or not is_word(name)]:
                 raise MessageError(f"it logs {bad[0]!r:.40}, which is reserved")
             payload = exchange.decode(answer.arrays, task.downlink, self._layout)
             forms = exchange.upload_forms(self._layout)

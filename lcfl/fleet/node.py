@@ -135,7 +135,7 @@ class Node:
                 "number as client, or a data section with one client. Without a partition, all samples are its own."
             )
         self._own_place = own.place or 0
-        if self._own_place >= data.num_clients:
+        if not 0 <= self._own_place < data.num_clients:
             raise ValueError(f"client: got {own.place}, but the data section has {data.num_clients}; the first is 0.")
         self._whole, self.place, self._initial = data, (0, 1), self._first_state()
         self._worker = self._placed()

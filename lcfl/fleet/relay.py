@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
@@ -40,10 +40,12 @@ def relayed(parcel: Parcel, command: Sequence[str], key: str) -> Parcel:
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     with suppress(OSError, EOFError):  # there is none, or it has just ended
         return _ask(place, parcel)
-    with place.with_suffix(".lock").open("w") as lock, place.with_suffix(".log").open("w+b") as log:
+    with ExitStack() as files:
+        lock = files.enter_context(place.with_suffix(".lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)  # two messages at once start one process
         with suppress(OSError, EOFError):
             return _ask(place, parcel)
+        log = files.enter_context(place.with_suffix(".log").open("w+b"))
         process = subprocess.Popen(
             [*command, str(place), str(os.getppid())], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )

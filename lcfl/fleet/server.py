@@ -115,6 +115,10 @@ def _check(federation: Federation, method: Method) -> None:
     """Refuses what needs one place that knows all of the run."""
     if federation.fast_dev_run:
         raise ValueError("trainer.fast_dev_run: it tries a run on one machine; use it with lcfl fit.")
+    if federation.client_timeout is not None:
+        raise ValueError(
+            "trainer.client_timeout: a fleet has the run-config deadline instead; set client_timeout to null."
+        )
     if any(isinstance(each, LowRankCosine) and each.keep_offline_models for each in method.clustering):
         raise ValueError(
             "method.clustering: LowRankCosine got keep_offline_models=true, but clients keep nothing of warm-up rounds "

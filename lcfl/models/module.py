@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from lcfl.core import rng
+from lcfl.core.metric_names import is_reserved
 from lcfl.core.validation import check_choice, check_instance
 from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
@@ -191,11 +192,13 @@ class FederatedModule(pl.LightningModule):
         """Logs a value as LightningModule does; in a federation, its mean over a client's steps and then over clients.
 
         Raises:
-            ValueError: in a federation, for anything other than one number.
+            ValueError: in a federation, for anything other than one number, and for a name that lcfl logs itself.
         """
         if self._logged is None:
             super().log(name, value, *args, **kwargs)
             return
+        if is_reserved(name):
+            raise ValueError(f"self.log({name!r}): lcfl logs this name itself; give another one, such as train/{name}.")
         try:
             number = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError):

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
@@ -243,6 +243,11 @@ def _share_of(best: float, reported: Reported) -> float:
     return TARGET_SHARE * best if reported.larger_is_better == (best >= 0) else best / TARGET_SHARE
 
 
+def _deviation(values: Sequence[float]) -> float:
+    """Returns the standard deviation over seeds; nan for one seed, and if a value is not finite."""
+    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
+
+
 def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     reported = entry.runs[0].reported
     name = f"test/{protocol}/{kind}/{reported.name}"
@@ -257,7 +262,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     added: dict[str, float] = {}
     for metric in added_metrics(entry.runs[0].metrics, reported.name):
         values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
-        added |= {metric: mean(values), f"{metric}_std": stdev(values) if len(values) > 1 else nan}
+        added |= {metric: mean(values), f"{metric}_std": _deviation(values)}
     return Row(
         entry.setting,
         protocol,
@@ -265,7 +270,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         kind,
         len(finals),
         mean(finals),
-        stdev(finals) if len(finals) > 1 else nan,
+        _deviation(finals),
         mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
         mean(n for n, _ in arrived) if is_reached else nan,
         mean(size for _, size in arrived) if is_reached else nan,

@@ -56,7 +56,8 @@ class FinishedRun:
         identity = with_current_names(self.summary["identity"])
         identity.pop("seed")
         return {
-            "rounds": self.summary["rounds"],
+            # Those that were planned: seeds that were stopped early belong together. Missing in older summaries.
+            "rounds": self.summary.get("planned_rounds", self.summary["rounds"]),
             "evaluate_clients": self.summary.get("evaluate_clients") or "all",  # missing in older summaries
             "protocols": " ".join(self.protocols),
             **identity,

@@ -53,7 +53,7 @@ class ClientMetrics:
 def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
     """Returns summaries over clients: the mean, ``_weighted`` by samples, ``_std`` (ddof 0) and ``_worst10``.
 
-    ``_worst10`` is the mean over the ceil(10 %) clients with the worst values.
+    ``_worst10`` is the mean over the ceil(10 %) clients with the worst values, and NaN is the worst.
     """
     ascending = np.sort(metric.values)
     number = ceil(WORST_SHARE * len(ascending))
@@ -62,7 +62,7 @@ def summarize(name: str, metric: ClientMetrics) -> dict[str, float]:
         name: float(metric.values.mean()),
         f"{name}_weighted": float(np.average(metric.values, weights=metric.num_samples)),
         f"{name}_std": float(metric.values.std()),
-        f"{name}_worst10": float(worst.mean()),
+        f"{name}_worst10": nan if np.isnan(ascending[-1]) else float(worst.mean()),  # NaN is sorted to the end
     }
 
 

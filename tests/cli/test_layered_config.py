@@ -4,6 +4,7 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 
+from lcfl.cli.fleet_config import shared_of
 from lcfl.cli.layered_config import as_layers, forget, whole_lists
 from tests.helpers.commandline import CONFIGS, FEDAVG, LCFED, SYNTHETIC, failure, printed
 
@@ -229,6 +230,21 @@ def test_an_unreadable_layer_is_an_error_of_the_parser(capsys, text):
 def test_a_file_that_is_not_yaml_is_named(capsys, tmp_path):
     (tmp_path / "bad.yaml").write_text("model: [1,2\n")
     assert "bad.yaml is not valid YAML: while parsing" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: [", "is not valid YAML: while"),
+        ("- 1", "no section data"),
+        ("", "no section data"),
+        ("a: 1", "no section d"),
+    ],
+)
+def test_a_data_section_that_is_none_is_named(tmp_path, text, words):
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"own.yaml.* {words}"):
+        shared_of(tmp_path / "own.yaml")
 
 
 def test_a_group_can_be_read_from_a_file(capsys, tmp_path):

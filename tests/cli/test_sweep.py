@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lcfl.cli.sweep import Grid, Sweep, Trial, given_to, parse_grid, points_of
+from lcfl.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = f"""
@@ -125,6 +126,16 @@ def test_finished_runs_are_not_run_again(sweep):
     runs = sweep().run(trials, jobs=2)
     assert [run.seed for run in runs] == [0, 1]
     assert sweep.calls() == ["fedavg-seed0 ", "fedavg-seed1 "]
+
+
+def test_a_run_that_another_process_writes_is_left_alone(sweep, tmp_path):
+    """A run outlives a sweep that is killed. Before its first checkpoint, it would be started anew."""
+    (tmp_path / "out" / "fedavg-seed0" / "version_0").mkdir(parents=True)
+    living = RunDirectory(tmp_path / "out" / "fedavg-seed0" / "version_0")
+    assert sweep().run([Trial("fedavg", (), 0)]) == [None]
+    assert living.path.is_dir() and sweep.said[-1].startswith("fedavg-seed0: left alone, because another process")
+    living.close()
+    assert [run.seed for run in sweep().run([Trial("fedavg", (), 0)])] == [0]
 
 
 def test_a_failed_run_is_reported_and_resumed(sweep):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lcfl.callbacks import Checkpoint
+from lcfl.callbacks import Checkpoint, LabelSimilarity
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.messages import Downlink
@@ -162,6 +162,15 @@ class Looking(Callback):
 
 def _process(store, clients):
     return os.getpid(), len(clients)
+
+
+def test_clients_are_compared_by_their_models_on_several_hosts_as_on_one(tmp_path, apart, monkeypatch):
+    monkeypatch.setattr("lcfl.callbacks.label_similarity.figures.save", lambda *_: None)
+    small(tmp_path / "one", 1, lcfed(), callbacks=[LabelSimilarity(dimension=3)])
+    apart(1)
+    small(tmp_path / "two", 2, lcfed(), callbacks=[LabelSimilarity(dimension=3)])
+    one, two = (next((tmp_path / name).rglob("label_similarity.json")).read_text() for name in ("one", "two"))
+    assert one == two
 
 
 def test_the_server_keeps_no_model_of_clients_that_others_own(tmp_path, apart):

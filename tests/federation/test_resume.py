@@ -133,6 +133,15 @@ def test_another_configuration_is_refused_and_every_difference_named(tmp_path, e
         assert f"\n  {difference}" in str(error.value)
 
 
+def test_a_limit_on_updates_is_neither_added_nor_dropped(tmp_path):
+    fit(tmp_path, "fedavg", 1, 1, "--trainer.max_update_norm=9")
+    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has 9\.0, this run null"):
+        fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
+    fit(tmp_path / "none", "fedavg", 1, 1)
+    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has null, this run 9\.0"):
+        fit(tmp_path / "none", "fedavg", 1, 2, "--ckpt_path=last", "--trainer.max_update_norm=9")
+
+
 def test_resumed_run_may_change_evaluate_clients_and_reports_it(tmp_path, ended):
     run = fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last", "--trainer.evaluate_clients=3")
     assert run.summary()["rounds"] == 6 and run.summary()["evaluate_clients"] == 3

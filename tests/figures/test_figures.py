@@ -113,6 +113,11 @@ def test_the_colours_of_negative_cosines_are_symmetric_around_zero():
     assert image.get_clim() == (-1.0, 1.0) and image.cmap.name == "RdBu_r"
 
 
+def test_a_client_without_a_value_is_the_worst():
+    (stairs,) = sorted_values({"personal": np.array([0.9, np.nan, 0.1, 0.5])}, "test own_split").axes[0].patches
+    assert stairs.get_data().values.tolist()[1:] == pytest.approx([10, 50, 90])
+
+
 def test_sorted_values_rise_from_the_worst_client():
     values = {"personal": np.array([0.9, 0.5]), "global": np.array([0.25]), "cluster": np.array([])}
     axes = sorted_values(values, "test own_split").axes[0]

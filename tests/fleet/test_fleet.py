@@ -242,6 +242,7 @@ BAD_ANSWERS = {
     "too many samples": (spoiled(num_samples=10**6), "it has 1000000 training samples, but joined with"),
     "another nonce": (spoiled(nonce="0" * 16), "the answer to another request was refused"),
     "a reserved name": (spoiled(logged={"comm/down_bytes": 1.0}), "it logs 'comm/down_bytes', which is reserved"),
+    "the round": (spoiled(logged={"round": 0.5}), "it logs 'round', which is reserved"),
     "a word as loss": (spoiled(loss="low"), "the answer was refused: loss: got 'low'"),
     "a field more": (spoiled(code="import os"), "the answer was refused: the content: code is missing or unknown"),
     "another version": (

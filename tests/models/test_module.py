@@ -308,6 +308,17 @@ def test_a_metric_that_is_not_one_number_is_refused(value, got):
     assert not logged
 
 
+@pytest.mark.parametrize("name", ["round", "comm/down_bytes", "val/own_split/personal/acc", "train/failed_clients"])
+def test_names_that_lcfl_logs_are_refused(name):
+    module = linear_module()
+    with (
+        module.collecting() as logged,
+        pytest.raises(ValueError, match=f"self.log.*{name}.*: lcfl logs this name itself"),
+    ):
+        module.log(name, 1.0)
+    assert not logged
+
+
 def test_nothing_is_collected_outside_of_a_local_update():
     module = linear_module()
     with module.collecting() as logged:

@@ -185,6 +185,24 @@ def test_a_diverged_model_is_nan_and_not_an_error(tmp_path):
     assert isnan(row.value)
 
 
+def test_a_seed_that_diverged_has_no_deviation(tmp_path):
+    for seed in (0, 1):
+        path = made(tmp_path, "a", seed)
+    summary = json.loads((path / "summary.json").read_text())
+    summary["metrics"]["test/own_split/global/acc"] = None
+    (path / "summary.json").write_text(json.dumps(summary))
+    (row, _), _ = rows_of(entries_of(find_runs([tmp_path])), target=0.1)
+    assert isnan(row.value) and isnan(row.value_std)
+
+
+def test_seeds_that_were_stopped_early_are_one_entry(tmp_path):
+    for seed, rounds in ((0, 2), (1, 5)):
+        path = made(tmp_path, "a", seed)
+        summary = json.loads((path / "summary.json").read_text()) | {"rounds": rounds, "planned_rounds": 9}
+        (path / "summary.json").write_text(json.dumps(summary))
+    assert names(entries_of(find_runs([tmp_path]))) == {"a": [0, 1]}
+
+
 def test_rounds_count_from_one_without_warm_up_rounds(tmp_path):
     path = made(tmp_path, "a", 0, accuracies=[0.1, 0.2])
     with (path / "metrics.csv").open() as file:

@@ -25,6 +25,7 @@ def test_mean_weighted_std_and_worst():
 def test_worst10_is_the_mean_of_the_lowest_tenth_rounded_up(number, counted):
     values = np.random.default_rng(0).permutation(number).astype(float)
     assert summarize("acc", metric(values))["acc_worst10"] == pytest.approx((counted - 1) / 2)
+    assert np.isnan(summarize("acc", metric([*values, np.nan]))["acc_worst10"])
 
 
 def test_evaluation_stores_clients_and_numbers_of_samples():

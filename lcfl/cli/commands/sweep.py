@@ -1,6 +1,7 @@
 """``lcfl sweep``: runs methods x grid x seeds, tunes each method on validation data, and compares the runs."""
 
 import argparse
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,9 @@ from lcfl.cli.shipped_configs import find
 from lcfl.cli.sweep import Sweep, Trial, given_to, parse_grid, points_of
 
 __all__ = ["main", "parser"]
+
+# Options that every run gets from the sweep, and those to use instead.
+TAKEN = {"--seed_everything": "--seeds", "--trainer.name": "--out", "--trainer.default_root_dir": "--out"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +80,10 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(
             f"sweep: got --seeds {options.seeds}; allowed are whole numbers separated by commas."
         ) from None
+    for option, instead in TAKEN.items():
+        if any(word.partition("=")[0] == option for word in others):
+            raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
+    seeds, methods = list(dict.fromkeys(seeds)), list(dict.fromkeys(methods))
     for option in ("jobs", "finalists"):
         if getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
@@ -123,5 +131,5 @@ def main(args: Sequence[str]) -> None:
 
 def _names_another_metric(files: Sequence[str], words: Sequence[str]) -> bool:
     """Returns whether the runs may report another metric than the accuracy."""
-    texts = [Path(file).read_text() for file in files if Path(file).is_file()]
+    texts = [Path(file).read_text() for file in files if os.path.isfile(file)]
     return any("model.report" in word for word in words) or any("report:" in text for text in texts)

@@ -14,6 +14,11 @@ from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
         (["--methods=fedavg", "--finalists=0"], "got --finalists 0; at least 1"),
         (["--methods=fedavg", "--grid=lcfed:a=1"], "--grid names lcfed, which --methods fedavg does not"),
         (["--methods=fedavg", "--grid=a"], "--grid a; allowed are"),
+        (
+            ["--methods=fedavg", "--seed_everything=7"],
+            "got --seed_everything, which it gives every .* --seeds",
+        ),
+        (["--methods=fedavg", "--trainer.name", "x"], "got --trainer.name, .* use --out"),
     ],
 )
 def test_invalid_options_are_refused(words, text):
