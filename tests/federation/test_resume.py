@@ -135,10 +135,10 @@ def test_another_configuration_is_refused_and_every_difference_named(tmp_path, e
 
 def test_a_limit_on_updates_is_neither_added_nor_dropped(tmp_path):
     fit(tmp_path, "fedavg", 1, 1, "--trainer.max_update_norm=9")
-    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has 9\.0, this run null"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has 9\.0, this run None"):
         fit(tmp_path, "fedavg", 1, 2, "--ckpt_path=last")
     fit(tmp_path / "none", "fedavg", 1, 1)
-    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has null, this run 9\.0"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"max_update_norm: the checkpoint has None, this run 9\.0"):
         fit(tmp_path / "none", "fedavg", 1, 2, "--ckpt_path=last", "--trainer.max_update_norm=9")
 
 
