@@ -315,7 +315,7 @@ class Session:
             "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
             "reported": vars(self.module.reported),
             "rounds": server.state.round,
-            "planned_rounds": self.schedule.rounds,
+            "planned_rounds": int(self.schedule.rounds),
             "evaluate_clients": None if measured == self.data.num_initial_clients else measured,  # None means all
             "total_bytes": server.state.total_bytes,
             "privacy": describe(server.privacy_guarantee()),
