@@ -15,7 +15,7 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 from lcfl.cli.class_options import with_modules
 from lcfl.core.renamed import current_path, with_current_names
 
-__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
+__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
 
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
@@ -185,7 +185,7 @@ def _read(layer: Any) -> Any:
         return None
 
 
-def _yaml_error(path: Path) -> str:
+def yaml_error(path: Path) -> str:
     """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
     with path.open() as file:
         try:
@@ -211,7 +211,7 @@ class LayeredConfig(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Applies one file or one YAML text."""
-        if os.path.isfile(values) and (problem := _yaml_error(Path(values))):
+        if os.path.isfile(values) and (problem := yaml_error(Path(values))):
             parser.error(f"{values} is not valid YAML: {problem}.")
         folder, layer, of_method = "", _read(values), None
         if not isinstance(cfg.get(self.dest), list):  # the first layer

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,7 +161,10 @@ class Newcomer:
     def losses(self, model_KP: Tensor) -> list[float]:
         """See `lcfl.methods.clustering.base.NewcomerInterface.losses`."""
         self.down_bytes += Downlink({"models": model_KP}).num_bytes
-        return [each["train"]["loss"] for each in self._measured([self._task(model, ("train",)) for model in model_KP])]
+        return [
+            each["train"].get("loss", nan)
+            for each in self._measured([self._task(model, ("train",)) for model in model_KP])
+        ]
 
     def measure(self, model: Tensor, sets: tuple[str, ...], epochs: int) -> list[Measured]:
         """Returns the metrics of a model ``[P + Q]``, and of the same after `epochs` epochs of plain training.
@@ -174,7 +177,7 @@ class Newcomer:
         if not sets:
             return [{}, {}]
         before, after = self._measured([self._task(model, sets), self._task(model, sets, LocalTraining(epochs=epochs))])
-        if not all(isfinite(metrics["loss"]) for metrics in after.values()):
+        if not all(isfinite(metrics["loss"]) for metrics in after.values() if metrics):  # see `measure`
             raise self._diverged()
         return [before, after]
 

@@ -130,6 +130,17 @@ def test_clients_of_data_that_do_not_fit_are_refused(joined, options, words):
         onboard(saved.path, module, blobs(2, partition=IID(), **options), fedavg(), 5, "cpu", of_the_run=False)
 
 
+def test_a_newcomer_whose_targets_are_all_ignored_has_no_metrics(tmp_path):
+    """Its model is not diverged, and the others have metrics."""
+    module = linear_module(loss=torch.nn.CrossEntropyLoss(ignore_index=0))
+    inputs, targets, train, test = two_sided(num_clients=2, size=6)
+    path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), dealt(inputs, targets, train, test=test), module)])
+    targets[train[0]], targets[test[0]], targets[test[1]] = [0, 1] * 3, 0, 1
+    new = dealt(inputs, targets, train, test=test)
+    found = onboard(path, module, new, fedavg(), 1, "cpu", of_the_run=False)
+    assert found.evaluation.by_name["test/own_split/after/acc"].clients.tolist() == [3]
+
+
 def test_clients_with_other_names_of_classes_are_refused(tmp_path):
     write_wards(tmp_path / "old", {"a": 12, "b": 12}, outcomes=("benign", "malignant"))
     write_wards(tmp_path / "new", {"c": 12}, outcomes=("no", "yes"))

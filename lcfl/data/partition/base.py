@@ -176,7 +176,8 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
                 f"{num_samples - 1}"
             )
     all_indices = np.concatenate(shares.indices)
-    _check_own_parts(name, shares, all_indices)
+    if shares.val is not None or shares.test is not None:
+        _check_own_parts(name, shares, all_indices)
     repeated = _repeated(all_indices)
     if shares.overlapping:
         repeated = np.concatenate([_repeated(share) for share in shares.indices])
