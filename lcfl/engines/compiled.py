@@ -115,7 +115,6 @@ class CompiledEngine(SequentialEngine):
         weakref.finalize(self, self._kernels.lcfl_close, self._program)
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
-        self._gradient = torch.empty(self._num_parameters)
         self._needs_two = program.needs_two
         self._num_classes = program.values[program.output].channels
         self._shape = torch.Size(shape)
@@ -135,21 +134,20 @@ class CompiledEngine(SequentialEngine):
         trained = self.layout.range_of(part)
         sgd.begin, sgd.end = trained.start, trained.stop
         velocity = torch.empty(self._num_parameters) if sgd.momentum else None
-        vectors = (model, self._gradient, velocity, *self._targets(pulls), self._correction(pulls))
-        pointers = [None if each is None else each.data_ptr() for each in vectors]
+        vectors = (velocity, *self._targets(pulls), self._correction(pulls))
+        options = ctypes.byref(sgd), *(None if each is None else each.data_ptr() for each in vectors)
         losses = []
         for number, indices in enumerate(islice(batches, self.max_steps)):
-            loss = self._differentiate_at(model, buffers, indices, trained.start)
             sgd.first = number == 0
-            losses.append(loss + self._kernels.lcfl_update(ctypes.byref(sgd), *pointers))
+            losses.append(self._at_batch(self._kernels.lcfl_step, model, buffers, indices, *options))
         self._close(buffers)
         return OptimizerResult(model, sum(losses) / len(losses), {})
 
     def gradient(self, model: Tensor, batch: Indices, number: int = 0, pulls: Pulls = NO_PULLS) -> Gradient:
         """See `lcfl.methods.local.engine.Engine.gradient`."""
         model, buffers = self._opened(model)
-        loss = self._differentiate_at(model, buffers, batch)
-        vector, parameters = self._gradient.clone(), model[: self._num_parameters]
+        vector, parameters = torch.empty(self._num_parameters), model[: self._num_parameters]
+        loss = self._at_batch(self._kernels.lcfl_gradient, model, buffers, batch, vector.data_ptr())
         weights = self._descent.cluster_weight, self._descent.global_weight
         for target, weight in zip(self._targets(pulls), weights, strict=True):
             if target is not None:
@@ -197,8 +195,10 @@ class CompiledEngine(SequentialEngine):
             return None
         return _vector(pulls.correction, self._num_parameters, "the correction").contiguous()
 
-    def _differentiate_at(self, model: Tensor, buffers: Tensor, indices: Indices, begin: int = 0) -> float:
-        """Writes the gradient of L_sup ``[P]`` from entry `begin` on into `_gradient`, and returns the loss."""
+    def _at_batch(
+        self, kernel: Callable[..., float], model: Tensor, buffers: Tensor, indices: Indices, *options: object
+    ) -> float:
+        """Calls a kernel for a batch and returns the loss."""
         if self._needs_two and len(indices) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
@@ -211,7 +211,7 @@ class CompiledEngine(SequentialEngine):
             raise ValueError(f"labels: got shape {list(targets.shape)} for {len(inputs)} samples; one each is needed.")
         targets = targets.contiguous()
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
-        loss = self._kernels.lcfl_gradient(self._program, *pointers, len(targets), begin, self._gradient.data_ptr())
+        loss = kernel(self._program, *pointers, len(targets), *options)
         if loss == -1:
             raise ValueError(
                 f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "

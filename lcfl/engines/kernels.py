@@ -86,9 +86,10 @@ def load() -> ctypes.CDLL:
     for name, result, arguments in (
         ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
         ("close", None, [pointer]),
-        ("gradient", c_double, [pointer, pointer, pointer, pointer, pointer, c_int64, c_int64, pointer]),
+        ("lanes", c_int64, [c_int64]),
+        ("gradient", c_double, [*[pointer] * 5, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
-        ("update", c_double, [POINTER(Sgd), *[pointer] * 6]),
+        ("step", c_double, [*[pointer] * 5, c_int64, POINTER(Sgd), *[pointer] * 4]),
     ):
         function = getattr(library, f"lcfl_{name}")
         function.restype, function.argtypes = result, arguments

@@ -7,17 +7,19 @@ from lightning.fabric import Fabric
 
 from lcfl.core.validation import check_choice
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.engines import kernels
 from lcfl.engines.compiled import CompiledEngine, check_compiled
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
-from lcfl.engines.tracing import Unsupported
+from lcfl.engines.tracing import Program, Unsupported
 from lcfl.models.module import FederatedModule
 
 __all__ = ["EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
-WIDEST = 64  # input channels of a convolution; beyond that, torch's own kernels are faster (docs/performance.md)
+NARROW = 32  # input channels of a convolution; torch's own kernels are slow for fewer (docs/performance.md)
+MOST_IDLE = 48  # multiplications per weight that `compiled` may waste on lanes without a sample
 
 
 def choose_engine(
@@ -31,8 +33,9 @@ def choose_engine(
     """Returns the named engine, or for ``auto`` the fastest one that trains the module the way the module defines it.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
-    The choice depends on the module, the shape of the data, the device and whether there is a compiler. It does not
-    depend on measurements: the same command gives the same engine again, and so the same bits.
+    It also takes ``sequential`` for wide convolutions if a batch leaves many lanes of the processor's vectors idle. The
+    choice depends on the module, the shape of the data, the batch size, the device, its vectors and whether there is a
+    compiler. It does not depend on measurements: the same command gives the same engine again, and so the same bits.
 
     Args:
         wanted: a name or ``auto``.
@@ -50,8 +53,8 @@ def choose_engine(
     try:
         if tried == "compiled":
             program = check_compiled(module, data.dataset.spec, device, precision)
-            if wanted == "auto" and program.widest > WIDEST:
-                raise Unsupported(f"its convolutions have up to {program.widest} channels, and it is slower for those")
+            if wanted == "auto":
+                _check_speed(program, data.batch_size)
         elif tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)
     except Unsupported as reason:
@@ -60,6 +63,16 @@ def choose_engine(
         LOGGER.info("Engine sequential, because %s does not suit this run: %s.", tried, reason)
         return "sequential"
     return cast(EngineName, tried)
+
+
+def _check_speed(program: Program, batch_size: int) -> None:
+    """Raises `Unsupported` if `compiled` is slower than `sequential`."""
+    lanes = kernels.load().lcfl_lanes(batch_size)
+    if program.widest >= NARROW and (lanes - batch_size) * program.reuse > MOST_IDLE:
+        raise Unsupported(
+            f"it computes a batch of {batch_size} like one of {lanes}, which is slow for convolutions of "
+            f"{program.widest} channels"
+        )
 
 
 def make_engine(

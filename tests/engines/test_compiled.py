@@ -21,7 +21,7 @@ from tests.engines.networks import NETWORKS, SHAPE, Inner, Normal, Plain, Scratc
 from tests.engines.pairs import data_of, near
 
 SIZES = (1, 7, 16, 17, 32, 33, 70)
-TOLERANCE = {"rtol": 2e-5, "atol": 5e-6}
+TOLERANCE = {"rtol": 2e-5, "atol": 1e-5}  # autograd alone is off by 4e-6 on some processors
 
 
 def engines(network, shape, optimizer=None, number=160, **options):

@@ -6,7 +6,12 @@ import pytest
 import torch
 import yaml
 
+from lcfl import FederatedModule
+from lcfl.data.datamodule import FederatedDataModule
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
 from lcfl.engines import choose_engine
+from lcfl.models import CNN, LeNet5, ResNet9
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.helpers.builders import blobs, blobs_module
 from tests.helpers.commandline import CONFIGS
@@ -104,6 +109,19 @@ def test_stacks_on_two_ranks_agree_with_those_on_one(tmp_path):
 
 def test_auto_takes_the_compiled_engine_on_a_cpu():
     assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("network", "batch_size", "taken"),
+    [(LeNet5, 10, "compiled"), (CNN, 10, "compiled"), (ResNet9, 10, "sequential"), (ResNet9, 32, "compiled")],
+)
+def test_auto_takes_the_sequential_engine_for_wide_convolutions_if_lanes_are_idle(network, batch_size, taken, caplog):
+    data = Tensors((torch.zeros(4, 3, 32, 32), torch.arange(4)))
+    data = FederatedDataModule(data, IID(), 1, batch_size=batch_size)
+    with caplog.at_level("INFO"):
+        assert choose_engine("auto", FederatedModule(network), data, "cpu", "32-true") == taken
+    slow = "it computes a batch of 10 like one of 16, which is slow for convolutions of 512 channels"
+    assert (slow in caplog.text) == (taken == "sequential")
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
+#include "descent.h"
 #include "program.h"
 #include "vectors.h"
 
@@ -143,21 +145,57 @@ void correlate_with(Blocks b, const Window& at, const Vec* in, const float* pack
     correlate<1, 1, V>(at, in, packed, bias, out, spare);
 }
 
-// Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
-inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
-    for (int first = 0; first < out_channels; first += block)
-        for (int tap = 0; tap < taps; ++tap)
-            for (int c = 0; c < block; ++c)
-                *packed++ = first + c < out_channels ? weight[int64_t(first + c) * taps + tap] : 0;
+// Interleaves CB rows of `size` values. The rows are `stride` apart, and the values of a row are `step` apart. Rows
+// from `count` on are zeros. Returns the end of what it has written.
+template <int CB>
+float* interleave(const float* rows, int64_t stride, int64_t size, int64_t step, int count, float* packed) {
+    for (int64_t i = 0; i < size; ++i, rows += step, packed += CB)
+        if (count >= CB)
+            for (int c = 0; c < CB; ++c) packed[c] = rows[c * stride];
+        else
+            for (int c = 0; c < CB; ++c) packed[c] = c < count ? rows[c * stride] : 0;
+    return packed;
 }
 
-// Rearranges weights [O][C][KH][KW] for the backward correlation: [C][O][KH][KW] with both kernel axes reversed.
-inline void turn(const float* weight, int out_channels, int channels, int area, float* turned) {
-    for (int c = 0; c < channels; ++c)
+// Calls `act` with a block's number of channels as a constant. A loop of that length is then three times as fast.
+template <class Act>
+void with_channels(int channels, Act act) {
+    switch (channels) {
+        case 1:
+            return act(std::integral_constant<int, 1>());
+        case 2:
+            return act(std::integral_constant<int, 2>());
+        case 3:
+            return act(std::integral_constant<int, 3>());
+        case 4:
+            return act(std::integral_constant<int, 4>());
+        case 6:
+            return act(std::integral_constant<int, 6>());
+        case 8:
+            return act(std::integral_constant<int, 8>());
+        case 12:
+            return act(std::integral_constant<int, 12>());
+    }
+}
+
+// Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
+inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
+    with_channels(block, [&](auto width) {
+        constexpr int CB = decltype(width)::value;
+        for (int first = 0; first < out_channels; first += CB)
+            packed = interleave<CB>(weight + int64_t(first) * taps, taps, taps, 1, out_channels - first, packed);
+    });
+}
+
+// The same for the backward correlation, of weights [O][C][KH][KW]: [C / CB][O][KH KW reversed][CB].
+inline void pack_turned(const float* weight, int out_channels, int channels, int area, int block, float* packed) {
+    with_channels(block, [&](auto width) {
+        constexpr int CB = decltype(width)::value;
         for (int o = 0; o < out_channels; ++o)
-            for (int k = 0; k < area; ++k)
-                turned[(int64_t(c) * out_channels + o) * area + k] =
-                    weight[(int64_t(o) * channels + c) * area + area - 1 - k];
+            for (int first = 0; first < channels; first += CB)
+                interleave<CB>(weight + (int64_t(o) * channels + first) * area + area - 1, area, area, -1,
+                               channels - first, packed + (int64_t(first) * out_channels + o * CB) * area);
+    });
 }
 
 // d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
@@ -177,43 +215,48 @@ void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope
     }
 }
 
+// Gives `receiver` the gradient of the weights, which begin at `weight` in the model.
 template <int CB, int TB, int V>
 void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk,
-                     int chunks, float* gradient) {
-    const int area = at.kernel_h * at.kernel_w, taps = at.taps();
+                     int chunks, int64_t weight, float* rows, Receiver& receiver) {
+    const int taps = at.taps();
     const int64_t plane = int64_t(at.out_height) * at.out_width * V;
-    for (int first = 0; first < at.out_channels; first += CB)
+    std::vector<int64_t> places;  // of the taps at the first pixel
+    for (int channel = 0; channel < at.channels; ++channel)
+        for (int ky = 0; ky < at.kernel_h; ++ky)
+            for (int kx = 0; kx < at.kernel_w; ++kx)
+                places.push_back(((int64_t(channel) * at.height + ky) * at.width + kx) * V);
+    for (int first = 0; first < at.out_channels; first += CB) {
         for (int tap = 0; tap < taps; tap += TB) {
             Vec sum[CB][TB] = {};
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 const Vec *from[TB], *rise[CB];
-                for (int t = 0; t < TB; ++t) {  // beyond the last tap, the last one is used again
-                    const int each = std::min(tap + t, taps - 1), place = each % area;
-                    from[t] =
-                        in + chunk * in_chunk +
-                        ((int64_t(each / area) * at.height + place / at.kernel_w) * at.width + place % at.kernel_w) * V;
-                }
+                for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
+                    from[t] = in + chunk * in_chunk + places[std::min(tap + t, taps - 1)];
                 for (int c = 0; c < CB; ++c)
                     rise[c] = slope + chunk * slope_chunk + std::min(first + c, at.out_channels - 1) * plane;
                 weigh_block<CB, TB, V>(at, from, rise, sum);
             }
-            for (int c = 0; c < CB && first + c < at.out_channels; ++c)
-                for (int t = 0; t < TB && tap + t < taps; ++t)
-                    gradient[int64_t(first + c) * taps + tap + t] = total(sum[c][t]);
+            float found[CB * TB];
+            totals_of<CB * TB>(sum[0], found);
+            for (int c = 0; c < CB; ++c)
+                for (int t = 0; t < TB && tap + t < taps; ++t) rows[int64_t(c) * taps + tap + t] = found[c * TB + t];
         }
+        receiver.take(weight + int64_t(first) * taps, int64_t(std::min(CB, at.out_channels - first)) * taps, rows);
+    }
 }
 
 // Uses blocks of few or of many channels, depending on which extend less beyond the last channel and the last tap.
 template <int V>
 void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
-           float* gradient) {
+           int64_t weight, Memory& rows, Receiver& receiver) {
     constexpr int FEW = SUMS < 24 ? 3 : 4, MANY = SUMS / FEW;
     const auto work = [&](int channels, int taps) {
         return int64_t(whole(at.out_channels, channels)) * whole(at.taps(), taps);
     };
     const auto blocks =
         work(MANY, FEW) < work(FEW, MANY) ? weigh_in_blocks<MANY, FEW, V> : weigh_in_blocks<FEW, MANY, V>;
-    blocks(at, in, in_chunk, slope, slope_chunk, chunks, gradient);
+    blocks(at, in, in_chunk, slope, slope_chunk, chunks, weight, rows.floats(int64_t(MANY) * at.taps()), receiver);
 }
 
 // Copies a value into a frame of zeros, with its pixels `stride` apart.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "descent.h"
 #include "vectors.h"
 
 namespace lcfl {
@@ -49,12 +50,13 @@ template <int OB, int IB, int V>
 void connect_back_rows(const float* weight, int inputs, const Vec* slope, Vec* back) {
     int i = 0;
     for (; i + IB <= inputs; i += IB) connect_back_block<OB, IB, V>(weight + i, inputs, slope, back + i * V);
+    for (; IB > 4 && i + 4 <= inputs; i += 4) connect_back_block<OB, 4, V>(weight + i, inputs, slope, back + i * V);
     for (; i < inputs; ++i) connect_back_block<OB, 1, V>(weight + i, inputs, slope, back + i * V);
 }
 
 template <int V>
 void connect_back(const float* weight, int inputs, int outputs, const Vec* slope, Vec* back) {
-    constexpr int OB = SUMS / 3, IB = 4;
+    constexpr int OB = 16, IB = SUMS / 2;
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * inputs * V);
     int o = 0;
     for (; o + OB <= outputs; o += OB)
@@ -62,50 +64,43 @@ void connect_back(const float* weight, int inputs, int outputs, const Vec* slope
     for (; o < outputs; ++o) connect_back_rows<1, IB, V>(weight + int64_t(o) * inputs, inputs, slope + o * V, back);
 }
 
-// d loss / d w[o][i] = sum_b slope[o][b] in[b][i], for OB rows x IB vectors of inputs at a time.
-template <int OB, int IB>
-void outer_block(const float* const* slope, const Vec* in, int64_t row, int samples, int64_t chunk_in, int chunks,
-                 int64_t chunk_slope, Vec (&sum)[OB][IB]) {
-    for (int chunk = 0; chunk < chunks; ++chunk)
-        for (int b = 0; b < samples; ++b) {
-            const Vec* values = in + chunk * chunk_in + b * row;
+// found[o][at + i] = d loss / d w[o][i] = sum_b slope[o][b] in[b][i], for OB rows x IB vectors of inputs.
+template <int OB, int IB, int RUN>
+void outer_block(const Batch& batch, const float* const* slope, int64_t slope_chunk, const Vec* in, int64_t row,
+                 Vec (&found)[OB][RUN], int at) {
+    Vec sum[OB][IB] = {};
+    for (int chunk = 0; chunk < batch.chunks; ++chunk)
+        for (int b = 0; b < batch.in_chunk(chunk); ++b) {
+            const Vec* values = in + (int64_t(chunk) * batch.lanes() + b) * row;
             add_products(
-                sum, [=](int o) { return fill(slope[o][chunk * chunk_slope + b]); }, [=](int i) { return values[i]; });
+                sum, [=](int o) { return fill(slope[o][chunk * slope_chunk + b]); }, [=](int i) { return values[i]; });
         }
+    for (int o = 0; o < OB; ++o)
+        for (int i = 0; i < IB; ++i) found[o][at + i] = held(sum[o][i]);
 }
 
-// `sideways` is the input with the batch outermost: chunks x [V LANES][I rounded up to vectors].
-inline void outer(const Vec* slope, int64_t slope_chunk, const Vec* sideways, int inputs, int outputs, int V,
-                  int chunks, float* gradient) {
-    constexpr int IB = 4, OB = SUMS / IB;
-    const int row = (inputs + LANES - 1) / LANES, samples = V * LANES;
-    for (int v = 0; v < row; v += IB)
+// Gives `receiver` the gradient of the weights, which begin at `weight` in the model. `sideways` is the input with the
+// batch outermost: chunks x [V LANES][I rounded up to vectors]. Goes through all outputs with a few KB of a row, so
+// that these inputs stay in the second-level cache.
+inline void outer(const Batch& batch, const Vec* slope, int64_t slope_chunk, const Vec* sideways, int inputs,
+                  int outputs, int64_t weight, Receiver& receiver) {
+    constexpr int IB = 4, OB = SUMS / IB, RUN = 4096 / sizeof(Vec);
+    const int row = (inputs + LANES - 1) / LANES;
+    Vec found[OB][RUN];
+    for (int run = 0; run < row; run += RUN)
         for (int first = 0; first < outputs; first += OB) {
             const float* rise[OB];
             for (int o = 0; o < OB; ++o)
-                rise[o] = reinterpret_cast<const float*>(slope + int64_t(std::min(first + o, outputs - 1)) * V);
-            Vec sum[OB][IB] = {};
-            const int begin = std::max(0, std::min(v, row - IB));
-            if (row >= IB) {
-                outer_block<OB, IB>(rise, sideways + begin, row, samples, int64_t(row) * samples, chunks,
-                                    slope_chunk * LANES, sum);
-            } else {
-                for (int i = 0; i < row; ++i) {
-                    Vec one[OB][1] = {};
-                    outer_block<OB, 1>(rise, sideways + i, row, samples, int64_t(row) * samples, chunks,
-                                       slope_chunk * LANES, one);
-                    for (int o = 0; o < OB; ++o) sum[o][i] = one[o][0];
-                }
-            }
+                rise[o] = reinterpret_cast<const float*>(slope + int64_t(std::min(first + o, outputs - 1)) * batch.V);
+            const int end = std::min(run + RUN, row);
+            int v = run;
+            for (; v + IB <= end; v += IB)
+                outer_block<OB, IB>(batch, rise, slope_chunk * LANES, sideways + v, row, found, v - run);
+            for (; v < end; ++v)
+                outer_block<OB, 1>(batch, rise, slope_chunk * LANES, sideways + v, row, found, v - run);
             for (int o = 0; o < OB && first + o < outputs; ++o)
-                for (int i = 0; i < IB && begin + i < row; ++i) {
-                    const int at = (begin + i) * LANES;
-                    float* to = gradient + int64_t(first + o) * inputs + at;
-                    if (at + LANES <= inputs)
-                        *reinterpret_cast<Loose*>(to) = sum[o][i];
-                    else
-                        for (int lane = 0; at + lane < inputs; ++lane) to[lane] = sum[o][i][lane];
-                }
+                receiver.take(weight + int64_t(first + o) * inputs + run * LANES,
+                              std::min(end * LANES, inputs) - run * LANES, reinterpret_cast<const float*>(found[o]));
         }
 }
 

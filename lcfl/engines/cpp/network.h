@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "convolution.h"
+#include "descent.h"
 #include "linear.h"
 #include "loss.h"
 #include "normalisation.h"
@@ -28,11 +29,10 @@ class Program {
           kept_(num_ops),
           has_slope_(num_values) {}
 
-    // Returns the mean cross-entropy of a batch and writes its gradient [P]. Every operation writes its own part.
-    // Leaves out what only parameters before `begin` need, whose gradient has no meaning then. Returns -1 if a label is
-    // not the number of a class.
-    double gradient(const float* model, float* buffers, const float* inputs, const int64_t* labels, int64_t samples,
-                    int64_t begin, float* gradient) {
+    // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
+    // Leaves out what only parameters before `begin` need. Returns -1 if a label is not the number of a class.
+    double differentiate(const float* model, float* buffers, const float* inputs, const int64_t* labels,
+                         int64_t samples, int64_t begin, Receiver& receiver) {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
             return -1;
@@ -50,7 +50,11 @@ class Program {
         size_t lowest = 0;
         while (lowest < ops_.size() && std::max(ops_[lowest].weight, ops_[lowest].bias) < begin) ++lowest;
         for (size_t i = ops_.size(); i-- > lowest;)
-            batch_.V == 1 ? backward<1>(i, model, gradient) : backward<2>(i, model, gradient);
+            batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
+        for (size_t i = 0; i < lowest; ++i) {
+            if (ops_[i].weight >= 0) receiver.take(ops_[i].weight, num_weights(ops_[i]), nullptr);
+            if (ops_[i].bias >= 0) receiver.take(ops_[i].bias, shapes_[ops_[i].output].channels, nullptr);
+        }
         return loss;
     }
 
@@ -100,7 +104,8 @@ class Program {
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         if (op.kind == CONV) return convolve<V>(number, model);
         if (op.kind == BATCH_NORM)
-            return batch_norm(op, from, batch_, model, buffers, training, in, out, kept(number, 2 * from.channels));
+            return batch_norm(op, from, batch_, model, buffers, training, in, out,
+                              kept_[number].floats(2 * from.channels));
         for (int chunk = 0; chunk < batch_.chunks; ++chunk, in += in_size, out += out_size) switch (op.kind) {
                 case LINEAR:
                     connect<V>(model + op.weight, int(from.size()), int(to.size()),
@@ -133,9 +138,9 @@ class Program {
         const Op& op = ops_[number];
         const Window at = window(op);
         const Blocks blocks = best_blocks<V>(at);
-        float* packed = floats(packed_, int64_t(at.out_channels + blocks.channels) * at.taps());
+        float* packed = packed_.floats(int64_t(at.out_channels + blocks.channels) * at.taps());
         pack(model + op.weight, at.out_channels, at.taps(), blocks.channels, packed);
-        float* bias = biases(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
+        float* bias = padded(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
         const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
         const Vec* in = framed_input<V>(number);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk)
@@ -158,9 +163,9 @@ class Program {
     }
 
     template <int V>
-    void backward(size_t number, const float* model, float* gradient) {
+    void backward(size_t number, const float* model, Receiver& receiver) {
         const Op& op = ops_[number];
-        const Value &from = shapes_[op.input], &to = shapes_[op.output];
+        const Value& to = shapes_[op.output];
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
         if (op.kind == RELU) {
@@ -176,59 +181,73 @@ class Program {
             }
             return;
         }
-        if (op.kind == CONV)
-            weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
-                     gradient + op.weight);
-        if (op.kind == LINEAR) connect_weights<V>(op, in, rise, gradient);
-        if ((op.kind == CONV || op.kind == LINEAR) && op.bias >= 0) {
+        const bool is_norm = op.kind == GROUP_NORM || op.kind == BATCH_NORM;
+        float* weights = is_norm && op.weight >= 0 ? weights_.floats(to.channels) : nullptr;
+        float* biases = op.bias >= 0 ? biases_.floats(to.channels) : nullptr;
+        if (biases && !is_norm) {
             const int64_t area = out_size / to.channels;
             for (int c = 0; c < to.channels; ++c) {
                 Vec sum = {};
                 for (int chunk = 0; chunk < batch_.chunks; ++chunk)
                     for (int64_t i = 0; i < area; ++i) sum += rise[chunk * out_size + c * area + i];
-                gradient[op.bias + c] = total(sum);
+                biases[c] = total(sum);
             }
         }
-        if (op.input == input_ && (op.kind == CONV || op.kind == LINEAR)) return;  // no operation comes before it
-        Vec* back = place_for(op.input);
+        if (op.input != input_ || is_norm) {  // otherwise, no operation comes before it
+            Vec* back = place_for(op.input);
+            backward_to<V>(number, model, in, out, rise, back, weights, biases);
+            settle(op.input, back);
+        }
+        if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
+        if (op.kind == CONV)
+            weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
+                     op.weight, weights_, receiver);
+        if (weights) receiver.take(op.weight, to.channels, weights);
+        if (biases) receiver.take(op.bias, to.channels, biases);
+    }
+
+    // Writes the gradient of an operation's input, and that of the parameters of a normalisation.
+    template <int V>
+    void backward_to(size_t number, const float* model, const Vec* in, const Vec* out, const Vec* rise, Vec* back,
+                     float* weights, float* biases) {
+        const Op& op = ops_[number];
+        const Value &from = shapes_[op.input], &to = shapes_[op.output];
         if (op.kind == BATCH_NORM)
-            batch_norm_back(op, from, batch_, model, in, kept(number, 2 * from.channels), rise, back, gradient);
-        if (op.kind == CONV) convolve_back<V>(op, model, rise, back);
+            return batch_norm_back(op, from, batch_, model, in, kept_[number].floats(2 * from.channels), rise, back,
+                                   weights, biases);
+        if (op.kind == CONV) return convolve_back<V>(op, model, rise, back);
         if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
-            for (int64_t first : {op.weight, op.bias})
-                if (first >= 0) std::fill_n(gradient + first, from.channels, 0.0f);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
-            const Vec *each_in = in + chunk * in_size, *each_rise = rise + chunk * out_size;
-            Vec* each_back = back + chunk * in_size;
+            for (float* part : {weights, biases})
+                if (part) std::fill_n(part, from.channels, 0.0f);
+        const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
+        for (int chunk = 0; chunk < batch_.chunks;
+             ++chunk, in += in_size, out += out_size, rise += out_size, back += in_size)
             switch (op.kind) {
                 case LINEAR:
-                    connect_back<V>(model + op.weight, int(from.size()), int(to.size()), each_rise, each_back);
+                    connect_back<V>(model + op.weight, int(from.size()), int(to.size()), rise, back);
                     break;
                 case MAX_POOL:
-                    max_pool_back(op, from, to, V, each_in, out + chunk * out_size, each_rise, each_back);
+                    max_pool_back(op, from, to, V, in, out, rise, back);
                     break;
                 case AVG_POOL:
-                    avg_pool_back(op, from, to, V, each_rise, each_back);
+                    avg_pool_back(op, from, to, V, rise, back);
                     break;
                 case GROUP_NORM:
-                    group_norm_back(op, from, V, model, each_in,
-                                    kept_[number].get() + int64_t(chunk) * op.groups * 2 * V, each_rise, each_back,
-                                    gradient);
+                    group_norm_back(op, from, V, model, in, kept_[number].get() + int64_t(chunk) * op.groups * 2 * V,
+                                    rise, back, weights, biases);
                     break;
             }
-        }
-        settle(op.input, back);
     }
 
     template <int V>
-    void connect_weights(const Op& op, const Vec* in, const Vec* rise, float* gradient) {
+    void connect_weights(const Op& op, const Vec* in, const Vec* rise, Receiver& receiver) {
         const int64_t inputs = shapes_[op.input].size(), row = (inputs + LANES - 1) / LANES;
         Vec* sideways = scratch_.of(row * V * LANES * batch_.chunks);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk)
             to_outermost(in + chunk * inputs * V, inputs, V, row * LANES,
                          reinterpret_cast<float*>(sideways + chunk * row * V * LANES));
-        outer(rise, chunk_size(op.output), sideways, int(inputs), int(shapes_[op.output].size()), V, batch_.chunks,
-              gradient + op.weight);
+        outer(batch_, rise, chunk_size(op.output), sideways, int(inputs), int(shapes_[op.output].size()), op.weight,
+              receiver);
     }
 
     template <int V>
@@ -250,17 +269,21 @@ class Program {
                         left,
                         left + (to.width - 1) * op.stride_w + 1};
         const Blocks blocks = best_blocks<V>(at);
-        float* turned = floats(turned_, int64_t(from.channels) * at.taps());
-        float* packed = floats(packed_, int64_t(from.channels + blocks.channels) * at.taps());
-        turn(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, turned);
-        pack(turned, from.channels, at.taps(), blocks.channels, packed);
-        float* none = biases(nullptr, from.channels);
+        float* packed = packed_.floats(int64_t(from.channels + blocks.channels) * at.taps());
+        pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, blocks.channels, packed);
+        float* none = padded(nullptr, from.channels);
         Vec* framed = scratch_.of(int64_t(at.channels) * at.height * at.width * V);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
             frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
                   framed);
             correlate_with<V>(blocks, at, framed, packed, none, back + chunk * chunk_size(op.input), spare_);
         }
+    }
+
+    int64_t num_weights(const Op& op) const {
+        const Value &from = shapes_[op.input], &to = shapes_[op.output];
+        if (op.kind == CONV) return int64_t(to.channels) * window(op).taps();
+        return op.kind == LINEAR ? from.size() * to.size() : from.channels;
     }
 
     int64_t framed_size(const Op& op) const {
@@ -280,16 +303,10 @@ class Program {
         has_slope_[number] = true;
     }
 
-    float* kept(size_t number, int64_t size) { return floats(kept_[number], size); }
-
-    static float* floats(Memory& memory, int64_t size) {
-        return reinterpret_cast<float*>(memory.of((size + LANES - 1) / LANES));
-    }
-
-    float* biases(const float* given, int count) {  // with zeros for the channels that pad the last block
-        float* result = floats(bias_, count + 32);
+    float* padded(const float* biases, int count) {  // with zeros for the channels that pad the last block
+        float* result = bias_.floats(count + 32);
         std::fill_n(result, count + 32, 0.0f);
-        if (given) std::copy_n(given, count, result);
+        if (biases) std::copy_n(biases, count, result);
         return result;
     }
 
@@ -298,7 +315,7 @@ class Program {
     int input_, output_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_;
-    Memory packed_, turned_, bias_, scratch_, sum_;
+    Memory packed_, bias_, scratch_, sum_, weights_, biases_;
     Vec spare_[48];
     Batch batch_{1};
 };

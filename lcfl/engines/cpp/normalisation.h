@@ -39,7 +39,7 @@ inline void group_norm(const Op& op, const Value& shape, int V, const float* mod
 }
 
 inline void group_norm_back(const Op& op, const Value& shape, int V, const float* model, const Vec* in,
-                            const Vec* stats, const Vec* slope, Vec* back, float* gradient) {
+                            const Vec* stats, const Vec* slope, Vec* back, float* weights, float* biases) {
     const int64_t area = int64_t(shape.height) * shape.width, width = shape.channels / op.groups;
     for (int g = 0; g < op.groups; ++g)
         for (int v = 0; v < V; ++v) {
@@ -53,8 +53,8 @@ inline void group_norm_back(const Op& op, const Value& shape, int V, const float
                 }
                 const float gamma = op.weight < 0 ? 1 : model[op.weight + c];
                 slopes += plain * gamma, products += along * gamma;
-                if (op.weight >= 0) gradient[op.weight + c] += total(along);
-                if (op.bias >= 0) gradient[op.bias + c] += total(plain);
+                if (weights) weights[c] += total(along);
+                if (biases) biases[c] += total(plain);
             }
             slopes /= float(width * area), products /= float(width * area);
             for (int64_t c = g * width; c < (g + 1) * width; ++c) {
@@ -105,7 +105,7 @@ inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, con
 }
 
 inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch, const float* model, const Vec* in,
-                            const float* stats, const Vec* slope, Vec* back, float* gradient) {
+                            const float* stats, const Vec* slope, Vec* back, float* weights, float* biases) {
     const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;
     const double count = double(batch.samples) * shape.height * shape.width;
     for (int c = 0; c < shape.channels; ++c) {
@@ -118,8 +118,8 @@ inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch
                 sum += slope[i] * (in[i] - mean) * root;
             along += total(sum);
         }
-        if (op.weight >= 0) gradient[op.weight + c] = float(along);
-        if (op.bias >= 0) gradient[op.bias + c] = float(plain);
+        if (weights) weights[c] = float(along);
+        if (biases) biases[c] = float(plain);
         const float shift = float(plain / count), turn = float(along / count);
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
             for (int64_t i = 0; i < area; ++i) {

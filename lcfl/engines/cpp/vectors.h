@@ -71,12 +71,52 @@ inline void add_products(Vec (&sum)[A][B], Left left, Right right) {
     }
 }
 
+// Returns lanes of a, followed by those of b, by their numbers.
+template <int... from>
+Vec shuffled(Vec a, Vec b) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, from...);
+#else
+    return __builtin_shuffle(a, b, (Mask){from...});
+#endif
+}
+
 inline float total(Vec values) {  // adds one half to the other, repeatedly
     Vec4 part[LANES / 4];
     std::memcpy(part, &values, sizeof values);
     for (int half = LANES / 8; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) part[i] += part[i + half];
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
+}
+
+// Returns a and b with lane i added to lane i + HALF of every 2 HALF lanes: first the sums of a, then those of b.
+template <int HALF, int... lane>
+inline __attribute__((always_inline)) Vec folded(Vec a, Vec b, std::integer_sequence<int, lane...>) {
+    constexpr int ROWS = LANES / 2 / HALF;  // sums of HALF lanes in a
+    constexpr auto from = [](int at) { return at / HALF / ROWS * LANES + at / HALF % ROWS * 2 * HALF + at % HALF; };
+    return shuffled<from(lane)...>(a, b) + shuffled<from(lane) + HALF...>(a, b);
+}
+
+// Returns the totals of N vectors, at most LANES, which it overwrites. They have the bits of `total`.
+template <int HALF = LANES / 2, int N>
+inline __attribute__((always_inline)) Vec totals(Vec (&values)[N]) {
+    constexpr std::make_integer_sequence<int, LANES> lanes;
+    Vec half[(N + 1) / 2];
+    for (int i = 0; i < N; i += 2) half[i / 2] = folded<HALF>(values[i], values[std::min(i + 1, N - 1)], lanes);
+    if constexpr (HALF > 1)
+        return totals<HALF / 2>(half);
+    else
+        return half[0];
+}
+
+template <int N>
+inline __attribute__((always_inline)) void totals_of(const Vec* values, float* result) {  // of N vectors
+    constexpr int NOW = std::min(N, LANES);
+    Vec some[NOW];
+    std::copy_n(values, NOW, some);
+    const Vec found = totals(some);
+    std::memcpy(result, &found, NOW * sizeof(float));
+    if constexpr (N > NOW) totals_of<N - NOW>(values + NOW, result + NOW);
 }
 
 class Memory {  // for vectors; it only grows
@@ -95,6 +135,7 @@ class Memory {  // for vectors; it only grows
         }
         return start_;
     }
+    float* floats(int64_t size) { return reinterpret_cast<float*>(of((size + LANES - 1) / LANES)); }
     Vec* get() const { return start_; }
 
   private:
@@ -123,11 +164,7 @@ struct Batch {  // the number of samples, and their chunks
 // Returns a0 b0 a1 b1 ..., beginning at lane `from`.
 template <int from, int... lane>
 Vec weave(Vec a, Vec b, std::integer_sequence<int, lane...>) {
-#ifdef __clang__
-    return __builtin_shufflevector(a, b, (from + lane / 2 + lane % 2 * LANES)...);
-#else
-    return __builtin_shuffle(a, b, (Mask){(from + lane / 2 + lane % 2 * LANES)...});
-#endif
+    return shuffled<(from + lane / 2 + lane % 2 * LANES)...>(a, b);
 }
 
 // Transposes in log2(LANES) stages. Each stage interleaves every row with the row LANES / 2 rows below it.
