@@ -1,4 +1,4 @@
-"""The engine that computes each gradient and each update by one call into C++, for common networks.
+"""The engine that computes each step by one call into C++, for common networks.
 
 Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
@@ -80,7 +80,6 @@ def _sgd(module: FederatedModule) -> kernels.Sgd:
         **vars(settings),
         cluster_weight=module.cluster_weight,
         global_weight=module.global_weight,
-        num_parameters=module.layout.num_parameters,
         num_embedding=module.layout.num_embedding,
     )
 

@@ -57,7 +57,6 @@ class Sgd(Structure):
         ("first", c_int32),
         ("cluster_weight", c_float),
         ("global_weight", c_float),
-        ("num_parameters", c_int64),
         ("num_embedding", c_int64),
         ("begin", c_int64),
         ("end", c_int64),

@@ -18,7 +18,7 @@ __all__ = ["EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
-NARROW = 32  # input channels of a convolution; torch's own kernels are slow for fewer (docs/performance.md)
+WIDE = 32  # input channels of a convolution; torch's own kernels are slow for fewer (docs/performance.md)
 MOST_IDLE = 48  # multiplications per weight that `compiled` may waste on lanes without a sample
 
 
@@ -30,7 +30,7 @@ def choose_engine(
     precision: str,
     advice: str = "use auto or sequential",
 ) -> EngineName:
-    """Returns the named engine, or for ``auto`` the fastest one that trains the module the way the module defines it.
+    """Returns the named engine, or for ``auto`` the one that should be fastest and trains the module as it is defined.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
     It also takes ``sequential`` for wide convolutions if a batch leaves many lanes of the processor's vectors idle. The
@@ -66,12 +66,13 @@ def choose_engine(
 
 
 def _check_speed(program: Program, batch_size: int) -> None:
-    """Raises `Unsupported` if `compiled` is slower than `sequential`."""
+    """Raises `Unsupported` if `compiled` is expected to be slower than `sequential`. Assumes full batches."""
     lanes = kernels.load().lcfl_lanes(batch_size)
-    if program.widest >= NARROW and (lanes - batch_size) * program.reuse > MOST_IDLE:
+    idle = (lanes - batch_size) * program.reuse
+    if program.widest >= WIDE and idle > MOST_IDLE:
         raise Unsupported(
-            f"it computes a batch of {batch_size} like one of {lanes}, which is slow for convolutions of "
-            f"{program.widest} channels"
+            f"a batch of {batch_size} takes {lanes} lanes of its vectors, and {lanes - batch_size} idle ones cost "
+            f"{idle:.0f} multiplications per weight. A data.batch_size of {lanes} has none"
         )
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -113,9 +114,9 @@ struct Blocks {
 // second-level cache.
 template <int V>
 Blocks best_blocks(const Window& at) {
-    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2},  // 24 sums
-                                 {6, 2}, {4, 3}, {3, 4}, {2, 6}, {12, 1},  // 12 sums
-                                 {3, 2}, {2, 3}, {6, 1}};                  // 6 sums
+    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // 24 sums
+                                 {6, 2}, {4, 3}, {3, 4}, {2, 6}, {12, 1},           // 12 sums
+                                 {3, 2}, {2, 3}, {6, 1}};                           // 6 sums
     Blocks best{1, 1};
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks& each : all) {
@@ -135,7 +136,9 @@ void correlate_with(Blocks b, const Window& at, const Vec* in, const float* pack
     case C * 100 + X:   \
         return correlate<C, X, V>(at, in, packed, bias, out, spare);
     if constexpr (SUMS / V == 24) {
-        switch (code) { LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) }
+        switch (code) {
+            LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) LCFL_CASE(24, 1)
+        }
     } else if constexpr (SUMS / V == 12) {
         switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
     } else {
@@ -175,6 +178,10 @@ void with_channels(int channels, Act act) {
             return act(std::integral_constant<int, 8>());
         case 12:
             return act(std::integral_constant<int, 12>());
+        case 24:
+            return act(std::integral_constant<int, 24>());
+        default:
+            std::abort();  // a block of `best_blocks` that has no case
     }
 }
 
@@ -187,7 +194,8 @@ inline void pack(const float* weight, int out_channels, int taps, int block, flo
     });
 }
 
-// The same for the backward correlation, of weights [O][C][KH][KW]: [C / CB][O][KH KW reversed][CB].
+// Rearranges weights [O][C][KH][KW] for the backward correlation, as [C / CB][O][KH KW reversed][CB], padded in the
+// same way.
 inline void pack_turned(const float* weight, int out_channels, int channels, int area, int block, float* packed) {
     with_channels(block, [&](auto width) {
         constexpr int CB = decltype(width)::value;
@@ -221,14 +229,15 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
                      int chunks, int64_t weight, float* rows, Receiver& receiver) {
     const int taps = at.taps();
     const int64_t plane = int64_t(at.out_height) * at.out_width * V;
-    std::vector<int64_t> places;  // of the taps at the first pixel
+    std::vector<int64_t> places;  // of each tap in the input, for the first pixel of the output
+    places.reserve(taps);
     for (int channel = 0; channel < at.channels; ++channel)
         for (int ky = 0; ky < at.kernel_h; ++ky)
             for (int kx = 0; kx < at.kernel_w; ++kx)
                 places.push_back(((int64_t(channel) * at.height + ky) * at.width + kx) * V);
     for (int first = 0; first < at.out_channels; first += CB) {
         for (int tap = 0; tap < taps; tap += TB) {
-            Vec sum[CB][TB] = {};
+            Vec sum[CB][TB] = {}, flat[CB * TB];
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 const Vec *from[TB], *rise[CB];
                 for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
@@ -238,7 +247,9 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
                 weigh_block<CB, TB, V>(at, from, rise, sum);
             }
             float found[CB * TB];
-            totals_of<CB * TB>(sum[0], found);
+            for (int c = 0; c < CB; ++c)
+                for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
+            totals_of<CB * TB>(flat, found);
             for (int c = 0; c < CB; ++c)
                 for (int t = 0; t < TB && tap + t < taps; ++t) rows[int64_t(c) * taps + tap + t] = found[c * TB + t];
         }

@@ -1,5 +1,6 @@
-// What becomes of a gradient. A backward pass gives it in ranges of parameters, each as soon as it is known and nothing
-// reads the parameters any more. So a large layer's gradient is used while it is in a cache, and is never stored.
+// Receivers of a gradient. A backward pass hands over each range of parameters as soon as its gradient is known and no
+// operation reads these parameters again. So the gradient is used while it is in a cache, and is never stored as a
+// whole.
 
 #pragma once
 
@@ -14,7 +15,8 @@ namespace lcfl {
 class Receiver {
   public:
     virtual ~Receiver() = default;
-    // Takes the gradient of the parameters from `begin` on; null if they are not trained and it is not known.
+    // Takes the gradient of the parameters from `begin` on. It is null for parameters that are not trained, whose
+    // gradient has not been computed.
     virtual void take(int64_t begin, int64_t size, const float* gradient) = 0;
 };
 
@@ -43,7 +45,8 @@ class Descent : public Receiver {
           correction_(correction) {}
 
     void take(int64_t begin, int64_t size, const float* gradient) override {
-        for (int64_t at = 0; at < size; at += BLOCK)
+        const bool moves = begin < sgd_.end && begin + size > sgd_.begin;
+        for (int64_t at = 0; at < size && (moves || centre_ || embedding_); at += BLOCK)
             descend(begin + at, std::min(BLOCK, size - at), gradient ? gradient + at : nullptr);
     }
 

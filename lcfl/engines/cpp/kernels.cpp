@@ -18,7 +18,7 @@ void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num
 
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
-// Returns how many samples' worth of arithmetic a batch takes.
+// Returns the number of lanes that a batch occupies, with and without a sample.
 int64_t lcfl_lanes(int64_t samples) {
     const Batch batch(samples);
     return int64_t(batch.chunks) * batch.lanes();

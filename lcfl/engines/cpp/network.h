@@ -51,6 +51,7 @@ class Program {
         while (lowest < ops_.size() && std::max(ops_[lowest].weight, ops_[lowest].bias) < begin) ++lowest;
         for (size_t i = ops_.size(); i-- > lowest;)
             batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
+        // Pulls concern the parameters that are not trained, too.
         for (size_t i = 0; i < lowest; ++i) {
             if (ops_[i].weight >= 0) receiver.take(ops_[i].weight, num_weights(ops_[i]), nullptr);
             if (ops_[i].bias >= 0) receiver.take(ops_[i].bias, shapes_[ops_[i].output].channels, nullptr);
@@ -182,8 +183,8 @@ class Program {
             return;
         }
         const bool is_norm = op.kind == GROUP_NORM || op.kind == BATCH_NORM;
-        float* weights = is_norm && op.weight >= 0 ? weights_.floats(to.channels) : nullptr;
-        float* biases = op.bias >= 0 ? biases_.floats(to.channels) : nullptr;
+        float* weights = is_norm && op.weight >= 0 ? weight_gradient_.floats(to.channels) : nullptr;
+        float* biases = op.bias >= 0 ? bias_gradient_.floats(to.channels) : nullptr;
         if (biases && !is_norm) {
             const int64_t area = out_size / to.channels;
             for (int c = 0; c < to.channels; ++c) {
@@ -201,7 +202,7 @@ class Program {
         if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
         if (op.kind == CONV)
             weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
-                     op.weight, weights_, receiver);
+                     op.weight, weight_gradient_, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
         if (biases) receiver.take(op.bias, to.channels, biases);
     }
@@ -304,7 +305,7 @@ class Program {
     }
 
     float* padded(const float* biases, int count) {  // with zeros for the channels that pad the last block
-        float* result = bias_.floats(count + 32);
+        float* result = padded_bias_.floats(count + 32);
         std::fill_n(result, count + 32, 0.0f);
         if (biases) std::copy_n(biases, count, result);
         return result;
@@ -315,7 +316,7 @@ class Program {
     int input_, output_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_;
-    Memory packed_, bias_, scratch_, sum_, weights_, biases_;
+    Memory packed_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
     Vec spare_[48];
     Batch batch_{1};
 };

@@ -28,7 +28,7 @@ inline void max_pool(const Op& op, const Value& shape, const Value& pooled, int 
             for (int y = top; y < bottom; ++y)
                 for (int x = left; x < right; ++x) {
                     const Vec pixel = in[(plane + int64_t(y) * shape.width + x) * V + v];
-                    most = (pixel > most) | (pixel != pixel) ? pixel : most;  // NaN wins, as in torch
+                    most = ((pixel > most) | (pixel != pixel)) ? pixel : most;  // NaN wins, as in torch
                 }
             out[to * V + v] = most;
         }

@@ -26,7 +26,7 @@ struct Sgd {
     float rate, momentum, dampening, weight_decay;
     int32_t nesterov, first;
     float cluster_weight, global_weight;
-    int64_t num_parameters, num_embedding;
+    int64_t num_embedding;
     int64_t begin, end;  // of the parameters that are trained; the others stay as they are
 };
 

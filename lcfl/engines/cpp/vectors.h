@@ -71,7 +71,7 @@ inline void add_products(Vec (&sum)[A][B], Left left, Right right) {
     }
 }
 
-// Returns lanes of a, followed by those of b, by their numbers.
+// Returns the lanes with the numbers `from`. Those of a come first, then those of b.
 template <int... from>
 Vec shuffled(Vec a, Vec b) {
 #ifdef __clang__
@@ -89,7 +89,8 @@ inline float total(Vec values) {  // adds one half to the other, repeatedly
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
-// Returns a and b with lane i added to lane i + HALF of every 2 HALF lanes: first the sums of a, then those of b.
+// Splits a and b into groups of 2 HALF lanes and adds the second half of each group to the first. Returns the sums of
+// a, then those of b.
 template <int HALF, int... lane>
 inline __attribute__((always_inline)) Vec folded(Vec a, Vec b, std::integer_sequence<int, lane...>) {
     constexpr int ROWS = LANES / 2 / HALF;  // sums of HALF lanes in a
@@ -97,14 +98,14 @@ inline __attribute__((always_inline)) Vec folded(Vec a, Vec b, std::integer_sequ
     return shuffled<from(lane)...>(a, b) + shuffled<from(lane) + HALF...>(a, b);
 }
 
-// Returns the totals of N vectors, at most LANES, which it overwrites. They have the bits of `total`.
-template <int HALF = LANES / 2, int N>
-inline __attribute__((always_inline)) Vec totals(Vec (&values)[N]) {
+// Returns the totals of N vectors, at most LANES, with the bits of `total`.
+template <int N, int HALF = LANES / 2>
+inline __attribute__((always_inline)) Vec totals(const Vec* values) {
     constexpr std::make_integer_sequence<int, LANES> lanes;
     Vec half[(N + 1) / 2];
     for (int i = 0; i < N; i += 2) half[i / 2] = folded<HALF>(values[i], values[std::min(i + 1, N - 1)], lanes);
     if constexpr (HALF > 1)
-        return totals<HALF / 2>(half);
+        return totals<(N + 1) / 2, HALF / 2>(half);
     else
         return half[0];
 }
@@ -112,9 +113,7 @@ inline __attribute__((always_inline)) Vec totals(Vec (&values)[N]) {
 template <int N>
 inline __attribute__((always_inline)) void totals_of(const Vec* values, float* result) {  // of N vectors
     constexpr int NOW = std::min(N, LANES);
-    Vec some[NOW];
-    std::copy_n(values, NOW, some);
-    const Vec found = totals(some);
+    const Vec found = totals<NOW>(values);
     std::memcpy(result, &found, NOW * sizeof(float));
     if constexpr (N > NOW) totals_of<N - NOW>(values + NOW, result + NOW);
 }
