@@ -161,33 +161,15 @@ float* interleave(const float* rows, int64_t stride, int64_t size, int64_t step,
 }
 
 // Calls `act` with a block's number of channels as a constant. A loop of that length is then three times as fast.
-template <class Act>
+template <int... known, class Act>
 void with_channels(int channels, Act act) {
-    switch (channels) {
-        case 1:
-            return act(std::integral_constant<int, 1>());
-        case 2:
-            return act(std::integral_constant<int, 2>());
-        case 3:
-            return act(std::integral_constant<int, 3>());
-        case 4:
-            return act(std::integral_constant<int, 4>());
-        case 6:
-            return act(std::integral_constant<int, 6>());
-        case 8:
-            return act(std::integral_constant<int, 8>());
-        case 12:
-            return act(std::integral_constant<int, 12>());
-        case 24:
-            return act(std::integral_constant<int, 24>());
-        default:
-            std::abort();  // a block of `best_blocks` that has no case
-    }
+    const bool is_known = (... || (channels == known && (act(std::integral_constant<int, known>()), true)));
+    if (!is_known) std::abort();  // a block of `best_blocks` is missing
 }
 
 // Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
 inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
-    with_channels(block, [&](auto width) {
+    with_channels<1, 2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
         constexpr int CB = decltype(width)::value;
         for (int first = 0; first < out_channels; first += CB)
             packed = interleave<CB>(weight + int64_t(first) * taps, taps, taps, 1, out_channels - first, packed);
@@ -197,7 +179,7 @@ inline void pack(const float* weight, int out_channels, int taps, int block, flo
 // Rearranges weights [O][C][KH][KW] for the backward correlation, as [C / CB][O][KH KW reversed][CB], padded in the
 // same way.
 inline void pack_turned(const float* weight, int out_channels, int channels, int area, int block, float* packed) {
-    with_channels(block, [&](auto width) {
+    with_channels<1, 2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
         constexpr int CB = decltype(width)::value;
         for (int o = 0; o < out_channels; ++o)
             for (int first = 0; first < channels; first += CB)

@@ -30,7 +30,6 @@ constexpr int LANES = 4, REGISTERS = 16;
 constexpr int SUMS = REGISTERS / 4 * 3;  // held in registers at once; the other registers are for factors
 
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
-typedef float Vec4 __attribute__((vector_size(4 * sizeof(float))));
 typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // unaligned
 typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
 
@@ -81,14 +80,6 @@ Vec shuffled(Vec a, Vec b) {
 #endif
 }
 
-inline float total(Vec values) {  // adds one half to the other, repeatedly
-    Vec4 part[LANES / 4];
-    std::memcpy(part, &values, sizeof values);
-    for (int half = LANES / 8; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) part[i] += part[i + half];
-    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
-}
-
 // Splits a and b into groups of 2 HALF lanes and adds the second half of each group to the first. Returns the sums of
 // a, then those of b.
 template <int HALF, int... lane>
@@ -98,7 +89,7 @@ inline __attribute__((always_inline)) Vec folded(Vec a, Vec b, std::integer_sequ
     return shuffled<from(lane)...>(a, b) + shuffled<from(lane) + HALF...>(a, b);
 }
 
-// Returns the totals of N vectors, at most LANES, with the bits of `total`.
+// Returns the totals of N vectors, at most LANES. Adds one half of the lanes to the other, repeatedly.
 template <int N, int HALF = LANES / 2>
 inline __attribute__((always_inline)) Vec totals(const Vec* values) {
     constexpr std::make_integer_sequence<int, LANES> lanes;
@@ -117,6 +108,8 @@ inline __attribute__((always_inline)) void totals_of(const Vec* values, float* r
     std::memcpy(result, &found, NOW * sizeof(float));
     if constexpr (N > NOW) totals_of<N - NOW>(values + NOW, result + NOW);
 }
+
+inline float total(Vec values) { return totals<1>(&values)[0]; }
 
 class Memory {  // for vectors; it only grows
   public:
