@@ -10,6 +10,7 @@ from lightning.pytorch import Callback as TrainerCallback
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance, errors_of
@@ -73,9 +74,9 @@ def number_of_clients(option: str, wanted: int | float, num_clients: int, num_ne
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuses callbacks of ``lightning.Trainer``, other objects, and misspelt hooks.
+    """Refuses callbacks of ``lightning.Trainer``, other objects, misspelt hooks, and a second `Checkpoint`.
 
-    Nothing would call a callback of ``lightning.Trainer``.
+    Nothing would call a callback of ``lightning.Trainer``, and two `Checkpoint` would remove each other's files.
     """
     for callback in callbacks:
         if isinstance(callback, TrainerCallback):
@@ -85,6 +86,11 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 "lcfl.Callback."
             )
         check_instance("trainer.callbacks", callback, Callback)
+    if (number := sum(isinstance(callback, Checkpoint) for callback in callbacks)) > 1:
+        raise ValueError(
+            f"trainer.callbacks: got {number} Checkpoint; allowed is one, because each would remove the files of the "
+            "others. One saves at regular intervals and after the best round, too: set its every_n_rounds and monitor."
+        )
     check_hooks(callbacks)
 
 

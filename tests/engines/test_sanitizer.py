@@ -21,6 +21,12 @@ unchecked.run_optimizer(unchecked.module.initial_model(0)[:4], [BATCH])
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Provides a folder for kernels with the sanitizer, which take a minute to build."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 def library(name):
     """Returns the path of a library of the compiler; skips the test if there is none."""
     command = [*kernels.compiler_command(), f"-print-file-name={name}"]
@@ -42,13 +48,13 @@ def sanitized(folder, *arguments):
 
 
 @pytest.mark.parametrize("file", ["test_compiled.py", "test_pointers.py"])
-def test_the_kernels_touch_only_their_own_memory(tmp_path, file):
+def test_the_kernels_touch_only_their_own_memory(folder, file):
     tests = Path(__file__).with_name(file)
-    done = sanitized(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests))
+    done = sanitized(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_the_sanitizer_sees_a_read_beyond_a_model(tmp_path):
-    done = sanitized(tmp_path, "-c", UNCHECKED)
+def test_the_sanitizer_sees_a_read_beyond_a_model(folder):
+    done = sanitized(folder, "-c", UNCHECKED)
     assert done.returncode == FOUND, done.stderr[-3000:]
     assert "heap-buffer-overflow" in done.stderr

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score, MultilabelAUROC
 
+from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits, Tensors
@@ -118,11 +119,12 @@ class Misspelt(Callback):
     [
         (LearningRateMonitor(), "trainer.callbacks: LearningRateMonitor is a callback of lightning.Trainer"),
         (Misspelt(), r"Misspelt.on_round_ends is not a hook.*Did you mean on_round_end\?"),
+        (Checkpoint(monitor="val/own_split/personal/acc"), r"got 2 Checkpoint; allowed is one.*every_n_rounds and mon"),
     ],
 )
 def test_wrong_callback_is_refused(callback, words):
     with pytest.raises(ValueError, match=words):
-        check_callbacks([Callback(), callback])
+        check_callbacks([Checkpoint(), callback])
 
 
 class Clusters(LowRankCosine):
@@ -200,7 +202,7 @@ def test_valid_settings_give_no_warning():
     check_method(fedavg(), linear_module(), 20)
     check_method(alone(), linear_module(), 20)
     check_network(blobs_module(), blobs())
-    check_callbacks([Callback()])
+    check_callbacks([Callback(), Checkpoint(), Callback()])
 
 
 @pytest.mark.filterwarnings("error")

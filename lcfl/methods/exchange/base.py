@@ -201,13 +201,14 @@ class Exchange(CheckedFields, ABC):
 
     def before_aggregation(self, uploads: Sequence[Uplink], layout: Layout, seed: int, number: int) -> list[Uplink]:
         """Returns the uploads of round `number` with the noise that is added after the clustering."""
+        late = [noise for noise in self.noises if noise.before == "aggregation"]
         read = list(uploads)
-        for noise in self.noises:
-            if noise.before == "aggregation":
-                for position, upload in enumerate(read):
-                    draw = rng.generator(seed, "upload", number, upload.client)
-                    payload = noise.add_noise(upload.payload, layout, draw)
-                    read[position] = replace(upload, payload={name: each.float() for name, each in payload.items()})
+        for position, upload in enumerate(uploads if late else ()):
+            draw = rng.generator(seed, "aggregation", number, upload.client)
+            payload = dict(upload.payload)
+            for noise in late:
+                payload = noise.add_noise(payload, layout, draw)
+            read[position] = replace(upload, payload={name: each.float() for name, each in payload.items()})
         return read
 
     @property

@@ -135,14 +135,17 @@ def test_noise_before_the_aggregation_is_not_seen_by_the_clustering(tmp_path):
 
     exact = run("exact", GaussianNoise(clip=1.0, sigma=0.0))
     with pytest.warns(UserWarning, match="because the server and its clustering read the uploads before the noise"):
-        late = run("late", GaussianNoise(clip=1.0, sigma=0.1, before="aggregation"))
+        late = run("late", *(GaussianNoise(clip, sigma, before="aggregation") for clip, sigma in ((1, 0.1), (2, 0.2))))
     assert all(torch.equal(*pair) for pair in zip(seen["exact"], seen["late"], strict=True))
     assert torch.equal(exact.assignment, late.assignment)
-    draws = [rng.generator(0, "upload", 0, client).standard_normal(len(late.initial)) for client in range(6)]
+    draws = []  # the two noises of a client, of which neither is the one before an upload
+    for client in range(6):
+        draw = rng.generator(0, "aggregation", 0, client)
+        draws.append(sum(sigma * draw.standard_normal(len(late.initial)) for sigma in (0.1, 0.2)))
     sizes = torch.tensor([36.0] * 6, dtype=torch.float64)
     for cluster in range(late.num_clusters):
         members = [client for client in range(6) if late.assignment[client] == cluster]
-        mean = sum(0.1 * draws[client] * float(sizes[client]) for client in members) / float(sizes[members].sum())
+        mean = sum(draws[client] * float(sizes[client]) for client in members) / float(sizes[members].sum())
         torch.testing.assert_close(late.centres[cluster] - exact.centres[cluster], torch.from_numpy(mean).float())
 
 
