@@ -7,11 +7,12 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from lcfl.distributed.placement import device_type
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.stop_flag import StopFlag
-from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingTask
+from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import choose_engine
@@ -80,6 +81,7 @@ class OnboardingResult:
         joined: the newcomers.
         evaluation: the metrics of each newcomer. ``<stage>/<protocol>/before/<metric>`` measures the model that it
             received, and ``.../after/...`` the same model after `epochs` epochs on the newcomer's training samples.
+        weights: the state dict of the latter model of each newcomer, by client, if they were to be kept.
     """
 
     checkpoint: Path
@@ -87,6 +89,7 @@ class OnboardingResult:
     epochs: int
     joined: list[OnboardedClient]
     evaluation: Evaluation
+    weights: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns one row per newcomer: the client, its cluster, its bytes and its metrics.
@@ -104,7 +107,7 @@ class OnboardingResult:
         ]
 
     def write(self, folder: Path) -> None:
-        """Writes ``newcomers.json`` and ``newcomers.csv``."""
+        """Writes ``newcomers.json`` and ``newcomers.csv``, and a file ``client-<number>.pt`` with weights of each."""
         rows = self.rows()
         content = {
             "checkpoint": self.checkpoint.name,
@@ -119,6 +122,8 @@ class OnboardingResult:
         writer.writeheader()
         writer.writerows(rows)
         write_bytes(folder / "newcomers.csv", text.getvalue().encode())
+        for client, weights in self.weights.items():
+            torch.save(weights, folder / f"client-{client}.pt")
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,12 +153,7 @@ class Newcomer:
         Raises:
             ValueError: if the local run diverges, or the client does not answer.
         """
-        task = TrainingTask(self.client, WARMUP, self._own, downlink, local_update, exchange)
-        (result,) = self._transport.train([task])
-        if isinstance(result, Lost):
-            raise ValueError(f"newcomer {self.client}: {result.reason}.")
-        if not result.is_finite():
-            raise self._diverged()
+        result = self._trained(WARMUP, downlink, exchange, local_update)
         self.down_bytes += downlink.num_bytes
         self.up_bytes += result.uplink.num_bytes
         return result.uplink
@@ -166,20 +166,54 @@ class Newcomer:
             for each in self._measured([self._task(model, ("train",)) for model in model_KP])
         ]
 
-    def measure(self, model: Tensor, sets: tuple[str, ...], epochs: int) -> list[Measured]:
+    def personalise(self, model: Tensor, epochs: int) -> tuple[Tensor, Tensor | None]:
+        """Returns a model ``[P + Q]`` after `epochs` epochs of plain training, and the buffers of the client.
+
+        The training has no pulls. The buffers ``[Q]`` are None if they are part of the model, or if there are none.
+
+        Raises:
+            ValueError: if the training diverges.
+        """
+        training = LocalTraining(epochs=epochs)
+        result = self._trained(self._round, Downlink({"model": model}), FullModel(), training)
+        own = None if result.state is None else result.state.buffers
+        return result.output.model, self._own.buffers if own is None else own
+
+    def measure(
+        self, model: Tensor, sets: tuple[str, ...], epochs: int, personal: tuple[Tensor, Tensor | None] | None = None
+    ) -> list[Measured]:
         """Returns the metrics of a model ``[P + Q]``, and of the same after `epochs` epochs of plain training.
 
-        The training has no pulls. After it, the client has its own buffers if these are not part of a model.
+        Args:
+            model: the model.
+            sets: the names of the newcomer's own sets.
+            epochs: epochs of the training, which has no pulls.
+            personal: what `personalise` has returned. Without it, the client trains now and keeps the trained model.
 
         Raises:
             ValueError: if the training diverges, or the client does not answer.
         """
         if not sets:
             return [{}, {}]
-        before, after = self._measured([self._task(model, sets), self._task(model, sets, LocalTraining(epochs=epochs))])
-        if not all(isfinite(metrics["loss"]) for metrics in after.values() if metrics):  # see `measure`
+        if personal is None:
+            trained = self._task(model, sets, LocalTraining(epochs=epochs))
+        else:
+            trained = replace(self._task(personal[0], sets), state=replace(self._own, buffers=personal[1]))
+        before, after = self._measured([self._task(model, sets), trained])
+        if not all(isfinite(metrics["loss"]) for metrics in after.values() if metrics):  # none where the loss ignores all
             raise self._diverged()
         return [before, after]
+
+    def _trained(
+        self, number: int, downlink: Downlink, exchange: Exchange, local_update: LocalUpdate | None
+    ) -> TrainingResult:
+        task = TrainingTask(self.client, number, self._own, downlink, local_update, exchange)
+        (result,) = self._transport.train([task])
+        if isinstance(result, Lost):
+            raise ValueError(f"newcomer {self.client}: {result.reason}.")
+        if not result.is_finite():
+            raise self._diverged()
+        return result
 
     def _task(self, model: Tensor, sets: tuple[str, ...], local_update: LocalUpdate | None = None) -> EvaluationTask:
         downlink, exchange = Downlink({"model": model}), FullModel()
@@ -207,6 +241,8 @@ class Onboarding:
         method: the method, whose first clustering places newcomers.
         state: the state of the federation; only the newcomers' clusters are entered there.
         epochs: epochs of personalisation.
+        keep_weights: whether the server keeps the weights of the personalised models, which otherwise stay with the
+            newcomers.
     """
 
     def __init__(
@@ -217,10 +253,12 @@ class Onboarding:
         method: Method,
         state: FederationState,
         epochs: int,
+        keep_weights: bool = False,
     ) -> None:
         self.transport, self.module, self.data, self.method = transport, module, data, method
-        self.state, self.epochs = state, epochs
+        self.state, self.epochs, self.keep_weights = state, epochs, keep_weights
         self._joined: list[OnboardedClient] = []
+        self._weights: dict[int, dict[str, Tensor]] = {}
         self._measured = _Measured(module)
 
     def add(self, client: int) -> OnboardedClient:
@@ -239,7 +277,11 @@ class Onboarding:
         received = method.exchange.personal(state, client, layout)
         sets = population.sets(self.data.protocols)
         own = tuple(name for name, indices in sets.items() if len(indices[client]))
-        for stage, metrics in zip(STAGES, newcomer.measure(received, own, self.epochs), strict=True):
+        personal = newcomer.personalise(received, self.epochs) if self.keep_weights else None
+        if personal is not None:
+            network = self.module.fill(self.module.make_network(), *personal, state.frozen)
+            self._weights[client] = network.state_dict()
+        for stage, metrics in zip(STAGES, newcomer.measure(received, own, self.epochs, personal), strict=True):
             self._measured.add(stage, client, metrics, {name: len(sets[name][client]) for name in own})
         group = None if population.groups is None else int(population.groups[client])
         name = None if population.names is None else population.names[client]
@@ -254,7 +296,8 @@ class Onboarding:
             checkpoint: the checkpoint, or the run, of the federation that they joined.
         """
         rule = self.method.clustering[0].newcomer_rule if self.method.is_clustered else NO_CLUSTERS
-        return OnboardingResult(checkpoint, rule, self.epochs, list(self._joined), self._measured.collected())
+        evaluation = self._measured.collected()
+        return OnboardingResult(checkpoint, rule, self.epochs, list(self._joined), evaluation, self._weights)
 
 
 @one_thread()
@@ -266,6 +309,7 @@ def onboard(
     epochs: int = 5,
     accelerator: Literal["auto", "cpu", "cuda"] = "auto",
     of_the_run: bool = True,
+    keep_weights: bool = False,
 ) -> OnboardingResult:
     """Adds newcomers to the federation of a run, one by one (FedClust Algorithm 2 and section 5.2).
 
@@ -283,6 +327,7 @@ def onboard(
         accelerator: ``auto`` uses CUDA if it is available.
         of_the_run: whether the data are those of the run, whose newcomers join. Otherwise all clients of the data do,
             with numbers after those of the run's clients.
+        keep_weights: whether the result has the weights of the newcomers' personalised models.
 
     Raises:
         CheckpointError: if the run used other data, or if there is no federation yet.
@@ -319,7 +364,7 @@ def onboard(
     engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
     worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
     transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
-    onboarding = Onboarding(transport, module, data, method, state, epochs)
+    onboarding = Onboarding(transport, module, data, method, state, epochs, keep_weights)
     for client in newcomers:
         onboarding.add(client)
     return onboarding.result(path)

@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from lcfl.cli.federated_cli import instantiate, instantiate_data
 from lcfl.cli.fleet_config import newcomers_of
+from lcfl.core.files import atomic_directory, check_new
 from lcfl.federation.onboarding import STAGES, OnboardingResult, onboard
 from lcfl.federation.session import run_of
 from lcfl.runs import checkpoint_lookup
@@ -29,6 +31,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a YAML file with the data section of new clients, who all join instead of those that the run kept out",
     )
+    options.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="a new folder for the tables and the personalised model of every newcomer (client-<number>.pt); without "
+        "it, the tables are written into the run directory and no model is kept",
+    )
     options.add_argument("--epochs", type=int, default=5, help="training epochs of every newcomer (default: 5)")
     options.add_argument(
         "--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="device of the training (default: auto)"
@@ -45,23 +54,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str]) -> None:
-    """Prints the table and writes ``newcomers.json`` and ``newcomers.csv`` into the run directory.
+    """Prints the table and writes ``newcomers.json`` and ``newcomers.csv``, and with ``--out`` the newcomers' models.
 
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, has other data, or is outside a run directory.
+        FileExistsError: if the folder exists already.
         FileNotFoundError: if the data set is missing.
         ValueError: if the run kept no newcomers out, or if the data of new clients do not fit.
     """
     options = parser().parse_args(args)
+    keeps = options.out is not None
+    if keeps:
+        check_new(options.out)
     path = checkpoint_lookup.find(options.ckpt_path, options.root, options.name)
     run = run_of(path)
     module, method = instantiate(run / "config.yaml")
     is_new, config = options.data is not None, run / "config.yaml"
     data = newcomers_of(config, options.data) if is_new else instantiate_data(config)
-    result = onboard(path, module, data, method, options.epochs, options.accelerator, of_the_run=not is_new)
-    result.write(run)
+    result = onboard(path, module, data, method, options.epochs, options.accelerator, not is_new, keeps)
+    with atomic_directory(options.out) if keeps else nullcontext(run) as folder:
+        result.write(folder)
     print(table(result))
-    print(f"written to {run / 'newcomers.json'} and newcomers.csv")
+    print(f"written to {(options.out or run) / 'newcomers.json'}, newcomers.csv{' and client-*.pt' * keeps}")
 
 
 def table(found: OnboardingResult) -> str:

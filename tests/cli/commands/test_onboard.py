@@ -10,6 +10,7 @@ import yaml
 
 import lcfl
 from lcfl.cli.commands import onboard, predict
+from lcfl.cli.federated_cli import instantiate_data
 from tests.helpers.builders import blobs
 from tests.helpers.commandline import CONFIGS, FEDAVG, KIND_OF_METHOD, SMALL, SYNTHETIC, files
 from tests.helpers.commandline import lcfl as command
@@ -48,6 +49,35 @@ def test_newcomers_join_and_the_run_does_not_change(capsys):
     mean = sum(float(row["test/own_split/after/acc"]) for row in rows) / len(rows)
     assert mean == pytest.approx(content["metrics"]["test/own_split/after/acc"])
     assert {row["group"] for row in rows} <= {"0", "1", "2", "3"}
+
+
+NORMED = "{class_path: lcfl.models.CNN, init_args: {in_channels: 1, image_size: 8, channels: [4], batch_norm: true}}"
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_personalised_models_are_kept_in_a_folder_of_their_own(policy, capsys):
+    """Each has the accuracy that the table says, which is that of a newcomer who keeps its model."""
+    words = ("-c", CONFIGS / "data" / "digits.yaml", *FEDCLUST, *SMALL, "--data.num_clients=8", "--data.newcomers=2")
+    run = command("fit", *words, f"--model.network={NORMED}", f"--model.buffer_policy={policy}")
+    onboard.main([f"--ckpt_path={run.path}", "--epochs=1"])
+    before = files(run.path)
+    onboard.main([f"--ckpt_path={run.path}", "--epochs=1", "--out=joined"])
+    assert files(run.path) == before and "written to joined/newcomers.json" in capsys.readouterr().out
+    told = json.loads(Path("joined/newcomers.json").read_text())
+    assert told == json.loads((run.path / "newcomers.json").read_text())
+
+    data = instantiate_data(run.path / "config.yaml")
+    data.setup()
+    for each in told["newcomers"]:
+        indices = data.population.test["own_split"][each["client"]]
+        inputs, targets = data.samples.batch(indices, torch.device("cpu"))
+        network = run.model("global")
+        network.load_state_dict(torch.load(f"joined/client-{each['client']}.pt"))
+        with torch.no_grad():
+            accuracy = (network(inputs).argmax(dim=1) == targets).float().mean()
+        assert float(accuracy) == pytest.approx(each["test/own_split/after/acc"])
+    with pytest.raises(FileExistsError, match="joined exists already"):
+        onboard.main([f"--ckpt_path={run.path}", "--out=joined"])
 
 
 def test_clients_of_another_file_join(capsys):
