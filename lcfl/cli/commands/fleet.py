@@ -1,7 +1,6 @@
 """``lcfl fleet app DIR``: writes the Flower app of a run. ``lcfl fleet check FILE``: tries a node's data with it."""
 
 import argparse
-import inspect
 import json
 import logging
 import shutil
@@ -108,7 +107,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def write_app(folder: Path, words: Sequence[str]) -> None:
-    """Writes ``pyproject.toml``, ``fleet_app.py``, ``config.yaml`` and the user's own modules that it names.
+    """Writes ``pyproject.toml``, ``fleet_app.py``, ``config.yaml`` and the user's own modules that it needs.
 
     Args:
         folder: a new folder.
@@ -126,8 +125,9 @@ def write_app(folder: Path, words: Sequence[str]) -> None:
         (app / "fleet_app.py").write_text(CODE)
         name = json.dumps(f"lcfl-{config['trainer']['name']}".lower().replace("_", "-"))
         (app / "pyproject.toml").write_text(PROJECT.format(name=name, version=lcfl.__version__))
-        for module in _own_modules(config):
-            shutil.copy(module, app)
+        for file in _own_modules(config):
+            (app / file.parent).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, app / file)
         shutil.copytree(app, folder)
 
 
@@ -172,12 +172,18 @@ class _ConfigOnly(FederatedCLI):
         return text
 
 
-def _own_modules(config: Any) -> Iterator[Path]:
-    """Yields the files of the modules in the current folder that a configuration names."""
-    here, seen = Path.cwd(), set()
+def _own_modules(config: Any) -> list[Path]:
+    """Returns the Python files of the current folder that a configuration needs, relative to it.
+
+    These are the modules that it names, in packages or not, and what they import from the current folder.
+    """
     for path in class_paths(config):
-        module = import_module(path.rpartition(".")[0].partition(".")[0])
-        file = Path(inspect.getfile(module)).resolve()
-        if file.parent == here and file not in seen:
-            seen.add(file)
-            yield file
+        import_module(path.rpartition(".")[0].partition(".")[0])
+    files = []
+    for name, module in list(sys.modules.items()):
+        place = Path(*name.split("."))
+        file = place / "__init__.py" if hasattr(module, "__path__") else place.with_suffix(".py")
+        is_here = Path(getattr(module, "__file__", None) or "").resolve() == file.resolve()
+        if is_here and place.parts[0] != "lcfl":  # which nodes have installed, also if this is its checkout
+            files.append(file)
+    return files

@@ -2,6 +2,8 @@
 
 import csv
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +63,30 @@ def test_several_owners_are_refused_and_none_is_left_out(check):
 def test_a_node_is_told_to_change_its_data_and_not_the_network(check):
     with pytest.raises(ValueError, match=r"The network is that of the run, so a node changes its data instead\.$"):
         check(["alder"], "partition: ByOwner", columns=2)
+
+
+def test_an_app_has_own_modules_and_what_they_import(here, monkeypatch):
+    """A network in a package uses a file beside it and one of the current folder; what nothing imports stays."""
+    monkeypatch.syspath_prepend(here)
+    (here / "fleet_nets/deep").mkdir(parents=True)
+    (here / "fleet_nets/__init__.py").write_text("")
+    (here / "fleet_nets/deep/__init__.py").write_text("from .parts_of import Net\n")
+    (here / "fleet_nets/deep/parts_of.py").write_text(
+        "from torch import nn\nfrom fleet_helper import width\n\nclass Net(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Linear(16, width), nn.Linear(width, 8))\n"
+    )
+    (here / "fleet_helper.py").write_text("width = 5\n")
+    (here / "unused.py").write_text("")
+    words = ["-c", f"{CONFIGS}/data/synthetic.yaml", "-c", f"{CONFIGS}/methods/fedavg.yaml", "--data.num_clients=2"]
+    fleet.write_app(here / "app", [*words, "--model.network=fleet_nets.deep.Net", "--model.cut=1"])
+    files = {str(path.relative_to(here / "app")) for path in (here / "app").rglob("*.py")}
+    own = {"fleet_nets/__init__.py", "fleet_nets/deep/__init__.py", "fleet_nets/deep/parts_of.py", "fleet_helper.py"}
+    assert files == own | {"fleet_app.py"}
+    (here / "app").rename(here.parent / "elsewhere")
+    words = [sys.executable, "-m", "lcfl", "fleet", "check", str(CONFIGS / "data/synthetic.yaml")]
+    words += ["--app", "elsewhere", "--client", "0"]
+    done = subprocess.run(words, cwd=here.parent, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("network, loss, metrics and data fit together\n"), done.stderr
 
 
 def test_a_folder_that_is_no_app_is_named(check, here):
