@@ -349,25 +349,44 @@ def onboard(
         sizes = _check_new_data(path, data, module)
         data = data.behind(sizes[0])
         newcomers = tuple(range(sizes[0], data.num_clients))
-    saved = checkpoint.read(path, expected=expected(module, method, *sizes))
-    state = saved.state
-    if state.round < 0:
-        raise checkpoint.CheckpointError(
-            f"{path}: its warm-up rounds are not complete, so there is no federation to join."
-        )
-    if state.frozen is not None and module.frozen_layout is not None:
-        module.frozen_layout.unpack(state.frozen, module.network)
-    saved.restore(method.clustering, method.aggregation.remembers)
-    run = {name: saved.identity.get(name) for name in ("precision", "seed")}
-    check_form(f"{path}: identity", run, {"precision": str, "seed": int}, {})
-    fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=saved.identity["precision"])
-    engine = choose_engine("auto", module, data, fabric.device.type, saved.identity["precision"])
-    worker = Worker(fabric, module, data, method, saved.identity["seed"], engine)
-    transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
-    onboarding = Onboarding(transport, module, data, method, state, epochs, keep_weights)
+    saved = _restored(path, module, method, sizes)
+    transport = _transport(saved, module, data, method, accelerator)
+    onboarding = Onboarding(transport, module, data, method, saved.state, epochs, keep_weights)
     for client in newcomers:
         onboarding.add(client)
     return onboarding.result(path)
+
+
+def _restored(
+    path: Path, module: FederatedModule, method: Method, sizes: tuple[int, int]
+) -> checkpoint.LoadedCheckpoint:
+    """Reads a checkpoint, and gives the module its frozen part and the clusterings what they remember."""
+    saved = checkpoint.read(path, expected=expected(module, method, *sizes))
+    if saved.state.round < 0:
+        raise checkpoint.CheckpointError(
+            f"{path}: its warm-up rounds are not complete, so there is no federation to join."
+        )
+    run = {name: saved.identity.get(name) for name in ("precision", "seed")}
+    check_form(f"{path}: identity", run, {"precision": str, "seed": int}, {})
+    if saved.state.frozen is not None and module.frozen_layout is not None:
+        module.frozen_layout.unpack(saved.state.frozen, module.network)
+    saved.restore(method.clustering, method.aggregation.remembers)
+    return saved
+
+
+def _transport(
+    saved: checkpoint.LoadedCheckpoint,
+    module: FederatedModule,
+    data: FederatedDataModule,
+    method: Method,
+    accelerator: str,
+) -> RankTransport:
+    """Returns the way to newcomers that this process plays, with the precision and the seed of the run."""
+    precision, seed = saved.identity["precision"], saved.identity["seed"]
+    fabric = Fabric(accelerator=device_type(accelerator), devices=1, precision=precision)
+    engine = choose_engine("auto", module, data, fabric.device.type, precision)
+    worker = Worker(fabric, module, data, method, seed, engine)
+    return RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
 
 
 class _Measured:
