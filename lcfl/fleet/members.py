@@ -66,6 +66,7 @@ class Admission:
         fits: raises a ValueError if the network of the run cannot take samples that look so.
         refused: why nodes have been refused; they are told when they are asked again.
         warned: what has been said of nodes, which is not said twice in a row.
+        silent: the nodes that did not answer when they were asked for the last time.
     """
 
     post: Post
@@ -74,6 +75,7 @@ class Admission:
     fits: Fits
     refused: dict[int, str] = field(default_factory=dict)
     warned: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
 
     def ask(self, nodes: Collection[int], known: Collection[Member] = ()) -> list[Member]:
         """Returns those of the nodes that fit. The others are refused with a warning that says why.
@@ -85,7 +87,10 @@ class Admission:
         asked = {"lcfl": lcfl.__version__, "sets": list(self.sets)}
         requests = {node: Message("join", {**asked, "refused": self.refused.get(node)}) for node in nodes}
         members = list(known)
-        for node, answer in self.post.ask(requests, enough=0).items():
+        answers = self.post.ask(requests, enough=0)
+        self.silent.difference_update(nodes)
+        self.silent.update(node for node, answer in answers.items() if isinstance(answer, Lost))
+        for node, answer in answers.items():
             if reason := self._reason(answer, members):
                 name = answer.fields["name"] if isinstance(answer, Message) else ""
                 who = f"{name} (node {node})" if is_word(name) else f"node {node}"

@@ -16,6 +16,7 @@ __all__ = ["Newcomers"]
 
 LOGGER = logging.getLogger(__name__)
 AGAIN = 30.0  # seconds until a node that could not be added is tried again
+LEAST_WORK = 10  # times as long as rounds have waited for a silent node, they go on before it is tried again
 
 
 class Newcomers(Callback):
@@ -55,7 +56,10 @@ class Newcomers(Callback):
         ready = [node for node in self._admission.post.link.nodes() if self._again.get(node, 0.0) <= now]
         strangers = [node for node in ready if node not in known]
         joined = self._admission.ask(strangers, list(members.values())) if strangers else []
-        self._again |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
+        later = _later(now)
+        self._again |= {
+            node: later if node in self._admission.silent else time.monotonic() + AGAIN for node in strangers
+        }
         for client, member in numbered(joined, [client for client in newcomers if client not in members]).items():
             members[client] = member
             data.enter(client, member.name, member.sizes)
@@ -67,12 +71,12 @@ class Newcomers(Callback):
 
     def _add(self, server: Server, state: FederationState, client: int) -> None:
         """Adds one newcomer; warns if it does not answer, and tries again later."""
-        before = state.assignment
+        before, begin = state.assignment, time.monotonic()
         state.assignment = before.clone()  # the federation must not count it
         try:
             self._onboarding.add(client)
         except ValueError as error:
-            self._later[client] = time.monotonic() + AGAIN
+            self._later[client] = _later(begin)
             name = self._record.members[client].name
             warnings.warn(f"round {state.round - 1}: {name}: {error}", stacklevel=2)
             return
@@ -80,3 +84,9 @@ class Newcomers(Callback):
             state.assignment = before
         self._added.add(client)
         self._onboarding.result(server.run_dir).write(server.run_dir)
+
+
+def _later(begin: float) -> float:
+    """Returns when a node is tried again that has been waited for since `begin`."""
+    now = time.monotonic()
+    return now + max(AGAIN, LEAST_WORK * (now - begin))

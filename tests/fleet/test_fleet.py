@@ -377,6 +377,28 @@ def test_no_round_waits_for_a_newcomer_without_end(tmp_path, kind):
     assert watch.state.round == 4 and not (watch.run.path / "newcomers.json").exists()
 
 
+@pytest.mark.parametrize(("least_work", "times"), [(1e9, 1), (0, 3)])
+def test_rounds_go_on_before_a_silent_node_is_asked_again(tmp_path, monkeypatch, least_work, times):
+    """A node that registers and does not answer holds up a round until the deadline."""
+    monkeypatch.setattr("lcfl.fleet.newcomers.AGAIN", 0.0)
+    monkeypatch.setattr("lcfl.fleet.newcomers.LEAST_WORK", least_work)
+    (newcomer,) = data(newcomers=1).newcomer_clients
+    made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in nodes(tmp_path, fedavg).items()}
+    link = Loopback(made, lambda message, count: NEVER if message.kind == "join" and not link.away else None)
+    link.away = {FIRST + newcomer}
+
+    class Registering(Callback):
+        def on_round_start(self, state):
+            if state.round == 1:
+                link.away.clear()
+
+    patience = replace(SOME, min_answers=1.0)
+    with pytest.warns(UserWarning, match=rf"node {FIRST + newcomer} does not take part: no answer within 0.2 s"):
+        on_fleet(tmp_path, fedavg, link=link, callbacks=[Registering()], more={"newcomers": 1}, patience=patience)
+    kinds = [json.loads(parcel.text)["kind"] for node, parcel, _ in link.sent if node == FIRST + newcomer]
+    assert kinds == ["join"] * times
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
