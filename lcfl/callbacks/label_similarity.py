@@ -67,8 +67,8 @@ class LabelSimilarity(Callback):
         """Refuses data without labels, or whose labels the server does not know."""
         if server.data.population.label_counts is None:
             raise ValueError(
-                "trainer.callbacks: LabelSimilarity compares how often clients have each label. Here the targets are not "
-                "classes, or the clients are nodes of a fleet, which do not tell their labels; leave it out."
+                "trainer.callbacks: LabelSimilarity compares how often clients have each label. Here the targets are "
+                "not classes, or the clients are nodes of a fleet, which do not tell their labels; leave it out."
             )
 
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
