@@ -88,7 +88,7 @@ def test_killed_node_server_and_superlink_change_no_bit(pair, federation, seed):
     """
     here, simulation = pair
     moment = torch.Generator().manual_seed(seed)
-    config = {"root": here / "runs", "min-answers": 1.0, "ckpt-path": "auto", "deadline": 60.0}
+    config = {"root": here / "runs", "min-answers": 1.0, "ckpt-path": "auto", "deadline": 120.0}
 
     def after(rounds):
         federation.wait(lambda: max(saved(here), default=-1) >= rounds, f"round {rounds}")

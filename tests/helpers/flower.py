@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = Path(sys.executable).parent
-SECONDS = 300  # a process that takes longer hangs, also on a busy machine
+SECONDS = 900  # a process that takes longer hangs, also on a busy machine
 ACTIVATED = "SuperNode ID:"  # what a SuperNode prints when it is let in
 MARK = "LCFL_TEST_PROCESS"  # in the environment of a program and of all that it starts, in whatever session
 
