@@ -8,7 +8,8 @@ import copy
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ __all__ = ["Samples", "TensorSamples", "update_digest", "warn_of_gaps"]
 RESIDENT_BYTES = 4 * 2**30
 # If more than this fraction of the samples is in use, freeing the other samples is not worth a copy.
 WORTH_KEEPING = 0.75
+# Float32 inputs that are gathered at once for several steps, which fit into a processor's cache.
+CACHED_BYTES = 2**20
 
 
 class Samples(ABC):
@@ -46,10 +49,12 @@ class Samples(ABC):
     Attributes:
         augmentation: changes the inputs of training batches; None if nothing changes them.
         has_cheap_targets: whether targets are read without their inputs.
+        most_at_once: the number of samples that may be gathered at once for several training steps.
     """
 
     augmentation: Augmentation | None = None
     has_cheap_targets: bool = False
+    most_at_once: int = 1
 
     def __init__(
         self,
@@ -86,6 +91,32 @@ class Samples(ABC):
     def training_batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns a ``batch`` for a training step, changed by ``augmentation``, which draws from global generators."""
         return self.batch(indices, device)
+
+    def training_batches(
+        self, batches: Iterable[NDArray[np.int64]], device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the ``training_batch`` of each step. If nothing is drawn, those of several steps are gathered at once.
+
+        Args:
+            batches: the indices [B] of each step.
+            device: where the batches go.
+        """
+        at_once = 1 if self.is_random(training=True) else self.most_at_once
+        group: list[NDArray[np.int64]] = []
+        for indices in batches:
+            if group and sum(map(len, group)) + len(indices) > at_once:
+                yield from self._divided(group, device)
+                group = []
+            group.append(indices)
+        if group:
+            yield from self._divided(group, device)
+
+    def _divided(self, group: Sequence[NDArray[np.int64]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the training batches of a group, gathered at once."""
+        inputs, targets = self.training_batch(np.concatenate(group), device)
+        for end, indices in zip(accumulate(map(len, group)), group, strict=True):
+            rows = slice(end - len(indices), end)
+            yield inputs[rows], targets[rows]
 
     def targets(self, indices: NDArray[np.int64]) -> Tensor:
         """Returns the targets [n, ...] of the samples at ``indices`` [n], on the CPU."""
@@ -150,6 +181,7 @@ class TensorSamples(Samples):
         self._targets = as_targets(targets, "targets") if self.labels is None else torch.from_numpy(self.labels)
         self._target_dtype = target_dtype(self._targets)
         self.augmentation = augmentation
+        self.most_at_once = CACHED_BYTES // (4 * max(1, self.inputs[0].numel()))
         self._affine = affine_of(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, Affine]] = {}
         self._fingerprint: str | None = None

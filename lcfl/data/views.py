@@ -124,7 +124,8 @@ class ViewedSamples(Samples):
     def __init__(self, samples: Samples, views: tuple[View, ...]) -> None:
         labels = None if samples.labels is None else seen_labels(samples.labels, views)
         super().__init__(labels, samples.num_train, samples.num_classes, len(samples))
-        self.samples, self.views, self.has_cheap_targets = samples, views, samples.has_cheap_targets
+        self.samples, self.views = samples, views
+        self.has_cheap_targets, self.most_at_once = samples.has_cheap_targets, samples.most_at_once
 
     def batch(self, indices: NDArray[np.int64] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Gathers the unchanged batch, then applies every view."""

@@ -136,9 +136,10 @@ class CompiledEngine(SequentialEngine):
         vectors = (velocity, *self._targets(pulls), self._correction(pulls))
         options = ctypes.byref(sgd), *(None if each is None else each.data_ptr() for each in vectors)
         losses = []
-        for number, indices in enumerate(islice(batches, self.max_steps)):
+        gathered = self.samples.training_batches(islice(batches, self.max_steps), self.device)
+        for number, batch in enumerate(gathered):
             sgd.first = number == 0
-            losses.append(self._at_batch(self._kernels.lcfl_step, model, buffers, indices, *options))
+            losses.append(self._at_batch(self._kernels.lcfl_step, model, buffers, batch, *options))
         self._close(buffers)
         return OptimizerResult(model, sum(losses) / len(losses), {})
 
@@ -146,7 +147,8 @@ class CompiledEngine(SequentialEngine):
         """See `lcfl.methods.local.engine.Engine.gradient`."""
         model, buffers = self._opened(model)
         vector, parameters = torch.empty(self._num_parameters), model[: self._num_parameters]
-        loss = self._at_batch(self._kernels.lcfl_gradient, model, buffers, batch, vector.data_ptr())
+        gathered = self.samples.training_batch(batch, self.device)
+        loss = self._at_batch(self._kernels.lcfl_gradient, model, buffers, gathered, vector.data_ptr())
         weights = self._descent.cluster_weight, self._descent.global_weight
         for target, weight in zip(self._targets(pulls), weights, strict=True):
             if target is not None:
@@ -195,15 +197,19 @@ class CompiledEngine(SequentialEngine):
         return _vector(pulls.correction, self._num_parameters, "the correction").contiguous()
 
     def _at_batch(
-        self, kernel: Callable[..., float], model: Tensor, buffers: Tensor, indices: Indices, *options: object
+        self,
+        kernel: Callable[..., float],
+        model: Tensor,
+        buffers: Tensor,
+        batch: tuple[Tensor, Tensor],
+        *options: object,
     ) -> float:
-        """Calls a kernel for a batch and returns the loss."""
-        if self._needs_two and len(indices) == 1:
+        """Calls a kernel for inputs ``[B, ...]`` and labels ``[B]``, and returns the loss."""
+        inputs, targets = self._checked(batch[0]), batch[1]
+        if self._needs_two and len(inputs) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
             )
-        inputs, targets = self.samples.training_batch(indices, self.device)
-        inputs = self._checked(inputs)
         if targets.dtype != torch.int64:
             raise ValueError(f"labels: got {targets.dtype}; they must be torch.int64.")
         if targets.shape != (len(inputs),):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lcfl.data.augmentation import Augmentation
+from lcfl.core import rng
+from lcfl.data.augmentation import Augmentation, CropAndFlip
 from lcfl.data.dataset_samples import DatasetSamples
 from lcfl.data.samples import TensorSamples
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View, ViewedSamples, standard_normal
@@ -102,6 +103,31 @@ def test_training_batches_are_augmented_before_views():
     noise = plain - QuarterTurns(1).inputs(IMAGES, NUMBERS)
     torch.testing.assert_close(inputs, noise - QuarterTurns(1).inputs(IMAGES, NUMBERS))
     assert torch.equal(targets, same)
+
+
+@pytest.mark.parametrize("augmentation", [None, CropAndFlip()])
+def test_batches_of_several_steps_are_those_of_each(augmentation):
+    examples = TensorSamples(IMAGES, LABELS, 5, 3, augmentation=augmentation)
+    viewed = ViewedSamples(examples, (QuarterTurns(1), Noise(0.5, key=3), Relabelling((2, 0, 1))))
+    steps = [np.array(each) for each in ([4], [1, 2, 3], [0, 0], [3, 2, 1, 0], [2])]
+    for known in (examples, viewed):
+        assert known.most_at_once > sum(map(len, steps))
+        for most in (known.most_at_once, 4, 0):
+            known.most_at_once = most
+            with rng.seeded(0, "augmentation"):
+                together = list(known.training_batches(iter(steps), CPU))
+            with rng.seeded(0, "augmentation"):
+                apart = [known.training_batch(each, CPU) for each in steps]
+            for (inputs, targets), (own, labels) in zip(together, apart, strict=True):
+                assert torch.equal(inputs, own)
+                assert torch.equal(targets, labels)
+
+
+def test_several_steps_are_gathered_at_once_unless_something_is_drawn():
+    for augmentation, left in ((None, 0), (CropAndFlip(), 2)):
+        steps = iter(np.array([each]) for each in range(4))
+        next(TensorSamples(IMAGES, LABELS, 5, 3, augmentation=augmentation).training_batches(steps, CPU))
+        assert len(list(steps)) == left
 
 
 def test_viewed_samples_behave_like_samples():

@@ -76,6 +76,6 @@ def test_buffers_of_another_length_are_refused():
 def test_labels_that_are_no_classes_are_refused(change, message):
     compiled = engine()
     inputs, labels = compiled.samples.training_batch(BATCH, compiled.device)
-    compiled.samples = SimpleNamespace(training_batch=lambda indices, device: (inputs, change(labels)))
+    compiled.samples = SimpleNamespace(training_batches=lambda batches, device: [(inputs, change(labels))])
     with pytest.raises(ValueError, match=message):
         compiled.run_optimizer(compiled.module.initial_model(0), [BATCH])
