@@ -3,7 +3,7 @@
 import argparse
 import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from math import isnan, nan
 from pathlib import Path
@@ -21,9 +21,8 @@ __all__ = ["by_model", "costs", "main", "markdown", "parser"]
 
 Lines = list[list[str]]
 
-Curves = dict[
-    str, dict[str, dict[int, list[tuple[int, float, float]]]]
-]  # the curves of a setting, by model, label and seed
+Curve = list[tuple[int, float, float]]  # rounds, bytes and value
+Curves = dict[str, dict[str, dict[int, Curve]]]  # the curves of a setting, by model, label and seed
 
 CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes")
 AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of the pictures: name, label and unit
@@ -232,13 +231,19 @@ def _draw(folder: Path, name: str, curves: Curves, title: str, baseline: float, 
     for axis, (over, x_label, scale) in enumerate(AXES):
         drawn = {
             kind: {
-                label: [[(point[axis] / scale, point[2]) for point in curve] for curve in seeds.values()]
+                label: [[(point[axis] / scale, point[2]) for point in curve] for curve in in_common(seeds.values())]
                 for label, seeds in methods.items()
             }
             for kind, methods in curves.items()
         }
         picture = figures.metric_curves(drawn, x_label, title, None if isnan(baseline) else baseline, reported)
         figures.save(picture, folder / f"{reported.title}_over_{over}_{name}")
+
+
+def in_common(curves: Collection[Curve]) -> list[Curve]:
+    """Returns the points of the rounds that all curves have, because a picture shows their mean."""
+    rounds = set.intersection(*({point[0] for point in curve} for curve in curves))
+    return [[point for point in curve if point[0] in rounds] for curve in curves]
 
 
 def _curves(entries: Sequence[Entry], protocol: str, reported: Reported) -> Curves:

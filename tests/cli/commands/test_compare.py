@@ -145,6 +145,14 @@ def test_out_writes_tables_curves_and_pictures(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:fedavg #2 is")
+def test_a_picture_shows_the_rounds_that_all_seeds_measured():
+    often = [(5, 10.0, 0.1), (10, 20.0, 0.2), (15, 30.0, 0.3), (20, 40.0, 0.4)]
+    rarely = [(10, 21.0, 0.5), (20, 42.0, 0.6), (30, 63.0, 0.7)]
+    assert compare.in_common([often, rarely]) == [[often[1], often[3]], rarely[:2]]
+    assert compare.in_common([often]) == [often]
+    assert compare.in_common([often, []]) == [[], []]
+
+
 def test_runs_with_the_same_name_are_distinguished_everywhere(tmp_path, capsys):
     for accuracy, network in ((0.5, "Gelu"), (0.7, "Tanh")):
         made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], model={"network": f"{network}, too long for a label"})
