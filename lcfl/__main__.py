@@ -3,6 +3,7 @@
 It answers ``--help`` and ``--version`` without importing torch, and imports a command when it is run.
 """
 
+import difflib
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ __all__ = ["main"]
 
 # The commands that do not use LightningCLI. Each module has a main(args).
 NAMES = ("compare", "completion", "configs", "export", "fleet", "onboard", "partition", "predict", "sweep")
+OF_LIGHTNING = ("fit", "validate", "test")
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
@@ -62,6 +64,11 @@ def main(args: list[str] | None = None) -> None:
         print(HELP)
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
+    elif not words[0].startswith("-") and words[0] not in (*OF_LIGHTNING, *NAMES):
+        commands = (*OF_LIGHTNING, *NAMES)
+        alike = difflib.get_close_matches(words[0], commands, 1)
+        meant = f" Did you mean {alike[0]}?" if alike else ""
+        sys.exit(f"lcfl: error: got the command {words[0]!r}; allowed are {', '.join(commands)}.{meant}")
     else:
         _run(words, args)
 

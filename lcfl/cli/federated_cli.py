@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -241,6 +242,11 @@ def _parsed(
                     content[group].update(changes)
             return parser, parser.parse_object({group: content[group] for group in groups})
     except (ArgumentError, KeyError, TypeError, yaml.YAMLError) as error:
+        if missing := re.search(r"No module named '([^']+)'", str(error)):
+            raise ValueError(
+                f"{config} names the module {missing[1]}, which is not found. Run the command in the folder that holds "
+                f"{missing[1].partition('.')[0]}, or add this folder to PYTHONPATH."
+            ) from None
         raise ValueError(f"{config} cannot be read: {error}") from None
     raise ValueError(
         f"{config} belongs to a run that was started from Python, so no command can build its model and method. In "

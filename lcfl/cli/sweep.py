@@ -207,7 +207,7 @@ class Sweep:
         if rounds is not None and finalists > 1:
             best = sorted(scores, key=lambda point: -scores[point].score)[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
-        chosen = max(scores, key=lambda point: scores[point].score)
+        chosen = max(scores, key=lambda point: round(scores[point].score, 6))  # of equals, the first
         words = " ".join(f"{option}={value}" for option, value in chosen)
         self.say(f"{method}: {words} is the best of {len(points)} points, {scores[chosen].text} on validation data")
         return chosen
@@ -275,7 +275,7 @@ class Sweep:
         files = [word for flag, word in pairwise(words) if flag == "-c" and os.path.isfile(word)]
         now = _by_name(words, {file: _digest(Path(file)) for file in files})
         note = self.root / trial.name / "trial.json"
-        if not note.is_file():
+        if not note.is_file() or not (note.parent / "version_0").is_dir():  # a run that never began binds nobody
             write_json(note, now, indent=2)
             return [note]
         was: dict[str, Any] = json.loads(note.read_text())

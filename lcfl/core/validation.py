@@ -78,7 +78,7 @@ class CheckedFields:
 
 
 def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Checks that null is given only where the annotation allows it, and neither NaN nor text for a number.
+    """Checks that null is given only where the annotation allows it, and a number, also a whole one, where it must be.
 
     Args:
         owner: the beginning of the message: the class or the option.
@@ -91,8 +91,9 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
         kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         words = [_word(kind) for kind in kinds]
         is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
-        is_text = isinstance(value, str) and set(kinds) <= {int, float, NoneType}
-        if (value is None and all(words)) or is_nan or is_text:
+        is_no_number = isinstance(value, str | bool) and set(kinds) <= {int, float, NoneType}
+        is_fraction = isinstance(value, float) and set(kinds) <= {int, NoneType}
+        if (value is None and all(words)) or is_nan or is_no_number or is_fraction:
             got = "null" if value is None else repr(value)
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
             allowed = [word for word in allowed if word != OBJECT] or [OBJECT]  # a tensor, a path: not in a file

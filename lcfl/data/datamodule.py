@@ -307,8 +307,9 @@ class FederatedDataModule(LightningDataModule):
 
         An existing file is replaced as a whole. `lcfl.data.partition.FromFile` can read the file.
         """
-        classes = {} if self.dataset.classes is None else {"classes": list(self.dataset.classes)}
-        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **classes, **self.population.to_dict()})
+        names = {"classes": self.dataset.classes, "columns": self.dataset.columns}
+        known = {name: list(each) for name, each in names.items() if each is not None}
+        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **known, **self.population.to_dict()})
 
     def _known_clients(self) -> int:
         """Returns the number of clients that the partition knows, before samples are read."""

@@ -19,7 +19,7 @@ from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.clustering import Clustering
 from lcfl.methods.exchange import AdaptedEmbedding, AdaptedModel, ClusterReference, Exchange
-from lcfl.methods.local.corrected import DynamicTraining
+from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.partial import FineTunedTraining
@@ -35,6 +35,7 @@ __all__ = [
     "number_of_clients",
     "warn_of_idle_clusterings",
     "warn_of_idle_faults",
+    "warn_of_leavers",
 ]
 
 # Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
@@ -267,6 +268,18 @@ def warn_of_idle_faults(faults: Sequence[ClientFault], rounds: int, exchange: Ex
                 "rounds (from 0), so it has no effect, except that its clients are not evaluated.",
                 stacklevel=3,
             )
+
+
+def warn_of_leavers(method: Method) -> None:
+    """Warns if the server keeps a mean of what its clients remember, which a client that leaves stays a part of."""
+    if isinstance(method.local_update, ControlledTraining | DynamicTraining):
+        mean = "c" if isinstance(method.local_update, ControlledTraining) else "h"
+        warnings.warn(
+            f"data.leavers: {type(method.local_update).__name__} corrects with {mean}, a mean over all clients, and a "
+            "client that leaves stays a part of it. So the model does not reach the optimum of the other clients. A "
+            "method that remembers nothing of its clients does, e.g. fedprox.",
+            stacklevel=3,
+        )
 
 
 def _warn_of_hooks(module: FederatedModule) -> None:

@@ -22,6 +22,7 @@ from lcfl.federation.checks import (
     number_of_clients,
     warn_of_idle_clusterings,
     warn_of_idle_faults,
+    warn_of_leavers,
 )
 from lcfl.federation.session import Session
 from lcfl.federation.settings import Precision, Settings
@@ -135,6 +136,8 @@ class Federation(Settings):
         schedule = self._schedule(datamodule)
         check_method(method, model, datamodule.num_initial_clients)
         warn_of_idle_faults(datamodule.faults, self.rounds, method.exchange)
+        if datamodule.leavers:
+            warn_of_leavers(method)
         if stage == "fit" and schedule.most_clients is None:  # a dry run has only one round
             num_clients = datamodule.num_initial_clients
             warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)

@@ -6,6 +6,7 @@ No model of the federation is trained again.
 import csv
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -237,7 +238,10 @@ def onboard(
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
     data.prepare_data()
-    data.setup()
+    with warnings.catch_warnings():
+        if not of_the_run:  # the clients of the run train on these classes, too
+            warnings.filterwarnings("ignore", message="data.dataset: only one client trains on")
+        data.setup()
     if of_the_run:
         _check_data(path, data)
         sizes, newcomers = (data.num_clients, data.num_initial_clients), data.newcomer_clients
@@ -319,6 +323,13 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
             f"onboard: the run has the classes {abbreviated(known, 10)}, and the new clients have "
             f"{abbreviated(classes, 10)}. Give them the same classes in the same order, e.g. by the data set's "
             "argument classes."
+        )
+    known, columns = run.get("columns"), data.dataset.columns
+    if known is not None and columns is not None and list(columns) != known:
+        raise ValueError(
+            f"onboard: the run has the columns {abbreviated(known, 20)}, and the new clients have "
+            f"{abbreviated(columns, 20)}. Give them the same columns in the same order, by the reader's arguments "
+            "features and target."
         )
     check_network(module, data)
     check_batches(module, data)

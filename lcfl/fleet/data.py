@@ -33,12 +33,13 @@ SPEC = {
     "target_shape": [Number(int, 1)],
     "target_dtype": str,
     "classes": ([str], None),
+    "columns": ([str], None),
 }
 
 
 def described_spec(dataset: FederatedDataset) -> dict[str, Any]:
-    """Returns what one sample of a data set looks like, and the names of its classes, as plain values."""
-    spec, classes = dataset.spec, dataset.classes
+    """Returns what one sample of a data set looks like, and the names of its classes and columns, as plain values."""
+    spec, classes, columns = dataset.spec, dataset.classes, dataset.columns
     return {
         "shape": list(spec.shape),
         "dtype": str(spec.dtype).removeprefix("torch."),
@@ -46,6 +47,7 @@ def described_spec(dataset: FederatedDataset) -> dict[str, Any]:
         "target_shape": list(spec.target_shape),
         "target_dtype": str(spec.target_dtype).removeprefix("torch."),
         "classes": None if classes is None else list(classes),
+        "columns": None if columns is None else list(columns),
     }
 
 
@@ -67,12 +69,13 @@ class RemoteDataset(FederatedDataset):
         for name in ("dtype", "target_dtype"):
             if described[name] not in DTYPES:
                 raise ValueError(f"spec.{name}: got {described[name]!r:.20}; it must be one of {', '.join(DTYPES)}")
-        classes = described["classes"]
+        classes, columns = described["classes"], described["columns"]
         self.shape, self.dtype = tuple(described["shape"]), DTYPES[described["dtype"]]
         self.target_shape = tuple(described["target_shape"])
         self.target_dtype = DTYPES[described["target_dtype"]]
         self.num_classes = described["num_classes"]
         self.classes = None if classes is None else tuple(classes)
+        self.columns = None if columns is None else tuple(columns)
         self.digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
 
     def load(self) -> Samples:

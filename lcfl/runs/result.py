@@ -120,6 +120,10 @@ class Run:
         ):
             if number is not None and not 0 <= number < end:
                 raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
+        if cluster is not None and kind != "cluster":
+            raise ValueError(
+                f"model: got cluster={cluster} for a {kind} model; only a cluster model is that of a cluster."
+            )
         if client is not None and not self.state.active[client]:
             raise ValueError(
                 f"model: client {client} is not in the federation. It is a newcomer, which lcfl onboard adds, or it "

@@ -62,7 +62,7 @@ class Evaluator:
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
         answers = iter(self.transport.evaluate(tasks))
-        undefined: dict[str, set[int]] = {metric: set() for metric in evaluation.directions}
+        undefined: dict[tuple[str, str], set[int]] = {}
         for kind in kinds:
             pairs = [(i, next(answers)) for i in clients]
             measured = {i: answer for i, answer in pairs if not isinstance(answer, Lost)}
@@ -71,18 +71,23 @@ class Evaluator:
                 metrics = [measured[i][name] for i in those]
                 evaluation.add(f"{name}/{kind}", those, metrics, [len(sets[name][i]) for i in those])
                 for metric in evaluation.directions:
-                    undefined[metric] |= {i for i in those if is_undefined(metric, measured[i][name])}
+                    missing = {i for i in those if is_undefined(metric, measured[i][name])}
+                    undefined.setdefault((name, metric), set()).update(missing)
         self._warn_of_undefined_metrics(undefined)
         _warn_of_broken_models(evaluation, self.population)
         return evaluation
 
-    def _warn_of_undefined_metrics(self, undefined: Mapping[str, set[int]]) -> None:
-        for clients in {frozenset(each) for each in undefined.values() if each}:
-            names = " and ".join(metric for metric, each in undefined.items() if each == clients)
+    def _warn_of_undefined_metrics(self, undefined: Mapping[tuple[str, str], set[int]]) -> None:
+        """Warns once for each set and each group of clients without a value of some metrics, by (set, metric)."""
+        metrics: dict[tuple[str, frozenset[int]], list[str]] = {}
+        for (name, metric), each in undefined.items():
+            if each:
+                metrics.setdefault((name, frozenset(each)), []).append(metric)
+        for (name, clients), those in metrics.items():
             who = self.population.listed(sorted(clients))
             warnings.warn(
-                f"{names}: not defined for samples of {len(clients)} clients ({who}), which do not count in the means "
-                "over clients.",
+                f"{' and '.join(those)}: not defined for samples of {len(clients)} clients ({who}) in {name}, which do "
+                "not count in the means over clients.",
                 stacklevel=4,
             )
 

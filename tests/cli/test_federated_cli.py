@@ -266,3 +266,8 @@ def test_fast_dev_run_of_the_quickstart_writes_no_files_and_prints_one_line(tmp_
     assert run.state.round == 1 and not files(tmp_path)
     said = "fast_dev_run: one round on random data succeeded; nothing was saved\n"
     assert capsys.readouterr().out == said
+
+
+def test_an_unknown_command_is_refused_with_all_that_there_are():
+    with pytest.raises(SystemExit, match=r"got the command 'fti'; allowed are fit, .*, sweep\. Did you mean fit\?$"):
+        __main__.main(["fti"])

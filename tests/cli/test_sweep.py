@@ -181,6 +181,20 @@ def test_a_trial_with_different_options_is_refused(sweep, tmp_path):
         sweep("--lr=0.5", layers=[str(layer)]).run(trials)
 
 
+def test_options_of_a_run_that_never_began_can_be_corrected(sweep):
+    trials = [Trial("fedavg", (), 0)]
+    assert sweep("--lr=many").run(trials) == [None]
+    assert [run.seed for run in sweep("--lr=0.6").run(trials)] == [0]
+    with pytest.raises(ValueError, match="run by another command"):
+        sweep("--lr=0.5").run(trials)
+
+
+def test_the_first_of_equal_points_is_chosen(sweep):
+    """A mean of float32 differs in its last digits."""
+    points = [(("lr", "0.86666666"),), (("lr", "0.86666667"),)]
+    assert sweep().tune("fedavg", points, 0, None) == points[0]
+
+
 def test_a_refused_sweep_claims_no_trial(sweep, tmp_path):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     sweep("--lr=0.5").run(trials[1:])

@@ -1,11 +1,21 @@
 """Values that are refused because an annotation does not list them, and the error messages."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from lcfl.core.validation import CheckedFields, abbreviated, check_choice, check_choices, check_instance, shortened
+from lcfl.core.validation import (
+    CheckedFields,
+    abbreviated,
+    check_choice,
+    check_choices,
+    check_instance,
+    check_values,
+    shortened,
+)
 
 Colour = Literal["red", "green", "blue"]
 
@@ -87,6 +97,22 @@ def test_an_object_of_another_class_is_refused(given, got):
     with pytest.raises(TypeError) as caught:
         check_instance("x.part", given, Part, " Make one.")
     assert str(caught.value) == f"x.part: got {got}; it must be an instance of Part. Make one."
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "must_be"),
+    [
+        (int, 2.5, "a whole number"),
+        (int, 2.0, "a whole number"),
+        (int | None, True, "a whole number"),
+        (int | float, True, "a number"),
+        (float, "1", "a number"),
+    ],
+)
+def test_what_is_no_number_or_no_whole_one_is_refused(annotation, value, must_be):
+    with pytest.raises(ValueError, match=rf"^Part: got x={re.escape(repr(value))}; it must be {must_be}\.$"):
+        check_values("Part", {"x": (annotation, value)})
+    check_values("Part", {"x": (annotation, np.int64(2)), "y": (int | bool, True), "z": (float, 2)})
 
 
 def test_a_long_list_of_numbers_is_abbreviated():

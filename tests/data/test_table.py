@@ -120,9 +120,13 @@ REFUSED = {
     "empty cell": ([COLUMNS, [1, 2, "x"], [3, " ", "x"]], "row 2: column 'dose' is empty; fill it, or drop the row"),
     "nan": ([COLUMNS, [1, "NaN", "x"]], "row 1: column 'dose' is nan; drop or replace such values"),
     "infinity": ([COLUMNS, [1, 2, "x"], ["-inf", 2, "x"]], "row 2: column 'age' is -inf; drop or replace such values"),
-    "beyond float32": ([COLUMNS, [1e300, 2, "x"]], "row 1: column 'age' is inf; drop or replace such values"),
+    "beyond float32": (
+        [COLUMNS, [1, 2, "x"], [1, 1e300, "x"]],
+        "row 2: column 'dose' is 1e+300, too large for float32",
+    ),
     "short row": ([COLUMNS, [1, 2, "x"], [1, 2]], "row 2 has 2 cells, but the first line has 3"),
     "no class": ([COLUMNS, [1, 2, "x"], [1, 2, " "]], "row 2: column 'outcome' is empty; drop samples without a class"),
+    "NA as class": ([COLUMNS, [1, 2, "NA"]], "row 1: column 'outcome' is NA; drop samples without a class"),
     "nan as class": ([COLUMNS, [1, 2, "nan"]], "row 1: column 'outcome' is nan; drop samples without a class"),
     "number as class": ([COLUMNS, [1, 2, "x"], [1, 2, 0.5]], f"row 2: column 'outcome' {REGRESSION}"),
     "empty file": ([()], "it is empty; the first line must hold the names of the columns"),
@@ -142,6 +146,18 @@ def test_unusable_tables_are_refused(tmp_path, case):
             "it has no samples; its files, train.csv",
         )
     assert refused(tmp_path).startswith(where + message)
+
+
+def test_a_quote_that_is_not_closed_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text('age,dose,outcome\n1,2,x\n3,4,"x\n5,6,x\n')
+    assert refused(tmp_path).endswith("line 4: unexpected end of data; look for a quote that is not closed")
+
+
+def test_a_column_without_a_name_is_refused_as_a_feature(tmp_path):
+    write_table(tmp_path / "a.csv", ["", *COLUMNS], [0, 1, 2, "x"])
+    assert "column 1 has no name, as the row numbers that pandas writes. Remove it" in refused(tmp_path)
+    assert dataset(tmp_path, features=["age", "dose"]).columns == ("age", "dose")
+    assert dataset(tmp_path, ["outcome", "dose"][1:], features=["age"], regression=True).columns == ("age", "dose")
 
 
 def test_targets_that_are_not_finite_are_refused(tmp_path):

@@ -154,6 +154,21 @@ def test_clients_with_other_names_of_classes_are_refused(tmp_path):
         onboard(path, made(), new, fedavg(), 5, "cpu", of_the_run=False)
 
 
+def test_clients_with_columns_in_another_order_are_refused(tmp_path):
+    write_wards(tmp_path / "old", {"a": 12, "b": 12})
+    write_wards(tmp_path / "new", {"c": 12})
+    reader = Table("outcome")
+    known = list(Folders(str(tmp_path / "old"), reader).columns)
+    made = partial(FederatedModule, partial(MLP, len(known), [4], 2))
+    readers = {"old": reader, "new": Table("outcome", features=known[::-1])}
+    read = [Folders(str(tmp_path / name), each) for name, each in readers.items()]
+    old, new = (FederatedDataModule(each, ByOwner(), batch_size=4) for each in read)
+    path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), old, made(), rounds=1)])
+    words = f"the run has the columns {', '.join(known)}, and the new clients have {', '.join(known[::-1])}"
+    with pytest.raises(ValueError, match=words):
+        onboard(path, made(), new, fedavg(), 5, "cpu", of_the_run=False)
+
+
 def test_without_signatures_the_loss_decides_and_the_rule_says_so(tmp_path):
     path = checkpoint_lookup.newest([trained(tmp_path, METHODS["pacfl"](), blobs(20), blobs_module())])
     found = onboard(path, blobs_module(), blobs(4), METHODS["pacfl"](), 1, "cpu", of_the_run=False)

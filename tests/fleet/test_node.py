@@ -89,6 +89,20 @@ def test_a_refused_node_is_told_nothing_of_the_others(tmp_path, monkeypatch):
     assert "hospital 0" not in str(told)
 
 
+def test_a_node_with_other_columns_does_not_take_part(tmp_path, monkeypatch):
+    """The second node first answers that it has columns, and the first has none."""
+    monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
+
+    def change(answer):
+        header = json.loads(answer.text)
+        header["fields"]["spec"]["columns"] = ["dose", "age"]
+        return replace(answer, text=json.dumps(header))
+
+    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+    with pytest.warns(UserWarning, match="its samples look different from those of hospital 0 .columns: "):
+        on_fleet(tmp_path, fedavg, link=link, rounds=1)
+
+
 def test_a_refusal_is_said_once(tmp_path, monkeypatch, recwarn):
     """The second node answers three times with the name of the first."""
     monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)

@@ -277,6 +277,26 @@ def test_clusters_have_an_h_of_their_own(tmp_path):
     assert not torch.equal(velocity[0], velocity[1])
 
 
+def test_clusters_with_control_variates_may_keep_models(tmp_path):
+    """A mean over stored models has those of all clients, not only of this round's."""
+    method = Method(
+        ControlledTraining(steps=3), ControlledClusterModel(keeps_model=True), ClusterMean("stored", "stored"),
+        fedclust().clustering,
+    )  # fmt: skip
+    state = fit(blobs_module(), blobs(8), method, tmp_path, rounds=4, clients_per_round=4, final_models=None).state
+    for cluster, centre in enumerate(state.centres):
+        models = [state.stored_model(client) for client in state.members(cluster) if state.participated[client]]
+        if models:
+            torch.testing.assert_close(centre, sum(models) / len(models))
+
+
+@pytest.mark.parametrize("method", [scaffold, feddyn])
+def test_a_client_that_leaves_is_warned_of(tmp_path, method):
+    data = blobs(4, leavers={0: 2})
+    with pytest.warns(UserWarning, match="data.leavers: (Controlled|Dynamic)Training corrects with [ch], a mean"):
+        fit(blobs_module(cluster_weight=0.3), data, method(), tmp_path, rounds=1, final_models=None)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

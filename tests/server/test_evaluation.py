@@ -366,10 +366,21 @@ def test_clients_for_which_a_metric_is_not_defined_do_not_count(label, defined):
     assert evaluation.by_name["test/own_split/personal/acc"].clients.tolist() == [0, 1, 2, 3]
 
 
+def test_a_warning_names_the_set_in_which_a_metric_is_not_defined():
+    module = linear_module(metrics={"share": ShareOf(1)})
+    sides = data(test=ONE_CLASS_EACH, val=ONE_CLASS_EACH[::-1])
+    with pytest.warns(UserWarning, match="^share: not defined") as caught:
+        evaluator(lcfed(), sides, module=module)(state(), ["personal"])
+    assert sorted(str(each.message).partition("clients ")[2][:24] for each in caught) == [
+        "(0, 2) in test/own_split",
+        "(1, 3) in val/own_split,",
+    ]
+
+
 def test_a_client_whose_targets_are_all_ignored_has_no_metrics():
     ignoring = linear_module(loss=torch.nn.CrossEntropyLoss(ignore_index=0))
     sides = data(test=ONE_CLASS_EACH)
-    with pytest.warns(UserWarning, match="^loss and acc: not defined for samples of 2 clients .0, 2.,"):
+    with pytest.warns(UserWarning, match="^loss and acc: not defined for samples of 2 clients .0, 2. in test/own"):
         evaluation = evaluator(lcfed(), sides, module=ignoring)(state(), ["personal"], ["test"])
     for metric in ("loss", "acc"):
         assert evaluation.by_name[f"test/own_split/personal/{metric}"].clients.tolist() == [1, 3]

@@ -15,6 +15,7 @@ import lcfl
 from lcfl.cli.federated_cli import FederatedCLI, class_paths
 from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.core.files import check_new
+from lcfl.core.validation import abbreviated
 from lcfl.fleet.data import described_spec
 
 __all__ = ["main", "parser"]
@@ -152,6 +153,8 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         yield f"input: {spec['shape']}, {spec['num_classes'] or 'no'} classes"
         if spec["classes"]:
             yield f"classes, in the order that all nodes must have: {', '.join(spec['classes'])}"
+        if spec["columns"]:
+            yield f"columns, in the order that all nodes must have: {abbreviated(spec['columns'])}"
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
         yield f"engine: {node.engine}"
         yield "network, loss, metrics and data fit together"

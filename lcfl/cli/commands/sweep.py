@@ -84,8 +84,17 @@ def main(args: Sequence[str]) -> None:
         if any(word.partition("=")[0] == option for word in others):
             raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
     seeds, methods = list(dict.fromkeys(seeds)), list(dict.fromkeys(methods))
-    for option in ("jobs", "finalists"):
-        if getattr(options, option) < 1:
+    if not methods:
+        raise ValueError(f"sweep: got --methods {options.methods!r}; name at least one method.")
+    stems = [Path(method).stem for method in methods]
+    if twice := [method for method, stem in zip(methods, stems, strict=True) if stems.count(stem) > 1]:
+        raise ValueError(
+            f"sweep: {' and '.join(twice)} would have the same name in folders and tables; rename one of the files."
+        )
+    if min(seeds) < 0:
+        raise ValueError(f"sweep: got --seeds {options.seeds}; a seed is at least 0.")
+    for option in ("jobs", "finalists", "tuning_rounds"):
+        if getattr(options, option) is not None and getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
     if options.finalists > 1 and options.tuning_rounds is None:
         warnings.warn(

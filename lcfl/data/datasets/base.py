@@ -23,6 +23,7 @@ class FederatedDataset(CheckedFields, ABC):
         target_shape: shape of one target; () for a class.
         target_dtype: type in which a loss gets the targets.
         classes: names of the classes 0, ..., C - 1; None if they have none.
+        columns: names of the numbers in an input, and then of those in a target; None if they have none.
         augmentation: changes the inputs of training batches; None if nothing changes them.
     """
 
@@ -32,6 +33,7 @@ class FederatedDataset(CheckedFields, ABC):
     target_shape: tuple[int, ...] = ()
     target_dtype: torch.dtype = torch.int64
     classes: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
     augmentation: Augmentation | None = None
 
     @property

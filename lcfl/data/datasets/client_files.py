@@ -56,7 +56,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
     except OSError as error:
         raise ValueError(
             f"Folders: the folder {root!r} cannot be read ({type(error).__name__}); set data.dataset.init_args.root to "
-            "the folder that holds one folder per client"
+            f"the folder that holds one folder per client; relative paths begin at {os.getcwd()}"
         ) from error
     clients: dict[str, os.DirEntry[str]] = {}
     known: dict[str, str] = {}

@@ -38,6 +38,7 @@ class Folders(FederatedDataset):
 
     Attributes:
         classes: the names of the classes 0, ..., C - 1; None if targets are not classes.
+        columns: the names of a table's features, and of its targets if these are numbers; None if there is no table.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Folders(FederatedDataset):
         self._owners = Owners(names, number.astype(np.int64), role)
         self._contents: Contents | None = contents
         targets = as_targets(contents.targets, "Folders: targets")
-        self.shape, self.dtype, self.classes = contents.shape, contents.dtype, contents.classes
+        self.shape, self.dtype = contents.shape, contents.dtype
+        self.classes, self.columns = contents.classes, contents.columns
         self.num_classes = None if contents.classes is None else len(contents.classes)
         self.target_shape, self.target_dtype = tuple(targets.shape[1:]), target_dtype(targets)
         if augmentation is not None and len(self.target_shape) > 1:

@@ -34,6 +34,7 @@ class Contents:
             picklable.
         mean: subtracted from each channel of the inputs.
         std: by which each channel is divided.
+        columns: the names of the numbers in an input and in a target; None if they have none.
     """
 
     counts: list[int]
@@ -44,6 +45,7 @@ class Contents:
     inputs: Callable[[], Tensor]
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    columns: tuple[str, ...] | None = None
 
     def among(self, classes: Sequence[str]) -> "Contents":
         """Returns the same with the numbers that the classes have in a longer list.

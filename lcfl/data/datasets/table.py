@@ -20,6 +20,8 @@ from lcfl.data.datasets.table_files import Columns, Unusable, names_in, read_col
 
 __all__ = ["Table"]
 
+MISSING_CLASS = ("", "na", "n/a", "null", "?")  # how people write that a class is not known
+
 
 @dataclass(frozen=True)
 class Table(Reader):
@@ -74,6 +76,13 @@ class Table(Reader):
         features = list(self.features or (name for name in known if name not in self._targets))
         if not features:
             refuse(parts[0].client, first, f"it has only the column {known[0]!r}; a table needs features, too")
+        if "" in features:
+            refuse(
+                parts[0].client,
+                first,
+                f"column {known.index('') + 1} has no name, as the row numbers that pandas writes. Remove it, name it, "
+                "or name the columns to use in data.dataset.init_args.reader.init_args.features",
+            )
         counts, inputs, targets = [], [], []
         for part in parts:
             counts.append(0)
@@ -92,8 +101,9 @@ class Table(Reader):
             all_targets = np.concatenate(targets)
         else:
             classes, all_targets = number_classes(value for column in targets for value in column)
-        shape = (len(features),)
-        return Contents(counts, shape, torch.float32, all_targets, classes, partial(_joined, inputs, sum(counts)))
+        shape, rows = (len(features),), partial(_joined, inputs, sum(counts))
+        names = (*features, *(self._targets if self.regression else ()))
+        return Contents(counts, shape, torch.float32, all_targets, classes, rows, columns=names)
 
     def _names(self, part: PartFiles, path: str) -> list[str]:
         """Returns the names of a file's columns."""
@@ -142,7 +152,7 @@ class Table(Reader):
         """Refuses missing classes, and real numbers."""
         for value in set(values):
             try:
-                number = float(value) if value else float("nan")
+                number = float("nan") if value.lower() in MISSING_CLASS else float(value)
             except ValueError:
                 continue
             if number.is_integer():

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def names_in(path: str, delimiter: str) -> list[str]:
     if path.lower().endswith(".parquet"):
         return [str(name) for name in _parquet(path).schema_arrow.names]
     with open(path, newline="", encoding="utf-8-sig") as file:
-        names = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
+        names = [name.strip() for name in next(_rows_of(file, delimiter), [])]
     if not any(names):
         raise Unusable("it is empty; the first line must hold the names of the columns")
     return names
@@ -62,7 +62,7 @@ def read_columns(path: str, numbers: Sequence[str], texts: Sequence[str], delimi
 
 def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter: str) -> Columns:
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=delimiter)
+        reader = _rows_of(file, delimiter)
         names = [name.strip() for name in next(reader)]
         places = [names.index(name) for name in numbers]
         text = [names.index(name) for name in texts]
@@ -77,6 +77,15 @@ def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter
             cells += [row[text[0]].strip() for row in rows] if text else []
             start += len(rows)
     return Columns(np.concatenate(blocks), cells)
+
+
+def _rows_of(file: TextIO, delimiter: str) -> Iterator[list[str]]:
+    """Yields the rows. A quote that is never closed would make the rest of the file one cell."""
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise Unusable(f"line {reader.line_num}: {error}; look for a quote that is not closed") from None
 
 
 def _blocks(reader: Iterator[list[str]]) -> Iterator[list[list[str]]]:
@@ -102,8 +111,15 @@ def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: 
             for place in places:
                 _check_cell(row[place], f"row {number}: column {names[place]!r}")
         raise
+    wide = np.array(values, dtype=np.float64)
     with np.errstate(over="ignore"):
-        return np.array(values, dtype=np.float64).astype(np.float32)
+        narrow = wide.astype(np.float32)
+    too_large = np.argwhere(np.isfinite(wide) & ~np.isfinite(narrow))
+    if len(too_large):
+        row, place = too_large[0]
+        cell = rows[row][places[place]]
+        raise Unusable(f"row {start + row + 1}: column {names[places[place]]!r} is {cell}, too large for float32")
+    return narrow
 
 
 def _check_cell(cell: str, where: str) -> None:

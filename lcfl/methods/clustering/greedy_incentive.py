@@ -206,7 +206,9 @@ def similarities(update_nP: Tensor, explained_variance: float | None, factorised
     """
     code_nD = leading_coordinates(update_nP, explained_variance)
     if factorised == "updates":
-        return cosine(code_nD, code_nD)
+        cosine_nn = cosine(code_nD, code_nD)
+        cosine_nn = (cosine_nn + cosine_nn.T) / 2  # exact ties between clients must not depend on rounding
+        return cosine_nn.diagonal_scatter(cosine_nn.diagonal().round())
     rank = code_nD.shape[1]
     whole_nD = leading_coordinates(update_nP, None)
     left_nn, scale_n, right_nn = torch.linalg.svd(cosine(whole_nD, whole_nD))

@@ -1,6 +1,6 @@
 """Clusters of the losses that the models of all clusters have on the clients' data (CLoVE).
 
-Legend: N clients, n clients with a loss vector, K clusters.
+Legend: N clients, n clients with a loss vector, K clusters, m models that have a loss.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
 from lcfl.methods.clustering.initialisation import balanced_labels, first_is_repeated, kmeans
 from lcfl.methods.exchange import ClusterLosses, Exchange
-from lcfl.methods.local.least_loss import LossVector
+from lcfl.methods.local.least_loss import NO_LOSS, LossVector
 from lcfl.methods.local.training import LocalUpdate
 
 __all__ = ["LossVectorKMeans", "match_to_models"]
@@ -49,7 +49,7 @@ class LossVectorKMeans(Clustering):
     Training begins with K different random models. Before every training round there is an extra round, in which the
     clients of the round receive all K models and send their loss vectors. k-means of the loss vectors gives groups,
     and a matching at minimum cost gives every group a model (`match_to_models`). The clients then train the model of
-    their group. A client that has never taken part has no cluster.
+    their group. A client that has never taken part has no cluster. A model that has diverged goes to no group.
 
     Args:
         num_clusters: K.
@@ -128,10 +128,16 @@ class LossVectorKMeans(Clustering):
             return
         clients = [upload.client for upload in uploads]
         loss_nK = torch.stack([upload.payload["losses"] for upload in uploads])
+        # A model without a loss has diverged. No client gets it.
+        model_m = torch.nonzero((loss_nK < NO_LOSS).all(dim=0)).flatten()
+        if not len(model_m):
+            return
+        loss_nm = loss_nK[:, model_m]
         if self._is_stable:
-            model_n = loss_nK.argmin(dim=1)
+            model_n = model_m[loss_nm.argmin(dim=1)]
         else:
-            model_n = match_to_models(loss_nK, kmeans(loss_nK, self.num_clusters, server.seed, state.round))
+            group_n = kmeans(loss_nm, min(self.num_clusters, len(model_m)), server.seed, state.round)
+            model_n = model_m[match_to_models(loss_nm, group_n)]
         before_n = state.assignment[clients]
         state.assignment = state.assignment.clone()
         state.assignment[clients] = model_n

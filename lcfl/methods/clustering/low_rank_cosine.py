@@ -86,6 +86,11 @@ class LowRankCosine(Clustering):
         check_choices("LowRankCosine", self)
         self._offset: Tensor | None = None
 
+    @property
+    def uses_stored_models(self) -> bool:
+        """Whether it compares whole models, or gives clients the offline ones to keep."""
+        return self.keep_offline_models or not self.similarity.startswith("low_rank")
+
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N and that N is at least 2."""
         if num_clients < 2:

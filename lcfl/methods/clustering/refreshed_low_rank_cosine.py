@@ -123,7 +123,7 @@ class RefreshedLowRankCosine(Clustering):
                 state.assignment = state.assignment.clone()
                 if self.init == "common":
                     state.assignment[:] = -1
-                    state.centres = state.centres.repeat(self.num_clusters, 1)
+                    state.take_clusters([0] * self.num_clusters)  # a tuning may have divided the common one already
                 state.assignment[known] = spherical_kmeans(state.codes[known], state.num_clusters, server.seed)
                 return
         elif state.round - self._fitted >= self.refresh_every and len(known) >= FEWEST_FITTED:

@@ -180,10 +180,11 @@ class ClusterNumberTuning(ClusterTuning):
 
 
 class StoredModelGeometry(ClusterGeometry):
-    """The clusters of the clients that ever took part, by their stored models and the codes of these models."""
+    """The clusters by the stored models of their members that ever took part, and by the codes of these models."""
 
     def __init__(self, server: ServerInterface, state: FederationState) -> None:
-        super().__init__(state, torch.nonzero(state.participated).flatten().tolist())
+        known = state.participated & (state.assignment >= 0)
+        super().__init__(state, torch.nonzero(known).flatten().tolist())
         self.server = server
 
     @property

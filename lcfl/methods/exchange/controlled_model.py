@@ -63,3 +63,5 @@ class ControlledClusterModel(_Controlled, ClusterModel):
     Args:
         keeps_model: see `ClusterModel`.
     """
+
+    keeps_model: bool = False  # again, because the other base class has no such argument

@@ -14,7 +14,9 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.training import Engine, LocalData, LocalOutput, LocalTraining, LocalUpdate
 
-__all__ = ["LeastLoss", "LeastLossTraining", "LossVector", "least_loss", "losses_of"]
+__all__ = ["NO_LOSS", "LeastLoss", "LeastLossTraining", "LossVector", "least_loss", "losses_of"]
+
+NO_LOSS = torch.finfo(torch.float32).max  # in place of an infinite loss or NaN, which no server accepts
 
 
 def losses_of(centre_KP: Tensor, data: LocalData, engine: Engine) -> list[float]:
@@ -59,9 +61,13 @@ class LossVector(LocalUpdate):
     provides: ClassVar[tuple[str, ...]] = ("losses",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
-        """Returns (F_i(Omega_1), ..., F_i(Omega_K)) in ``extras["losses"]``, ``[K]``."""
+        """Returns (F_i(Omega_1), ..., F_i(Omega_K)) in ``extras["losses"]``, ``[K]``.
+
+        A loss that is NaN or infinite is `NO_LOSS`.
+        """
         centres = downlink.payload["centres"]
         losses = torch.tensor(losses_of(centres, data, engine), dtype=torch.float32)
+        losses = losses.nan_to_num(nan=NO_LOSS, posinf=NO_LOSS)
         return LocalOutput(centres[0], state.consumed, None, extras={"losses": losses})
 
     def cost(self, num_samples: int, batch_size: int) -> int:

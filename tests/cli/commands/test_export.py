@@ -45,6 +45,11 @@ def test_a_client_of_another_cluster_is_refused(run):
         exported(run, "--model=cluster", f"--cluster={other}", "--client=3", "--out=models/cluster.pt")
 
 
+def test_a_cluster_of_another_kind_of_model_is_refused(run):
+    with pytest.raises(ValueError, match="got cluster=1 for a global model; only a cluster model is that of a cluster"):
+        exported(run, "--model=global", "--cluster=1", "--out=models/global.pt")
+
+
 def test_a_program_accepts_any_batch_size(run):
     exported(run, "--model=cluster", "--cluster=1", "--out=cluster.pt2", "--format=torch_export")
     module = torch.export.load("cluster.pt2").module()

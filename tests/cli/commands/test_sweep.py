@@ -12,6 +12,10 @@ from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
         (["--methods=fedavg", "--seeds=a"], "got --seeds a; allowed are whole numbers separated by commas"),
         (["--methods=fedavg", "--jobs=0"], "got --jobs 0; at least 1"),
         (["--methods=fedavg", "--finalists=0"], "got --finalists 0; at least 1"),
+        (["--methods="], "got --methods ''; name at least one"),
+        (["--methods=fedavg,configs/methods/fedavg.yaml"], "would have the same name in folders and tables; rename"),
+        (["--methods=fedavg", "--seeds=0,-1"], "got --seeds 0,-1; a seed is at least 0"),
+        (["--methods=fedavg", "--tuning_rounds=0"], "got --tuning_rounds 0; at least 1"),
         (["--methods=fedavg", "--grid=lcfed:a=1"], "--grid names lcfed, which --methods fedavg does not"),
         (["--methods=fedavg", "--grid=a"], "--grid a; allowed are"),
         (

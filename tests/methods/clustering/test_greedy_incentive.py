@@ -59,6 +59,16 @@ def partition(s):
 # formulas
 
 
+def test_equal_clients_tie_exactly_and_the_lower_number_wins():
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        similarity = similarities(torch.randn(2, 40, generator=draw), 0.95, "updates")
+        scores = representativeness(similarity, torch.full((2,), 7.0, dtype=torch.float64))
+        assert scores[0] == scores[1] and scores.argmax() == 0
+    zero = similarities(torch.stack([torch.zeros(40), torch.ones(40)]), 0.95, "updates")
+    assert zero.tolist() == [[0, 0], [0, 1]]
+
+
 def test_representativeness_by_hand():
     similarity = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, -1.0], [0.0, -1.0, 1.0]], dtype=torch.float64)
     score = representativeness(similarity, torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64))

@@ -1,15 +1,18 @@
 """Tests of clusters of loss vectors: against numpy, the matching with models, the end of the clustering, and bytes."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from lcfl.core.messages import Uplink
+from lcfl.data.faults import ScaledUpdate
 from lcfl.methods import ClusterLosses, LocalTraining, LossVector
 from lcfl.methods.clustering import LossVectorKMeans
 from lcfl.methods.clustering.loss_vectors import match_to_models
+from lcfl.methods.local.least_loss import NO_LOSS
 from lcfl.methods.method import Method
 from lcfl.runs.serialization import plain_copy
 from tests.helpers.bits import same
@@ -56,6 +59,32 @@ def test_two_rounds_against_numpy(tmp_path, engine):
         np.testing.assert_allclose(each.centres, omega, atol=1e-5)
         as_ifca.append((losses.argmin(axis=1) == chosen).all())
     assert not all(as_ifca)  # IFCA would give some clients other models
+
+
+def test_a_model_that_has_diverged_goes_to_no_client(tmp_path):
+    """One faulty client makes its cluster's model huge. The others go on with the models that are left."""
+    data = blobs(12, faults=[ScaledUpdate([0], [1, 1], 1e36)])
+    watch = fit(blobs_module(), data, clove(4), tmp_path, rounds=4)
+    sizes = [centre.abs().max() for centre in watch.history[1].centres]
+    broken = max(range(4), key=lambda cluster: sizes[cluster])
+    assert sizes[broken] > 1e30
+    for each in watch.history[2:]:
+        assert each.row["train/failed_clients"] == 0
+        assert broken not in each.assignment.tolist()
+
+
+def test_there_are_as_many_groups_as_models_at_most():
+    losses = torch.tensor([[1.0, 5.0, NO_LOSS], [5.0, 1.0, 2.0], [5.0, 1.2, 2.0], [1.1, 5.0, 3.0]])
+    state = state_of([], [-1] * 4, torch.zeros(3, 2), [False] * 4)
+    answers = [Uplink(client, {"losses": row}, 1, None) for client, row in enumerate(losses)]
+    clustering = LossVectorKMeans(4)
+    clustering.on_extra_round_end(SimpleNamespace(seed=0), state, answers)
+    assert state.assignment.tolist() == [0, 1, 1, 0]
+    before = state.assignment
+    clustering.on_extra_round_end(
+        SimpleNamespace(seed=0), state, [Uplink(0, {"losses": torch.full((3,), NO_LOSS)}, 1, None)]
+    )
+    assert state.assignment is before
 
 
 def test_the_first_round_may_deal_the_models_out_at_random(tmp_path):

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lcfl.methods import ClusterModel, LocalTraining, SharedEmbedding
 from lcfl.methods.aggregation import ClusterMean
 from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.clustering.similarity import assign, cosine
+from lcfl.methods.method import Method
 from tests.helpers.builders import blobs, blobs_module, fit, lcfed, server_of, state_of, upload
 from tests.methods.clustering.models import LAYOUT, SIZE, four_ways, opened
 
@@ -188,3 +190,11 @@ def test_the_smallest_and_the_largest_k_work(tmp_path, num_clusters):
     assert watch.state.centres.isfinite().all()
     counts = [row["cluster/count"] for row in watch.rows]
     assert counts[0] == num_clusters and all(1 <= count <= num_clusters for count in counts)
+
+
+@pytest.mark.parametrize("options", [{"similarity": "cosine"}, {"similarity": "l2"}, {"keep_offline_models": True}])
+def test_what_needs_stored_models_is_refused_without_them(options):
+    clustering = [LowRankCosine(2, dimension=2, **options)]
+    for exchange in (ClusterModel(), SharedEmbedding()):
+        with pytest.raises(ValueError, match=f"LowRankCosine uses stored models, but {type(exchange).__name__} keeps"):
+            Method(LocalTraining(steps=2), exchange, ClusterMean("participants", "participants"), clustering)

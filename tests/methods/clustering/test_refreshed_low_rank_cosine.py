@@ -97,6 +97,18 @@ def test_a_common_start_is_one_cluster_that_is_divided_once():
     assert adjusted_rand_score(groups, state.assignment.numpy()) == 1
 
 
+def test_the_first_fit_makes_k_clusters_even_if_a_tuning_has_divided_the_common_one():
+    models, groups = grouped()
+    clustering = RefreshedLowRankCosine(4, dimension=4, init="common")
+    state = begun(clustering)
+    take_part(clustering, state, models, range(4))
+    state.take_clusters([0, 0, 0])
+    state.assignment[:3] = torch.tensor([1, 2, 1])
+    take_part(clustering, state, models, range(4, 12))
+    assert state.num_clusters == 4
+    assert adjusted_rand_score(groups, state.assignment.numpy()) == 1
+
+
 def test_the_e_step_compares_with_the_centres_from_before_the_aggregation():
     models, groups = grouped()
     clustering = RefreshedLowRankCosine(4, dimension=4)

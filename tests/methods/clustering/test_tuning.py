@@ -157,6 +157,13 @@ def test_a_cluster_without_models_does_not_make_a_single_group_two():
     assert silhouette_moves(StoredModelGeometry(server(), s), 0.01, 0.25, 2) == []
 
 
+def test_clients_without_a_cluster_are_in_none_that_is_tuned():
+    models = [torch.full((SIZE,), float(value)) for value in (1, 2, 3, -1)]
+    s = state(models, [0, -1, 0, -1])
+    geometry = StoredModelGeometry(server(), s)
+    assert geometry.clients == [0, 2]
+
+
 def test_the_time_of_tuning_is_part_of_the_time_of_clustering(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=0.0)
 
