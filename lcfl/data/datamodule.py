@@ -407,10 +407,15 @@ class FederatedDataModule(LightningDataModule):
             tests[BACKDOOR] = [own[label != target] for own, label in zip(tests[first], labels, strict=True)]
         for name, lists in tests.items():
             if not any(map(len, lists)):
+                needs = (
+                    "official test samples that no client holds: use data.pool: train, or a partition that does not "
+                    "use all samples"
+                )
+                if name == "own_split":
+                    needs = "shares of at least two samples"
                 raise ValueError(
-                    f"the protocol {name} leaves every client without test samples with data.pool {self.pool}. "
-                    "own_split needs shares of at least two samples. The other protocols need official test samples "
-                    "that no client holds: use data.pool: train, or a partition that does not use all samples."
+                    f"the protocol {name} leaves every client without test samples with data.pool {self.pool}. It "
+                    f"needs {needs}."
                 )
         return tests
 

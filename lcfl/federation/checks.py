@@ -145,8 +145,14 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 
 
 def _check_rounds(method: Method, num_clients: int) -> None:
-    """Refuses two clusterings with rounds of their own, because each would take the other's uploads for its own."""
+    """Refuses two clusterings of which each takes the other's uploads for its own, or replaces its first clusters."""
     asking = [each for each in method.clustering if each.has_extra_rounds or each.warmup_rounds(num_clients)]
+    setting = [each for each in method.clustering if each.sets_clusters or each.warmup_rounds(num_clients)]
+    if len(asking) < 2 <= len(setting):
+        first, second, *_ = (type(each).__name__ for each in setting)
+        raise ValueError(
+            f"method.clustering: got {first} and {second}, which both set the first clusters. Leave one of them."
+        )
     if len(asking) > 1:
         first, second, *_ = (type(each).__name__ for each in asking)
         raise ValueError(

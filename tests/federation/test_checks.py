@@ -33,8 +33,10 @@ from lcfl.methods.clustering import (
     ChoiceBeforeTraining,
     ClusterNumberTuning,
     HierarchicalUpdates,
+    LossVectorKMeans,
     LowRankCosine,
     RecursiveBipartition,
+    RefreshedLowRankCosine,
 )
 from lcfl.methods.exchange import (
     AdaptedModel,
@@ -587,6 +589,15 @@ def test_two_clusterings_with_rounds_of_their_own_are_refused(other):
     with pytest.raises(
         ValueError, match=rf"got LowRankCosine and {type(other).__name__}, which both have clients train"
     ):
+        check_method(method, linear_module(), 10)
+
+
+@pytest.mark.parametrize("other", [LowRankCosine(4), ChoiceBeforeTraining(4), LossVectorKMeans(2, first="random")])
+def test_two_clusterings_that_set_the_first_clusters_are_refused(other):
+    exchange, mean = ClusterModel(keeps_model=True), ClusterMean("participants", "participants")
+    method = Method(LocalTraining(1), exchange, mean, [other, RefreshedLowRankCosine(2)])
+    words = f"got {type(other).__name__} and RefreshedLowRankCosine, which both set the first clusters"
+    with pytest.raises(ValueError, match=words):
         check_method(method, linear_module(), 10)
 
 

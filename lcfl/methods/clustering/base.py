@@ -103,6 +103,7 @@ class Clustering(Callback):
         needs_centres: whether it compares clients with one centre per cluster.
         has_extra_rounds: whether `extra_round` ever requests a round. If so, the privacy guarantee of noise on uploads
             is unknown.
+        sets_clusters: whether it sets all clusters when training begins.
         newcomer_rule: what `place_newcomer` does, in words for users.
     """
 
@@ -111,6 +112,7 @@ class Clustering(Callback):
     needs_centres: ClassVar[bool] = True
     newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training samples"
     has_extra_rounds: ClassVar[bool] = False
+    sets_clusters: ClassVar[bool] = False
 
     @property
     def uses_stored_models(self) -> bool:

@@ -45,6 +45,7 @@ class ClientChoice(Clustering):
 
     reads: ClassVar[tuple[str, ...]] = ("cluster",)
     has_extra_rounds: ClassVar[bool] = True
+    sets_clusters: ClassVar[bool] = True
     remembers: ClassVar[Forms] = {"draw": Number(int, 0), "least": [int], "is_settled": bool}
 
     num_clusters: int = 4

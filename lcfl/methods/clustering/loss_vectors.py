@@ -62,6 +62,7 @@ class LossVectorKMeans(Clustering):
 
     reads: ClassVar[tuple[str, ...]] = ()
     has_extra_rounds: ClassVar[bool] = True
+    sets_clusters: ClassVar[bool] = True
     remembers: ClassVar[Forms] = {"streaks": {Number(int, 0, "N"): Number(int, 1)}, "is_stable": bool}
 
     num_clusters: int = 4

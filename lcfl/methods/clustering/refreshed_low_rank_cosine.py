@@ -74,6 +74,7 @@ class RefreshedLowRankCosine(Clustering):
     similarity: Similarity = "low_rank_cosine"
     init: Literal["kmeans", "random", "common"] = "kmeans"
 
+    sets_clusters: ClassVar[bool] = True
     newcomer_rule: ClassVar[str] = RULE
     remembers: ClassVar[Forms] = {"offset": (Array(("P",)), None), "fitted": (int, None)}
 
