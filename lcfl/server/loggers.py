@@ -1,6 +1,7 @@
 """What loggers receive of a run besides the rows of its rounds: configuration, figures, final metrics, and its end."""
 
 import multiprocessing
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -57,10 +58,21 @@ def log_figure(logger: Any, name: str, figure: "Figure", path: Path, step: int) 
     writer = writer_of(logger)
     if hasattr(logger, "log_image"):
         logger.log_image(name, [figure], step)
+    elif isinstance(logger, TensorBoardLogger) and path.suffix == ".png":
+        _add_png(writer, name, path.read_bytes(), step)
     elif hasattr(writer, "add_figure"):
         writer.add_figure(name, figure, step, close=False)  # there is no pyplot window to close
     elif hasattr(writer, "log_artifact") and hasattr(logger, "run_id"):
         writer.log_artifact(logger.run_id, str(path), Path(name).parent.as_posix())
+
+
+def _add_png(writer: Any, name: str, png: bytes, step: int) -> None:
+    """Gives TensorBoard the file of a figure, because drawing the figure again takes a quarter of the time."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # only runs with figures need it
+
+    width, height = struct.unpack(">II", png[16:24])
+    image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)  # 4 channels: RGBA
+    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
 
 def writer_of(logger: Logger) -> Any:
