@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 # The commands that do not use LightningCLI. Each module has a main(args).
 NAMES = ("compare", "completion", "configs", "export", "fleet", "onboard", "partition", "predict", "sweep")
-OF_LIGHTNING = ("fit", "validate", "test")
+ALL_NAMES = ("fit", "validate", "test", *NAMES)
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
 
 HELP = """usage: lcfl <command> [options]
@@ -64,11 +64,10 @@ def main(args: list[str] | None = None) -> None:
         print(HELP)
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
-    elif not words[0].startswith("-") and words[0] not in (*OF_LIGHTNING, *NAMES):
-        commands = (*OF_LIGHTNING, *NAMES)
-        alike = difflib.get_close_matches(words[0], commands, 1)
+    elif not words[0].startswith("-") and words[0] not in ALL_NAMES:
+        alike = difflib.get_close_matches(words[0], ALL_NAMES, 1)
         meant = f" Did you mean {alike[0]}?" if alike else ""
-        sys.exit(f"lcfl: error: got the command {words[0]!r}; allowed are {', '.join(commands)}.{meant}")
+        sys.exit(f"lcfl: error: got the command {words[0]!r}; allowed are {', '.join(ALL_NAMES)}.{meant}")
     else:
         _run(words, args)
 

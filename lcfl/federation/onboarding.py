@@ -317,20 +317,14 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
     run = json.loads((run_of(path) / "partition.json").read_text())
     if "train" not in run:
         raise ValueError("onboard: the run is one of a fleet, whose newcomers join while it goes on (newcomer-epochs).")
-    known, classes = run.get("classes"), data.dataset.classes
-    if known is not None and classes is not None and list(classes) != known:
-        raise ValueError(
-            f"onboard: the run has the classes {abbreviated(known, 10)}, and the new clients have "
-            f"{abbreviated(classes, 10)}. Give them the same classes in the same order, e.g. by the data set's "
-            "argument classes."
-        )
-    known, columns = run.get("columns"), data.dataset.columns
-    if known is not None and columns is not None and list(columns) != known:
-        raise ValueError(
-            f"onboard: the run has the columns {abbreviated(known, 20)}, and the new clients have "
-            f"{abbreviated(columns, 20)}. Give them the same columns in the same order, by the reader's arguments "
-            "features and target."
-        )
+    arguments = {"classes": "the data set's argument classes", "columns": "the reader's arguments features and target"}
+    for what, argument in arguments.items():
+        known, own = run.get(what), getattr(data.dataset, what)
+        if known is not None and own is not None and list(own) != known:
+            raise ValueError(
+                f"onboard: the run has the {what} {abbreviated(known, 10)}, and the new clients have "
+                f"{abbreviated(own, 10)}. Give them the same {what} in the same order, e.g. by {argument}."
+            )
     check_network(module, data)
     check_batches(module, data)
     check_targets(module, data)

@@ -71,16 +71,22 @@ def test_a_refused_node_is_told_why_when_it_is_asked_again(tmp_path, monkeypatch
     assert second.startswith(f"{first}; the server has not let it in: it has lcfl 0.0.1, and the server")
 
 
+def second_tells(tmp_path, name, value):
+    """Returns a link on which the second node's first answer tells something else of its samples."""
+
+    def change(answer):
+        header = json.loads(answer.text)
+        header["fields"]["spec"][name] = value
+        return replace(answer, text=json.dumps(header))
+
+    return Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+
+
 def test_a_refused_node_is_told_nothing_of_the_others(tmp_path, monkeypatch):
     """The second node first answers that it has other classes than the first."""
     monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
 
-    def change(answer):
-        header = json.loads(answer.text)
-        header["fields"]["spec"]["classes"] = ["malignant", "benign"]
-        return replace(answer, text=json.dumps(header))
-
-    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+    link = second_tells(tmp_path, "classes", ["malignant", "benign"])
     with pytest.warns(UserWarning, match="its samples look different from those of hospital 0 .classes: .'malignant'"):
         on_fleet(tmp_path, fedavg, link=link, rounds=1)
     told = [json.loads(request.text)["fields"] for node, request, _ in link.sent if node == FIRST + 1]
@@ -93,12 +99,7 @@ def test_a_node_with_other_columns_does_not_take_part(tmp_path, monkeypatch):
     """The second node first answers that it has columns, and the first has none."""
     monkeypatch.setattr("lcfl.fleet.server.AGAIN", 0.01)
 
-    def change(answer):
-        header = json.loads(answer.text)
-        header["fields"]["spec"]["columns"] = ["dose", "age"]
-        return replace(answer, text=json.dumps(header))
-
-    link = Loopback(nodes(tmp_path, fedavg), lambda message, count: change if count == 1 else None)
+    link = second_tells(tmp_path, "columns", ["dose", "age"])
     with pytest.warns(UserWarning, match="its samples look different from those of hospital 0 .columns: "):
         on_fleet(tmp_path, fedavg, link=link, rounds=1)
 

@@ -84,18 +84,7 @@ def main(args: Sequence[str]) -> None:
         if any(word.partition("=")[0] == option for word in others):
             raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
     seeds, methods = list(dict.fromkeys(seeds)), list(dict.fromkeys(methods))
-    if not methods:
-        raise ValueError(f"sweep: got --methods {options.methods!r}; name at least one method.")
-    stems = [Path(method).stem for method in methods]
-    if twice := [method for method, stem in zip(methods, stems, strict=True) if stems.count(stem) > 1]:
-        raise ValueError(
-            f"sweep: {' and '.join(twice)} would have the same name in folders and tables; rename one of the files."
-        )
-    if min(seeds) < 0:
-        raise ValueError(f"sweep: got --seeds {options.seeds}; a seed is at least 0.")
-    for option in ("jobs", "finalists", "tuning_rounds"):
-        if getattr(options, option) is not None and getattr(options, option) < 1:
-            raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
+    _check(options, methods, seeds)
     if options.finalists > 1 and options.tuning_rounds is None:
         warnings.warn(
             f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
@@ -136,6 +125,22 @@ def main(args: Sequence[str]) -> None:
     failed = [trial.name for trial, run in zip(trials, runs, strict=True) if run is None]
     if failed:
         raise ValueError(f"sweep: {len(failed)} of {len(trials)} runs failed: {', '.join(failed)}.")
+
+
+def _check(options: argparse.Namespace, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuses options with which no run could begin."""
+    if not methods:
+        raise ValueError(f"sweep: got --methods {options.methods!r}; name at least one method.")
+    stems = [Path(method).stem for method in methods]
+    if twice := [method for method, stem in zip(methods, stems, strict=True) if stems.count(stem) > 1]:
+        raise ValueError(
+            f"sweep: {' and '.join(twice)} would have the same name in folders and tables; rename one of the files."
+        )
+    if min(seeds) < 0:
+        raise ValueError(f"sweep: got --seeds {options.seeds}; a seed is at least 0.")
+    for option in ("jobs", "finalists", "tuning_rounds"):
+        if getattr(options, option) is not None and getattr(options, option) < 1:
+            raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
 
 
 def _names_another_metric(files: Sequence[str], words: Sequence[str]) -> bool:
