@@ -23,7 +23,7 @@ from typing import Any
 from contest import WARM_UP, Runner, Task, machine
 from round import entries_of, parse, plan_of, started
 
-from lcfl.distributed.placement import usable_cores
+from lcfl.core.cores import usable_cores
 
 
 @contextmanager

@@ -175,8 +175,9 @@ def measured(task: Task, engine: str, precision: str, options: argparse.Namespac
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(
             task.rounds, task.clients_per_round, evaluate_every=0, final_models=[], accelerator=options.accelerator,
-            devices=1, engine=engine, precision=precision, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, default_root_dir=folder, seed=SEED,
+            devices=[0] * options.ranks if on_gpu else options.ranks, strategy="ddp_spawn", engine=engine,
+            precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            default_root_dir=folder, seed=SEED,
         )  # fmt: skip
         begin = time.perf_counter()
         fitted = federation.fit(module, data, task.method())
@@ -202,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:
     parser.add_argument("--root", default="data", help="folder of torchvision's files; random: no files, random images")
     parser.add_argument("--accelerator", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tasks", nargs="+", choices=["lenet", "cnn", "crowd", "lcfed"], help="only these tasks")
+    parser.add_argument("--engines", nargs="+", choices=[LOOP, *ENGINES], help="only these")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the GPU, without the loop's")
     parser.add_argument("--rounds", type=int, default=30, help="rounds per turn of lenet and cnn; crowd has a third")
     parser.add_argument("--turns", type=int, default=3, help="turns of lenet and cnn, of which the fastest counts")
     parser.add_argument("--lcfed_rounds", type=int, default=1000)
@@ -221,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:
             if precision == "16-mixed" and options.accelerator == "cpu":
                 continue
             if (options.tasks and name not in options.tasks) or (turn > 0 and name not in ("lenet", "cnn")):
+                continue
+            if options.engines and engine not in options.engines:
                 continue
             result = measured(tasks[name], engine, precision, options)
             shown = (f"{key} {value:.4g}" for key, value in result.items())

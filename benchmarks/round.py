@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 from contest import PEERS, WARM_UP, Entry, Plan, Runner, Task, Unable, machine
 
-from lcfl.distributed.placement import usable_cores
+from lcfl.core.cores import usable_cores
 from lcfl.engines import EngineName
 
 ENGINES = get_args(EngineName)

@@ -1,5 +1,6 @@
 """The messages between server and clients, and their sizes in bytes."""
 
+import cmath
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,4 +64,4 @@ def all_finite(tensor: Tensor) -> bool:
     """Returns whether a tensor holds no NaN and no infinity. A finite sum proves it and is cheap to compute."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    return cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())

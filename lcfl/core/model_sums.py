@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lcfl.core.cores import in_threads
+
 __all__ = ["ModelSums", "Move", "Mover", "add_models"]
 
-BLOCK = 2**17  # entries of a model that are added together: a megabyte in float64, which fits into a core's cache
+BLOCK = 2**16  # entries of a model that are added together: half a megabyte in float64 stays in a core's cache
+WORTH_THREADS = 100  # additions of a block, which take a few milliseconds
 AT_ONCE = 32  # models that are held at the same time while sums are updated
 
 HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
@@ -24,12 +27,21 @@ def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]
     """Computes ``total += factor_i model_i`` in place, one model ``[P + Q]`` after the other in the given order.
 
     Works through the entries part by part and adds all models to a part before it continues with the next part. The
-    result has the same bits as without parts, but `total` is read and written only once.
+    result has the same bits as without parts, but `total` is read and written only once. Parts of large models are
+    computed by several threads.
     """
-    for begin in range(0, len(total), BLOCK):
+
+    def add_block(begin: int) -> None:
         part = total[begin : begin + BLOCK]
         for model, factor in zip(models, factors, strict=True):
             part.add_(model[begin : begin + BLOCK], alpha=factor)
+
+    begins = range(0, len(total), BLOCK)
+    if len(begins) * len(models) >= WORTH_THREADS:
+        in_threads(add_block, begins)
+    else:
+        for begin in begins:
+            add_block(begin)
 
 
 @dataclass

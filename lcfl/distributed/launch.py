@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -180,7 +181,9 @@ def _is_consequence(error: BaseException) -> bool:
 
 def _end_of(error: Exception, flag: StopFlag) -> str:
     """Returns how a rank ended that reported no exception, and what it worked on."""
-    how = str(error).strip().splitlines()[-1]  # ends with the signal or the status
+    lines = str(error).strip().splitlines()
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA adds lines of advice
+    how = [lines[-1], *raised][-1]  # without an exception, the last line names the signal or the status
     if not isinstance(error, ProcessExitedException):
         return how
     task = flag.noted(error.error_index)

@@ -1,45 +1,53 @@
 """The number of ranks, and how they are started."""
 
-import math
 import os
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from lightning.fabric.strategies.ddp import DDPStrategy
 
-__all__ = ["STRATEGIES", "Placement", "device_type", "resolve_placement", "usable_cores"]
+from lcfl.core.cores import usable_cores
+
+__all__ = ["STRATEGIES", "Placement", "device_type", "resolve_placement"]
 
 STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_spawn")
+START_METHODS: dict[str, Literal["popen", "fork", "spawn"]] = {"ddp": "popen", "ddp_fork": "fork", "ddp_spawn": "spawn"}
 MOST_RANKS = 1024
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What Fabric is configured with: ranks per machine, machines, and how the ranks are started."""
+    """Ranks per machine, or the GPU of each rank, the number of machines, and how the ranks are started."""
 
     devices: int | list[int]
     num_nodes: int
     strategy: str
+
+    def fabric_arguments(self, accelerator: str) -> dict[str, Any]:
+        """Returns what Fabric is configured with.
+
+        Ranks exchange messages over gloo, also on GPUs: models cross between ranks on the CPU, and NCCL refuses ranks
+        that share a GPU.
+        """
+        arguments = {"accelerator": accelerator, "devices": self.devices, "num_nodes": self.num_nodes}
+        if accelerator == "cpu" or self.strategy == "auto":
+            return arguments | {"strategy": self.strategy}
+        gpus = None
+        if isinstance(self.devices, list):
+            gpus = [torch.device("cuda", number) for number in self.devices]
+            arguments["devices"] = sorted(set(self.devices))  # Fabric refuses a GPU that is named twice
+        start = START_METHODS[self.strategy]
+        strategy = DDPStrategy(parallel_devices=gpus, process_group_backend="gloo", start_method=start)
+        return arguments | {"strategy": strategy}
 
 
 def device_type(accelerator: str) -> Literal["cpu", "cuda"]:
     """Returns the type of the device: for ``auto``, CUDA if there is a GPU. Fabric may choose another type."""
     is_cuda = torch.cuda.is_available() if accelerator == "auto" else accelerator in ("cuda", "gpu")
     return "cuda" if is_cuda else "cpu"
-
-
-def usable_cores() -> int:
-    """Returns the number of cores that this process may use: its affinity, limited by the container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, max(1, math.floor(int(limit) / int(period))))
-    return cores
 
 
 def resolve_placement(
@@ -49,7 +57,7 @@ def resolve_placement(
 
     Args:
         accelerator: ``cpu`` or ``cuda``, already resolved.
-        devices: a number, a list of GPUs or ``auto``.
+        devices: a number, the GPU of each rank, or ``auto``.
         num_nodes: number of machines.
         strategy: one of `STRATEGIES`.
         most: the largest number of ranks that ``auto`` starts: clients per round.

@@ -89,7 +89,8 @@ class StackedEngine(SequentialEngine):
         spec: what one sample looks like.
         batch_size: the batch size of most steps.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
-        budget: bytes for the clients that train at once; None means half of a GPU's memory, or 2 GiB on a CPU.
+        budget: bytes for the clients that train at once; None means half of a GPU's memory, divided by the ranks that
+            share the GPU, or 2 GiB on a CPU.
 
     Attributes:
         batches: gathers the batches of the clients that train at once.
@@ -113,7 +114,7 @@ class StackedEngine(SequentialEngine):
         ignored = ignore_index(module.loss) if trial.ignores_padding else None
         self.batches = StackedBatches(self.device, batch_size, spec.blank(1)[0].nbytes, ignored)
         self._sample_bytes = ACTIVATIONS * trial.sample_bytes
-        self._budget = _bytes_for_clients(self.device) if budget is None else budget
+        self._budget = _bytes_for_clients(fabric) if budget is None else budget
         client_bytes = 4 * COPIES * self.layout.size + batch_size * self._sample_bytes
         self.most_clients = max(1, min(MOST_CLIENTS, self._budget // client_bytes))
         self._graphs, self._shape = None, spec.shape
@@ -304,7 +305,9 @@ class StackedEngine(SequentialEngine):
         """Stacks vectors as the rows of a matrix on the device. Vectors in the same memory are transferred once."""
         numbers: dict[tuple[int, int], int] = {}
         rows = [numbers.setdefault((each.data_ptr(), len(each)), len(numbers)) for each in vectors]
-        distinct = torch.stack([vectors[rows.index(number)] for number in range(len(numbers))]).to(self.device)
+        distinct = torch.empty(len(numbers), len(vectors[0]), device=self.device)
+        for number, row in enumerate(distinct):
+            row.copy_(vectors[rows.index(number)])
         return distinct if len(distinct) == len(rows) else distinct[torch.tensor(rows, device=self.device)]
 
     def _pulls(self, requests: Sequence[OptimizerRequest] | Sequence[GradientRequest]) -> Pulls:
@@ -326,8 +329,10 @@ def _slopes(loss: Tensor, parameters: Named, create_graph: bool = False) -> Name
     return {name: slope for name, slope in zip(trained, slopes, strict=True) if slope is not None}
 
 
-def _bytes_for_clients(device: torch.device) -> int:
+def _bytes_for_clients(fabric: Fabric) -> int:
     """Returns the bytes that a stack may use. The rest is for kernels' workspaces, which the estimate leaves out."""
+    device = fabric.device
     if device.type != "cuda":
         return HOST_BYTES
-    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    ranks = getattr(fabric.strategy, "parallel_devices", None) or [device]
+    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory / ranks.count(device))

@@ -164,10 +164,7 @@ class Federation(Settings):
         else:
             placement = Placement(1, 1, "auto")
         fabric = Fabric(
-            accelerator=self.device_type,
-            devices=placement.devices,
-            num_nodes=placement.num_nodes,
-            strategy=placement.strategy,
+            **placement.fabric_arguments(self.device_type),
             precision=cast(Precision, self.precision),
             callbacks=[*method.clustering, *self.all_callbacks],
         )

@@ -41,6 +41,11 @@ def test_integers_empty_tensors_and_overflowing_sums_are_finite():
         assert all_finite(tensor)
 
 
+@pytest.mark.parametrize(("number", "expected"), [(1 - 2j, True), (complex(1, float("nan")), False)])
+def test_both_parts_of_a_complex_number_count(number, expected):
+    assert all_finite(torch.tensor([number])) == expected
+
+
 def test_messages_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Uplink(0, {}, 1).client = 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lcfl.core import model_sums
 from lcfl.core.clients import ClientState
 from lcfl.core.model_sums import AT_ONCE, BLOCK, ModelSums, add_models
 from lcfl.methods.aggregation import ClusterMean, cluster_mean, mean_model
@@ -62,7 +63,9 @@ class Changing:
 
 
 @pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
-def test_adding_part_by_part_gives_the_same_bits_as_adding_whole_models(size):
+@pytest.mark.parametrize("least", [1, 1000])
+def test_adding_part_by_part_gives_the_same_bits_as_adding_whole_models(monkeypatch, size, least):
+    monkeypatch.setattr(model_sums, "WORTH_THREADS", least)
     draw = np.random.default_rng(size)
     models = [torch.tensor(draw.normal(size=size), dtype=torch.float32) for _ in range(5)]
     factors = draw.normal(size=5).tolist()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric.strategies.ddp import DDPStrategy
 
 from lcfl.distributed import launch as module
 from lcfl.distributed.launch import PIPE_BYTES
@@ -226,6 +227,19 @@ def test_a_killed_rank_is_reported_as_lost(on_ranks, rank):
 def test_an_error_is_raised_if_all_ranks_are_killed(on_ranks):
     with pytest.raises(RuntimeError, match="a rank was lost"):
         on_ranks(2, lambda fabric, flag: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_an_error_before_the_work_begins_is_reported_without_the_lines_of_advice_below_it(on_ranks, monkeypatch):
+    """So does CUDA fail in a forked process if its parent has used it."""
+
+    def setup(strategy):
+        raise RuntimeError("CUDA error: initialization error\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+
+    monkeypatch.setattr(DDPStrategy, "setup_environment", setup)
+    with pytest.raises(
+        RuntimeError, match=r"a rank was lost: RuntimeError: CUDA error: initialization error\. The run"
+    ):
+        on_ranks(2, lambda fabric, flag: None)
 
 
 def test_a_signal_to_the_parent_reaches_all_ranks(on_ranks):

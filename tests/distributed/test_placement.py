@@ -1,13 +1,12 @@
 """The number of ranks and machines, and how ranks are started. `auto` depends on the machine or the job."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from lcfl.distributed import placement as module
-from lcfl.distributed.placement import Placement, resolve_placement, usable_cores
+from lcfl.distributed.placement import Placement, resolve_placement
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SLURM = {"SLURM_NTASKS": "6", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
@@ -57,10 +56,31 @@ def test_auto_is_one_rank_if_forking_is_not_safe(started, monkeypatch, strategy,
         (2, 1, "ddp", Placement(2, 1, "ddp")),
         ([5], 1, "auto", Placement([5], 1, "auto")),
         ([5, 7], 1, "auto", Placement([5, 7], 1, "ddp_fork")),
+        ([3, 3], 1, "auto", Placement([3, 3], 1, "ddp_fork")),
     ],
 )
 def test_numbers_and_lists_are_used_unchanged(started, devices, num_nodes, strategy, expected):
     assert resolve_placement("cuda", devices, num_nodes, strategy, most=2) == expected
+
+
+@pytest.mark.parametrize(("strategy", "start"), [("ddp_fork", "fork"), ("ddp_spawn", "spawn"), ("ddp", "popen")])
+@pytest.mark.parametrize(
+    ("devices", "named", "gpus"), [(2, 2, None), ([7, 5], [5, 7], [7, 5]), ([3, 3, 1], [1, 3], [3, 3, 1])]
+)
+def test_ranks_on_gpus_talk_over_gloo_and_may_share_one(strategy, start, devices, named, gpus):
+    arguments = Placement(devices, 1, strategy).fabric_arguments("cuda")
+    made = arguments.pop("strategy")
+    assert arguments == {"accelerator": "cuda", "devices": named, "num_nodes": 1}
+    assert (made.process_group_backend, made._start_method) == ("gloo", start)
+    assert made.parallel_devices == (gpus and [torch.device("cuda", number) for number in gpus])
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "placement"), [("cpu", Placement(2, 1, "ddp_fork")), ("cuda", Placement([5], 1, "auto"))]
+)
+def test_fabric_makes_the_strategy_of_one_gpu_and_of_cpus(accelerator, placement):
+    expected = {"accelerator": accelerator} | vars(placement)
+    assert placement.fabric_arguments(accelerator) == expected
 
 
 @pytest.mark.parametrize(("devices", "num_nodes"), [("two", 1), ("2", 1), (0, 1), (-1, 1), (2, 0)])
@@ -128,16 +148,6 @@ def test_settings_that_disagree_with_the_started_job_are_an_error(
 def test_a_shell_inside_slurm_starts_no_ranks(started, name):
     started(SLURM | {"SLURM_JOB_NAME": name})
     assert resolve_placement("cpu", 2, 1, "auto", most=100) == Placement(2, 1, "ddp_fork")
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"), [("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)]
-)
-def test_usable_cores_are_the_affinity_limited_by_the_quota(monkeypatch, tmp_path, quota, expected):
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    monkeypatch.setattr(module, "Path", lambda path: tmp_path / Path(path).name)
-    assert usable_cores() == expected
 
 
 def test_more_processes_than_cores_give_a_warning(started, monkeypatch):

@@ -3,6 +3,7 @@
 import itertools
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from lcfl.data.augmentation import CropAndFlip
 from lcfl.data.spec import SampleSpec
-from lcfl.engines.stacked import check_stacked
+from lcfl.engines.stacked import _bytes_for_clients, check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
@@ -400,3 +401,13 @@ def test_integer_inputs():
 
     check_stacked(FederatedModule(Bag), SampleSpec((5,), torch.int64))
     assert_same_training(stacked_pair(Bag, (5,), data=data_of((5,), words=20)))
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(None, 1), ([0, 1], 1), ([0, 0], 2), ([0, 1, 0, 0], 3)])
+def test_ranks_on_the_same_gpu_share_half_of_its_memory(monkeypatch, ranks, share):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=12 * 2**30))
+    devices = ranks and [torch.device("cuda", number) for number in ranks]
+    fabric = SimpleNamespace(
+        device=torch.device("cuda", 0), strategy=SimpleNamespace(**({"parallel_devices": devices} if ranks else {}))
+    )
+    assert _bytes_for_clients(fabric) == 6 * 2**30 // share
