@@ -56,9 +56,9 @@ class Settings(CheckedFields):
             directories, for populations that do not fit into memory. A client needs space only after it has taken
             part. The files have no names, end with the run and are never read by another run.
         accelerator: type of device: ``auto``, ``cpu`` or ``cuda``.
-        devices: number of processes per machine, the GPU of each process, or ``auto``. On a CPU ``auto`` starts one process per
-            core, but at most one per client of a round; otherwise it uses all GPUs; under torchrun or SLURM it uses the
-            processes that these started.
+        devices: number of processes per machine, the GPU of each process, or ``auto``. On a CPU ``auto`` starts one
+            process per core, but at most one per client of a round; otherwise it uses all GPUs; under torchrun or
+            SLURM it uses the processes that these started.
         num_nodes: number of machines.
         strategy: how processes are started; ``auto`` forks them.
         engine: what computes local updates: ``compiled`` (common layers with SGD on a CPU), ``stacked`` (all clients
