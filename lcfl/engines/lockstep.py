@@ -74,6 +74,7 @@ class _Runner(Generic[Result]):
 
     def _run(self, _: None) -> None:
         self.result = self._task(self._submit)
+        self.request = None  # it knows this runner; the models in such a circle would stay until the next collection
 
     def _submit(self, request: Any) -> Any:
         self.request = request

@@ -1,7 +1,9 @@
 """The stacked engine gives each of several clients the same result as the sequential engine."""
 
+import gc
 import itertools
 import random
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -262,6 +264,25 @@ def test_arguments_are_not_changed_and_results_own_their_memory():
     assert torch.equal(engine.layout.pack(engine.module.network), weights)
     for tensor in itertools.chain(*found):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_no_model_outlives_a_run_until_the_next_garbage_collection():
+    engine, seen = stacked_pair(Inner, (7,))[1], []
+
+    def task(client, engine):
+        model = model_of(engine, client)
+        seen.append(weakref.ref(model))
+        result = engine.run_optimizer(model, batches_of(client, SIZES[client]))
+        seen.append(weakref.ref(result.model))
+        return result.loss
+
+    gc.collect()
+    gc.disable()
+    try:
+        engine.run_all([partial(task, client) for client in range(4)])
+        assert len(seen) == 8 and [each for each in seen if each() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("budget", [1, 10**9])
