@@ -13,9 +13,11 @@ from torch import Tensor
 from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.files import write_json
+from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.distributed.tasks import Lost, TrainingTask
 from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
+from lcfl.methods.exchange import FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.server.loggers import log_figure
 from lcfl.server.server import Server
@@ -118,13 +120,24 @@ class LabelSimilarity(Callback):
 
     def _fine_tuned(self, server: Server, state: FederationState, clients: list[int]) -> Tensor:
         """Returns the models ``[n, P]`` after a local run of every client from what the server would send it."""
-        exchange, work = server.method.exchange, self.fine_tuning or server.method.local_update
-        tasks = [
-            TrainingTask(i, state.round, state.clients.for_task(i), exchange.down(state, i, server.layout), work)
-            for i in clients
-        ]
+        tasks = [self._task(server, state, client) for client in clients]
         results = [each for each in server.transport.train(tasks) if not isinstance(each, Lost)]
         return torch.stack([result.output.model[: server.layout.num_parameters] for result in results])
+
+    def _task(self, server: Server, state: FederationState, client: int) -> TrainingTask:
+        """Returns the local run of a client. `fine_tuning` has no pulls, and starts from the model that is sent.
+
+        If none or several are sent, it starts from the client's personal model.
+        """
+        method, layout, own = server.method, server.layout, state.clients.for_task(client)
+        sent = method.exchange.down(state, client, layout)
+        if self.fine_tuning is None:
+            return TrainingTask(client, state.round, own, sent, method.local_update)
+        payload = method.exchange.at_client(sent, state.clients[client], layout).payload
+        model = payload.get("model", payload.get("centre"))
+        if model is None:
+            model = method.exchange.personal(state, client, layout)
+        return TrainingTask(client, state.round, own, Downlink({"model": model}), self.fine_tuning, FullModel())
 
 
 def correlations(divergence_nn: Tensor, measures: Mapping[str, Tensor]) -> dict[str, dict[str, float | None]]:

@@ -82,6 +82,11 @@ class Callback(CheckedFields):
         By default these are the values in `remembers`. A numpy scalar comes back as a plain number. Anything else, e.g.
         a numpy array, ends the run with a ValueError at its first checkpoint.
         """
+        if unset := [name for name in self.remembers if not hasattr(self, f"_{name}")]:
+            raise ValueError(
+                f"{type(self).__name__}: remembers names {unset[0]!r}, but there is no self._{unset[0]}. Set it in "
+                "__init__."
+            )
         return {name: copy(getattr(self, f"_{name}")) for name in self.remembers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

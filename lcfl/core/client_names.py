@@ -8,12 +8,13 @@ from lcfl.core.validation import abbreviated
 __all__ = ["client_number"]
 
 
-def client_number(client: str, names: Sequence[str] | None, num_clients: int) -> int:
-    """Returns the number of the client with this name or, as text, with this number.
+def client_number(client: str | int, names: Sequence[str] | None, num_clients: int) -> int:
+    """Returns the number of the client with this name or number.
 
     Raises:
         ValueError: If there is no such client.
     """
+    client = str(client)
     if names is not None and client in names:
         return names.index(client)
     if client.isdecimal() and int(client) < num_clients:

@@ -80,8 +80,8 @@ class FederationState:
         state = cls(
             round=-num_warmup_rounds,
             initial=initial,
-            global_model=initial,
-            centres=initial.unsqueeze(0),
+            global_model=initial.clone(),  # a method may change its models in place
+            centres=initial.unsqueeze(0).clone(),
             assignment=torch.zeros(num_clients, dtype=torch.int64),
             participated=torch.zeros(num_clients, dtype=torch.bool),
             clients=new_store(ClientState(model=initial if keeps_model else None, buffers=buffers)),
@@ -126,16 +126,18 @@ class FederationState:
             ValueError: with what it is and what it must be.
         """
         assigned, size = self.assignment, len(self.active)
-        whole = not assigned.is_floating_point() and assigned.dtype != torch.bool
-        if assigned.shape != (size,) or not whole:
+        if not isinstance(assigned, Tensor):
+            got = f"a {type(assigned).__name__}"
+        elif assigned.shape != (size,) or assigned.dtype != torch.int64:
             got = f"{assigned.dtype} of shape {list(assigned.shape)}"
         elif size and not -1 <= int(assigned.min()) <= int(assigned.max()) < self.num_clusters:
             got = f"numbers from {int(assigned.min())} to {int(assigned.max())}"
         else:
             return
         raise ValueError(
-            f"{by}: state.assignment has {got}; it must have a whole number for each of the {size} clients, from -1 "
-            f"(no cluster) to {self.num_clusters - 1}, because state.centres has {self.num_clusters} models."
+            f"{by}: state.assignment has {got}; it must be a tensor of int64 with a number for each of the {size} "
+            f"clients, from -1 (no cluster) to {self.num_clusters - 1}, because state.centres has {self.num_clusters} "
+            "models."
         )
 
     def take_clusters(self, origins: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lcfl.core import rng
@@ -32,7 +32,7 @@ from lcfl.engines import EngineName, SequentialEngine, make_engine
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalData, LocalOutput
 from lcfl.methods.method import Method
-from lcfl.models.metrics import accuracy, ignore_index
+from lcfl.models.metrics import accuracy, weight_in_loss
 from lcfl.models.module import FederatedModule
 
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
@@ -149,8 +149,10 @@ class Worker:
         except ClientOutputError as error:
             return Failure(f"{name}, rank {self.fabric.global_rank}: {error}", kind=ClientOutputError)
         except Exception as error:
-            said = shortened(str(error))
-            return Failure(f"{name}, rank {self.fabric.global_rank}: {type(error).__name__}: {said}", details_of(error))
+            said = f"{name}, rank {self.fabric.global_rank}: {type(error).__name__}: {shortened(str(error))}"
+            if isinstance(error, ValueError) and _is_check_of_lcfl(error):
+                return Failure(said, kind=ClientOutputError)
+            return Failure(said, details_of(error))
 
     def train(self, task: TrainingTask, engine: SequentialEngine | None = None) -> TrainingResult:
         """Carries out one client's part of a round. All its random draws are addressed by (seed, round, client).
@@ -166,8 +168,14 @@ class Worker:
         engine.samples, engine.buffers = self.data.trained_on(task.client, task.round), task.state.buffers
         exchange = task.exchange or self.method.exchange
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
+        versions = {name: each._version for name, each in downlink.payload.items()}
         with engine.seeded(self.seed, "local", task.round, task.client):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
+        if changed := [name for name, each in downlink.payload.items() if each._version != versions[name]]:
+            raise ClientOutputError(
+                f"{type(local_update).__name__} changed {changed[0]!r} of the downlink in place, which other clients "
+                "get, too. Change a clone of it."
+            )
         check_output(
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
         )
@@ -179,7 +187,9 @@ class Worker:
         is_faulty = task.client in self.data.population.faulty
         sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
         payload = exchange.encode(sent, task.downlink, engine.layout, draw)
-        check_payload(type(exchange).__name__, payload)
+        check_payload(
+            type(exchange).__name__, payload, () if exchange.transforms else exchange.upload_forms(engine.layout)
+        )
         uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
@@ -244,6 +254,14 @@ class Worker:
             yield batch
 
 
+def _is_check_of_lcfl(error: Exception) -> bool:
+    """Returns whether lcfl itself raised an exception, with a message that needs no traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("lcfl.")
+
+
 def details_of(error: Exception) -> str:
     """Returns the traceback of an exception, with long messages shortened."""
     text = "".join(traceback.format_exception(error))
@@ -269,7 +287,7 @@ def measure_once(module: FederatedModule, outputs: Tensor, targets: Tensor) -> d
     """Returns the same as `measure` for a single batch, in less time if accuracy is the only metric."""
     if not module.has_accuracy_alone or outputs.dim() != targets.dim() + 1:
         return measure(module, [(outputs, targets)])
-    if not _weight_in_loss(module.loss, targets):
+    if not weight_in_loss(module.loss, targets):
         return {}
     return {"loss": float(module.loss(outputs, targets)), "acc": accuracy(outputs, targets, module.loss)}
 
@@ -292,7 +310,7 @@ def measure(
     for outputs, targets in batches:
         metrics.update(outputs, targets)
         losses.append(float(module.loss(outputs, targets)))
-        weights.append(_weight_in_loss(module.loss, targets))
+        weights.append(weight_in_loss(module.loss, targets))
         number += len(targets)
     if not sum(weights):
         return {}
@@ -309,16 +327,6 @@ def measure(
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """Returns the mean of the values that have a weight; the others may be nan."""
     return sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / sum(weights)
-
-
-def _weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
-    """Returns the weight of a batch in the mean of a loss: its samples or, of classes, those that the loss counts."""
-    ignored = ignore_index(loss)
-    if ignored is None or targets.is_floating_point():
-        return len(targets)
-    counted = targets[targets != ignored]
-    weight = getattr(loss, "weight", None)
-    return counted.numel() if weight is None else float(weight[counted].sum())
 
 
 def _computable(metrics: MetricCollection) -> Iterator[tuple[str, Tensor]]:

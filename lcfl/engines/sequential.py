@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import compress, islice
+from math import nan
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from lcfl.data.samples import Samples
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.layout import Part
+from lcfl.models.metrics import weight_in_loss
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
 
 __all__ = ["SequentialEngine"]
@@ -255,8 +257,12 @@ class SequentialEngine:
     def loss(self, model: Tensor, indices: Indices) -> float:
         """See `lcfl.methods.local.engine.Engine.loss`."""
         scored = (all_of.split(SCORED_BATCH) for all_of in self.scores(model, self.samples, indices))
-        total = sum(float(self.module.loss(*batch)) * len(batch[1]) for batch in zip(*scored, strict=True))
-        return total / len(indices)
+        total = weights = 0.0
+        for scores, targets in zip(*scored, strict=True):
+            if weight := weight_in_loss(self.module.loss, targets):
+                total += float(self.module.loss(scores, targets)) * weight
+                weights += weight
+        return total / weights if weights else nan
 
     @torch.no_grad()
     def scores(self, model: Tensor, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor]:

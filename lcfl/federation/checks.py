@@ -17,7 +17,7 @@ from lcfl.core.validation import check_instance, errors_of
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
-from lcfl.methods.clustering import Clustering
+from lcfl.methods.clustering import Clustering, HierarchicalUpdates
 from lcfl.methods.exchange import AdaptedEmbedding, AdaptedModel, ClusterReference, Exchange
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
@@ -131,15 +131,18 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     _check_start(method)
     _warn_of_hooks(module)
     _warn_of_feddyn(method)
+    _warn_of_own_starts(method)
     if type(method.exchange).__module__.startswith("lcfl."):  # a user's may send something else
         _warn_of_unused_parts(method)
     pulls = (*method.exchange.sends, *method.local_update.adds)
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
-        if getattr(module, weight) > 0 and needed not in pulls:
+        reason = None if needed in pulls else f"{name} sends no {needed}"
+        if isinstance(method.local_update, MetaTraining):
+            reason = "MetaTraining has no pulls"
+        if getattr(module, weight) > 0 and reason is not None:
             warnings.warn(
-                f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {name} sends no {needed}.",
-                stacklevel=2,
+                f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {reason}.", stacklevel=2
             )
     _warn_of_large_steps(module, pulls)
 
@@ -237,6 +240,27 @@ def _warn_of_feddyn(method: Method) -> None:
             "in every round, because h is no longer a mean of the clients' corrections. Use weights=uniform.",
             stacklevel=3,
         )
+    changing = [f"method.exchange: the transform {type(each).__name__}" for each in method.exchange.transforms]
+    if rule := getattr(method.aggregation, "rule", None):
+        changing.append(f"method.aggregation: the rule {type(rule).__name__}")
+    if has_clients and changing:
+        warnings.warn(
+            f"{changing[0]} makes FedDyn converge to a wrong model, because the server's h is no longer a mean of the "
+            "clients' corrections. Leave it out, or use LocalTraining without ServerDynamics.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_own_starts(method: Method) -> None:
+    """Warns if clients do not start from the common model, whose updates a clustering compares."""
+    starts_own = getattr(method.local_update, "start", None) == "own" and "model" not in method.exchange.sends
+    for clustering in method.clustering:
+        if isinstance(clustering, HierarchicalUpdates) and method.exchange.keeps_model and starts_own:
+            warnings.warn(
+                "method.clustering: HierarchicalUpdates compares updates from the common model, but with start=own "
+                "clients start from their own models. Set start=centre in method.local_update.",
+                stacklevel=3,
+            )
 
 
 def warn_of_idle_clusterings(

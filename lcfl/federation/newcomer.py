@@ -29,11 +29,15 @@ class Newcomer:
         transport: the way to the client.
         state: the state of the federation.
         layout: the layout of the models.
+
+    Attributes:
+        has_centres: whether the client has been sent the models of all clusters.
     """
 
     def __init__(self, client: int, transport: Transport, state: FederationState, layout: Layout) -> None:
         self.client, self.layout = client, layout
         self.down_bytes = self.up_bytes = 0
+        self.has_centres = False
         self._transport, self._round = transport, state.round
         self._own = state.clients[client]  # a blank state, because the client never took part
 
@@ -51,6 +55,7 @@ class Newcomer:
     def losses(self, model_KP: Tensor) -> list[float]:
         """See `lcfl.methods.clustering.base.NewcomerInterface.losses`."""
         self.down_bytes += Downlink({"models": model_KP}).num_bytes
+        self.has_centres = True
         return [
             each["train"].get("loss", nan)
             for each in self._measured([self._task(model, ("train",)) for model in model_KP])

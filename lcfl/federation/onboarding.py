@@ -170,8 +170,10 @@ class Onboarding:
         if client >= state.num_clients:
             state = state.grown(client + 1)
         state.assignment[client] = cluster or 0
-        newcomer.down_bytes += method.exchange.down(state, client, layout).num_bytes
-        received = method.exchange.personal(state, client, layout)
+        sent = method.exchange.down(state, client, layout)
+        if not (newcomer.has_centres and "centres" in sent.payload):
+            newcomer.down_bytes += sent.num_bytes
+        received = method.exchange.newcomer_model(state, client, layout)
         sets = population.sets(self.data.protocols)
         own = tuple(name for name, indices in sets.items() if len(indices[client]))
         personal = newcomer.personalise(received, self.epochs) if self.keep_weights else None

@@ -9,7 +9,15 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core.metric_names import SUMMARIES, Reported
 
-__all__ = ["CLASS_LOSSES", "accuracy", "ignore_index", "keep_apart", "metric_collection", "reported_metric"]
+__all__ = [
+    "CLASS_LOSSES",
+    "accuracy",
+    "ignore_index",
+    "keep_apart",
+    "metric_collection",
+    "reported_metric",
+    "weight_in_loss",
+]
 
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their targets are numbers of classes
 
@@ -88,3 +96,13 @@ def ignore_index(loss: nn.Module) -> int | None:
 
 def _never() -> bool:
     return False
+
+
+def weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
+    """Returns the weight of a batch in the mean of a loss: its samples or, of classes, those that the loss counts."""
+    ignored = ignore_index(loss)
+    if ignored is None or targets.is_floating_point():
+        return len(targets)
+    counted = targets[targets != ignored]
+    weight = getattr(loss, "weight", None)
+    return counted.numel() if weight is None else float(weight[counted].sum())

@@ -18,6 +18,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.messages import Downlink
+from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
@@ -120,10 +121,10 @@ class Server:
         """Adds a metric to the row of the current round, or to the final metrics during the last evaluation.
 
         Raises:
-            RuntimeError: from ``on_round_logged`` and ``on_fit_end``, when the row has already been written.
+            ValueError: from ``on_round_logged`` and ``on_fit_end``, when the row has already been written.
         """
         if self._is_written:
-            raise RuntimeError(
+            raise ValueError(
                 f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "
                 "on_fit_end are called. Log in on_aggregated or on_evaluated instead."
             )
@@ -278,9 +279,17 @@ class Server:
         return UnsavedMemory(parts)
 
     def collect_callback_states(self) -> None:
-        """Stores the states of the clusterings and callbacks in the state of the federation."""
+        """Stores the states of the clusterings and callbacks in the state of the federation.
+
+        Raises:
+            ValueError: if one remembers a value of another form than it says.
+        """
         self._unsaved.warn()
         self.state.callbacks = {key: callback.state_dict() for key, callback in with_state_keys(self.callbacks)}
+        sizes = {"N": self.state.num_clients, "S": self.layout.size, "P": self.layout.num_parameters}
+        for key, callback in with_state_keys(self.callbacks):
+            if type(callback).state_dict is Callback.state_dict:
+                check_form(key, self.state.callbacks[key], dict(callback.remembers), dict(sizes))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""

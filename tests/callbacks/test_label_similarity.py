@@ -12,7 +12,8 @@ from lcfl.callbacks.label_similarity import correlations
 from lcfl.figures import label_similarity
 from lcfl.methods.clustering.similarity import kl_divergence
 from lcfl.methods.local import LocalTraining
-from tests.helpers.builders import alone, blobs, blobs_module, fedavg, fit, lcfed
+from tests.helpers.builders import alone, blobs, blobs_module, fedavg, fednova, fedper, fedprox, fit, lcfed
+from tests.helpers.clustered import ifca
 
 
 @pytest.fixture
@@ -64,6 +65,29 @@ def test_at_the_end_of_a_run_similar_labels_mean_similar_models(tmp_path, method
     assert (path.parent / "figures" / "label_similarity.png").is_file()
     unobserved = fit(blobs_module(), blobs(12), method(), tmp_path / "without", rounds=4)
     assert torch.equal(watch.state.global_model, unobserved.state.global_model)
+
+
+@pytest.mark.parametrize("method", [fedprox, ifca, fedper, fednova, lcfed, alone])
+def test_fine_tuning_starts_from_the_model_that_is_sent(tmp_path, not_drawn, monkeypatch, method):
+    """One step at a tiny rate hardly leaves it."""
+    seen, data, fine_tuned = [], blobs(8), LabelSimilarity._fine_tuned
+
+    def recorded(self, server, state, clients):
+        seen.append(fine_tuned(self, server, state, clients))
+        return torch.randn_like(seen[0])  # models that differ
+
+    monkeypatch.setattr(LabelSimilarity, "_fine_tuned", recorded)
+    tuning = LabelSimilarity(LocalTraining(steps=1))
+    watch = fit(blobs_module(1e-9), data, method(), tmp_path, rounds=2, clients_per_round=4, callbacks=[tuning])
+    state, exchange, layout = watch.state, watch.server.method.exchange, watch.server.layout
+    for client, tuned in enumerate(seen[0]):
+        if method is lcfed:
+            expected = state.centre_of(client)
+        elif method in (fedper, alone):
+            expected = exchange.personal(state, client, layout)
+        else:
+            expected = state.global_model if method in (fedprox, fednova) else state.centre_of(client)
+        torch.testing.assert_close(tuned, expected[: layout.num_parameters], rtol=0, atol=1e-6)
 
 
 def test_method_that_sends_nothing_is_compared_by_the_clients_models(tmp_path, not_drawn):

@@ -3,11 +3,15 @@
 import ast
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 
 import lcfl
+from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import HOOKS, Callback, check_hooks
+from lcfl.core.schema import Array, Forms
 from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 
@@ -72,7 +76,7 @@ def test_values_logged_at_an_evaluation_are_in_the_row_or_in_the_final_metrics(t
 
 @pytest.mark.parametrize("kind", [LogsAfterTheRow, LogsAtTheEnd])
 def test_logging_after_the_row_is_written_is_an_error(tmp_path, kind):
-    with pytest.raises(RuntimeError, match=r"server\.log\('mine'\): too late, because the round's row .* Log in on"):
+    with pytest.raises(ValueError, match=r"server\.log\('mine'\): too late, because the round's row .* Log in on"):
         fit(blobs_module(), blobs(), fedavg(), tmp_path, callbacks=[kind()])
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
@@ -124,3 +128,33 @@ def test_a_callback_keeps_no_state_by_default():
     assert callback.state_dict() == {}
     assert callback.load_state_dict({"a": 1}) is None
     assert not callback.shapes_result
+
+
+class Keeps(Callback):
+    remembers: ClassVar[Forms] = {"best": (float, None), "mean": (Array(("S",)), None)}
+
+    def __init__(self, **kept):
+        for name, value in kept.items():
+            setattr(self, f"_{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ({"best": 0.5, "mean": torch.zeros(408)}, None),
+        ({"best": None, "mean": None}, None),
+        ({"best": None}, r"Keeps: remembers names 'mean', but there is no self\._mean. Set it in __init__"),
+        ({"best": 3, "mean": None}, r"Keeps\.best: got 3; it must be"),
+        (
+            {"best": None, "mean": torch.zeros(5)},
+            r"Keeps\.mean: got torch.float32 of shape \[5\]; it must .*\[408\]",
+        ),
+    ],
+)
+def test_what_is_remembered_is_checked_when_it_is_saved(tmp_path, kept, words):
+    options = {"callbacks": [Keeps(**kept), Checkpoint()]}
+    if words is None:
+        fit(blobs_module(), blobs(4), fedavg(), tmp_path, **options)
+        return
+    with pytest.raises(ValueError, match=words):
+        fit(blobs_module(), blobs(4), fedavg(), tmp_path, **options)

@@ -64,6 +64,8 @@ def test_a_client_without_a_cluster_is_sent_the_global_model():
         (torch.tensor([0, -2, 1]), "numbers from -2 to 1"),
         (torch.tensor([0, 1]), r"torch.int64 of shape \[2\]"),
         (torch.zeros(3), r"torch.float32 of shape \[3\]"),
+        (torch.zeros(3, dtype=torch.int32), r"torch.int32 of shape \[3\]"),
+        ([0, 1, 1], "a list"),
     ],
 )
 def test_an_assignment_that_is_none_is_refused(assignment, words):
@@ -85,3 +87,11 @@ def test_what_is_remembered_of_a_cluster_goes_where_it_goes():
     assert state.aggregation["other"] is other and state.aggregation["vector"].tolist() == [0.0, 1.0, 2.0]
     state.centres[1] = 9.0
     assert state.centres[2].tolist() == [0.0, 5.0]  # the halves are not the same memory
+
+
+def test_models_that_are_changed_in_place_leave_the_initial_one_as_it_is():
+    state = FederationState.create(torch.arange(3.0), 2, True)
+    state.global_model.zero_()
+    state.centres[0] += 1
+    assert state.initial.tolist() == state.clients[0].model.tolist() == [0.0, 1.0, 2.0]
+    assert state.global_model.tolist() == [0.0] * 3 and state.centres.tolist() == [[1.0, 2.0, 3.0]]

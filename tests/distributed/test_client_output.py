@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lcfl.core.messages import Downlink
 from lcfl.distributed.client_output import ClientOutputError, check_output, check_payload
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.exchange import FullModel
@@ -30,6 +31,22 @@ REFUSED = {
     "a negative count": (replace(GOOD, consumed=-1), "returned -1 as consumed; it must be a number of samples >= 0"),
     "a text as loss": (replace(GOOD, loss="low"), "of type str as loss; it must be a number"),
     "a vector as loss": (replace(GOOD, loss=torch.zeros(2)), r"shape \[2\] as loss; it must be a number"),
+    "a memory of whole numbers": (
+        replace(GOOD, memory=torch.zeros(3).long()),
+        "torch.int64 .* as memory; it must",
+    ),
+    "a matrix to remember": (
+        replace(GOOD, memory=torch.zeros(3, 1)),
+        r"shape \[3, 1\] as memory; it must",
+    ),
+    "a list to remember": (replace(GOOD, memory=[1.0]), "of type list as memory; it must"),
+    "nothing logged": (replace(GOOD, logged=None), "returned None as logged; it must be a mapping"),
+    "a number as a name": (replace(GOOD, logged={3: 1.0}), "Own logs a value named 3; a name must be text"),
+    "a column of the server": (replace(GOOD, logged={"comm/up_bytes": 1.0}), "logs 'comm/up_bytes', a name that lcfl"),
+    "the loss once more": (
+        replace(GOOD, logged={"train/loss": 1.0}),
+        "logs 'train/loss', a name that lcfl logs",
+    ),
     "a text logged": (replace(GOOD, logged={"train/x": "y"}), "of type str as train/x; it must be a number"),
 }
 
@@ -42,7 +59,8 @@ def test_what_a_local_update_must_not_return(what):
 
 
 def test_what_a_local_update_may_return():
-    for output in (GOOD, replace(GOOD, loss=None), replace(GOOD, loss=torch.tensor(0.5), logged={"a": torch.ones(1)})):
+    logging = replace(GOOD, loss=torch.tensor(0.5), logged={"a": torch.ones(1)})
+    for output in (GOOD, replace(GOOD, memory=torch.zeros(3)), replace(GOOD, loss=None), logging):
         check_output("Own", output, 5)
     check_output("Own", replace(GOOD, model=torch.zeros(0)), 5, may_be_empty=True)
 
@@ -52,6 +70,43 @@ def test_what_an_exchange_must_not_upload(payload):
     check_payload("Own", {"model": torch.zeros(5)})
     with pytest.raises(ClientOutputError, match=r"Own uploads .* it must be a (mapping|dense tensor)"):
         check_payload("Own", payload)
+
+
+def test_an_upload_has_the_names_that_its_exchange_promises():
+    check_payload("Own", {"model": torch.zeros(5), "more": torch.zeros(1)}, ("model",))
+    with pytest.raises(ClientOutputError, match="Own uploads modle without 'model', which it must upload"):
+        check_payload("Own", {"modle": torch.zeros(5)}, ("model",))
+
+
+@dataclass(frozen=True)
+class Shrinking(LocalTraining):
+    """Shrinks the model that it was sent, which is that of all clients."""
+
+    def __call__(self, state, downlink, data, engine):
+        downlink.payload["model"].mul_(0.9)
+        return super().__call__(state, downlink, data, engine)
+
+
+@dataclass(frozen=True)
+class Empty(LocalTraining):
+    """Asks the engine for a run from a model of the wrong length."""
+
+    def __call__(self, state, downlink, data, engine):
+        return super().__call__(state, Downlink({"model": downlink.payload["model"][:-1]}), data, engine)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
+def test_a_downlink_that_is_changed_in_place_is_refused(tmp_path, engine):
+    method = Method(Shrinking(steps=1), FullModel(), GlobalMean())
+    with pytest.raises(ClientOutputError, match="Shrinking changed 'model' of the downlink in place, which other cl"):
+        fit(blobs_module(), blobs(4), method, tmp_path, engine=engine)
+
+
+def test_lcfls_own_checks_of_a_clients_work_need_no_traceback(tmp_path):
+    method = Method(Empty(steps=1), FullModel(), GlobalMean())
+    with pytest.raises(ClientOutputError, match=r"client \d, round 0, rank 0: ValueError: .* compiled") as caught:
+        fit(blobs_module(), blobs(4), method, tmp_path, engine="compiled")
+    assert not getattr(caught.value, "__notes__", [])
 
 
 @dataclass(frozen=True)

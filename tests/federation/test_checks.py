@@ -44,12 +44,14 @@ from lcfl.methods.exchange import (
     AttentiveReference,
     CentreAndEmbedding,
     ClusterModel,
+    ClusterReference,
     EnvelopeModel,
     FullModel,
     GlobalReference,
     NoExchange,
     NormalisedModel,
 )
+from lcfl.methods.exchange.transforms import LowRankCompression
 from lcfl.methods.local import (
     DittoTraining,
     DynamicTraining,
@@ -524,6 +526,42 @@ def test_feddyn_with_weights_by_samples_is_warned_about():
     method = Method(DynamicTraining(1), GlobalReference(), GlobalMean("samples", optimizer=ServerDynamics()))
     with pytest.warns(UserWarning, match="with weights=samples, FedDyn converges to a wrong model"):
         check_method(method, linear_module(cluster_weight=0.1), 5)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "rule", "words"),
+    [
+        (
+            [LowRankCompression(0.9)],
+            None,
+            "exchange: the transform LowRankCompression makes FedDyn converge to a wrong",
+        ),
+        ([], CoordinateMedian(), "method.aggregation: the rule CoordinateMedian makes FedDyn converge to a wrong"),
+    ],
+)
+def test_feddyn_whose_server_sees_other_changes_is_warned_about(transforms, rule, words):
+    mean = GlobalMean("uniform", optimizer=ServerDynamics(), rule=rule)
+    method = Method(DynamicTraining(1), GlobalReference(transforms=transforms), mean)
+    with pytest.warns(UserWarning, match=words):
+        check_method(method, linear_module(cluster_weight=0.1), 5)
+
+
+def test_pulls_that_a_local_update_does_not_have_are_warned_about():
+    method = Method(MetaTraining(steps=1), ClusterReference(), ClusterMean("participants", "participants"))
+    with pytest.warns(UserWarning, match=r"cluster_weight \(mu\) = 0.5 has no effect: MetaTraining has no pulls"):
+        check_method(method, linear_module(cluster_weight=0.5), 5)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "start", "warns"),
+    [(ClusterReference(), "own", True), (ClusterReference(), "centre", False), (ClusterModel(), "own", False)],
+)
+def test_updates_from_different_models_are_warned_about(exchange, start, warns):
+    mean, clustering = ClusterMean("participants", "participants"), HierarchicalUpdates(2, num_clusters=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_method(Method(LocalTraining(1, start=start), exchange, mean, [clustering]), linear_module(), 5)
+    assert any("HierarchicalUpdates compares updates from the common" in str(each.message) for each in caught) == warns
 
 
 LOCAL, BOTH = LocalTraining(1), ("participants", "participants")

@@ -34,7 +34,7 @@ from tests.helpers.builders import (
     two_sided,
 )
 from tests.helpers.clients_on_disk import write_wards
-from tests.helpers.clustered import fedgroup, pacfl
+from tests.helpers.clustered import fedgroup, ifca, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
 P, P_PHI, P_L = 408, 272, 136  # numbers of parameters of the network of `blobs_module`
@@ -215,6 +215,13 @@ def test_each_method_has_its_rule_and_its_bytes(joined, name):
     assert words in found.rule
     assert {(each.down_bytes, each.up_bytes) for each in found.joined} == {(4 * down, 4 * up)}
     assert all((each.cluster is None) == (name in ("fedavg", "local")) for each in found.joined)
+
+
+def test_a_newcomer_of_ifca_is_sent_the_models_once(tmp_path):
+    data, module = blobs(20, newcomers=0.3), blobs_module()
+    path = checkpoint_lookup.newest([trained(tmp_path, ifca(3), data, module, rounds=2)])
+    found = onboard(path, module, data, ifca(3), 1, "cpu")
+    assert {(each.down_bytes, each.up_bytes) for each in found.joined} == {(4 * 3 * P, 0)}
 
 
 @pytest.mark.parametrize("name", METHODS)

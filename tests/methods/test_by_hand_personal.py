@@ -266,6 +266,9 @@ def test_fedamp_pays_attention_to_clients_that_have_taken_part(tmp_path):
         models = [state.stored_model(client), *(state.stored_model(i) for i in known if i != client)]
         expected = attentive([model.double().numpy() for model in models], 0, 1.0, 5.0)
         close(exchange.down(state, client, layout).payload["centre"], expected)
+        if client not in known:  # it would be sent this model
+            close(exchange.personal(state, client, layout), expected)
+            assert torch.equal(exchange.newcomer_model(state, client, layout), state.global_model)
 
 
 def test_without_a_pull_fedamp_is_training_alone(tmp_path):

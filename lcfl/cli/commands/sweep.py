@@ -103,7 +103,8 @@ def main(args: Sequence[str]) -> None:
     unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in methods]
     if unknown:
         raise ValueError(
-            f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain."
+            f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain. "
+            "Write a method as in --methods."
         )
     points = {method: points_of(method, grids) for method in methods}
     if len({len(each) for each in points.values()}) > 1:

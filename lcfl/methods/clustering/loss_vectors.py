@@ -125,6 +125,8 @@ class LossVectorKMeans(Clustering):
     def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Gives every client with a loss vector a model."""
         uploads = [upload for upload in uploads if "losses" in upload.payload]
+        # A client without any loss, whose samples may be broken, says nothing about the models.
+        uploads = [upload for upload in uploads if bool((upload.payload["losses"] < NO_LOSS).any())]
         if not uploads:
             return
         clients = [upload.client for upload in uploads]

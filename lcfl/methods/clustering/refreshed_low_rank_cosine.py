@@ -162,7 +162,7 @@ class RefreshedLowRankCosine(Clustering):
         codes[known] = project_all(models, state.projection, self._offset)
         state.codes = codes
         projection_floats = int(state.active.sum()) * state.projection.numel()
-        server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes.numel()))
+        server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes[known].numel()))
 
 
 def _spread(clients: Tensor) -> Tensor:

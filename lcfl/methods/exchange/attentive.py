@@ -79,3 +79,13 @@ class AttentiveReference(ClusterReference):
         (own,) = state.stored_models([client])
         u = attentive_mean(own, state.stored_models(others), self.step, self.sigma, layout.num_parameters)
         return Downlink({"centre": u})
+
+    def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
+        """Returns u_i for the personal model of a client that has never taken part."""
+        if kind == "personal" and not bool(state.participated[client]):
+            return Downlink({"model": self.down(state, client, layout).payload["centre"]})
+        return super().evaluation_down(state, client, kind, layout)
+
+    def newcomer_model(self, state: FederationState, client: int, layout: Layout) -> Tensor:
+        """Returns the mean of all models, because the u_i of a newcomer would be near the initial model."""
+        return state.centre_of(client)

@@ -135,6 +135,10 @@ class Exchange(CheckedFields, ABC):
         downlink = self.evaluation_down(state, client, "personal", layout)
         return self.model_at_client("personal", downlink, state.clients[client], layout)
 
+    def newcomer_model(self, state: FederationState, client: int, layout: Layout) -> Tensor:
+        """Returns the model ``[P + Q]`` that a client gets that joins after the last round: its personal model."""
+        return self.personal(state, client, layout)
+
     def at_client(self, downlink: Downlink, state: ClientState, layout: Layout) -> Downlink:
         """Combines a downlink with what the client keeps. The local update sees the result."""
         return downlink

@@ -31,8 +31,8 @@ class FullModel(Exchange):
         return Downlink({"model": state.global_model})
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model w_i."""
-        return {"model": output.model}
+        """Returns the model w_i that was trained for the server."""
+        return {"model": output.for_server}
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,10 @@ class PartialModel(Exchange):
 
     def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
         """Returns the change of the part, among zeros for the other parameters."""
-        if "shared" not in downlink.payload:
-            return None
-        apart = payload["shared"] - downlink.payload["shared"]
+        sent = downlink.payload.get("shared")
+        if sent is None:  # a warm-up round sends a whole model
+            sent = self.subset(layout).take(downlink.payload["model"])
+        apart = payload["shared"] - sent
         return self.subset(layout).put(apart, torch.zeros(layout.size))[: layout.num_parameters]
 
     def at_server(self, uplink: Uplink, state: FederationState, layout: Layout) -> Uplink:

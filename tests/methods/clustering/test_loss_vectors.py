@@ -87,6 +87,14 @@ def test_there_are_as_many_groups_as_models_at_most():
     assert state.assignment is before
 
 
+def test_a_client_without_losses_does_not_keep_the_others_from_their_clusters():
+    losses = torch.tensor([[1.0, 5.0, 9.0], [5.0, 1.0, 9.0], [NO_LOSS] * 3, [5.0, 1.2, 9.0], [1.1, 5.0, 9.0]])
+    state = state_of([], [-1] * 5, torch.zeros(3, 2), [False] * 5)
+    answers = [Uplink(client, {"losses": row}, 1, None) for client, row in enumerate(losses)]
+    LossVectorKMeans(2).on_extra_round_end(SimpleNamespace(seed=0), state, answers)
+    assert state.assignment.tolist() == [0, 1, -1, 1, 0]
+
+
 def test_the_first_round_may_deal_the_models_out_at_random(tmp_path):
     watch = fit(blobs_module(), blobs(12), clove(4, "random"), tmp_path, rounds=2, clients_per_round=8)
     first, second = watch.history

@@ -147,3 +147,14 @@ def test_the_bytes_of_fedacs_projection_recur_with_every_refresh(tmp_path):
     codes = 4 * 12 * 3
     with_m = codes + 4 * 12 * 3 * SIZE
     assert [row["comm/client_projection_bytes"] for row in watch.rows] == [with_m, codes, with_m, codes]
+
+
+def test_only_clients_that_have_taken_part_send_a_code_at_a_refresh(tmp_path):
+    method = fedac(2, dimension=3, refresh_every=2)
+    watch = fit(blobs_module(), blobs(12), method, tmp_path, rounds=3, clients_per_round=4)
+    known, with_m = set(), []
+    for number, row in enumerate(watch.rows):
+        known.update(watch.sampled[number])
+        if row.get("comm/client_projection_bytes", 0) > 4 * 4 * 3:
+            with_m.append((row["comm/client_projection_bytes"], 4 * 12 * 3 * SIZE + 4 * len(known) * 3))
+    assert with_m and len(known) < 12 and all(one == other for one, other in with_m)

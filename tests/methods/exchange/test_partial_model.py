@@ -47,6 +47,14 @@ def test_the_whole_model_of_a_warmup_round_stays_unchanged():
     assert SharedEmbedding().at_client(whole, ClientState(OWN), LAYOUT) is whole
 
 
+def test_the_change_of_a_part_is_measured_in_warmup_rounds_too():
+    exchange, trained = SharedEmbedding(), torch.full((30,), 5.0)
+    payload = exchange.up(LocalOutput(trained, 0, 0.0), Downlink({}), LAYOUT)
+    for sent in (Downlink({"model": SERVER}), exchange.down(state(), 0, LAYOUT)):
+        assert exchange.change_of(payload, sent, LAYOUT).tolist() == [3.0] * 15 + [0.0] * 8
+        assert exchange.update_norm(payload, sent, LAYOUT) == pytest.approx(3 * 15**0.5)
+
+
 @pytest.mark.parametrize("method", [fedper, lg_fedavg])
 def test_batch_normalisation_keeps_the_statistics_of_its_layer(tmp_path, method):
     """Checks that FedPer shares the statistics with the embedding and LG-FedAvg keeps them with the lower layers."""

@@ -1,11 +1,12 @@
 """Tests of the client's choice among models by its training loss."""
 
-from math import nan
+from math import isnan, nan
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
@@ -52,6 +53,25 @@ def test_the_loss_is_the_mean_over_all_samples_in_batches(monkeypatch):
     model = module.initial_model(0)
     found = engine(module, dealt(inputs, targets, train, test=test)).loss(model, train[0])
     assert found == pytest.approx(linear_step(model.numpy(), inputs[train[0]], targets[train[0]])[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.1, 1.0])])
+def test_the_loss_weighs_batches_by_the_targets_that_count(monkeypatch, weight):
+    """The first batch has no target that counts, and the others have few."""
+    monkeypatch.setattr("lcfl.engines.sequential.SCORED_BATCH", 4)
+    inputs, targets, train, test = two_sided(1, size=11)
+    targets = np.where(np.isin(np.arange(len(targets)), [*range(5), 8]), -100, targets)
+    loss = nn.CrossEntropyLoss(weight=weight)
+    module = linear_module(loss=loss)
+    data = dealt(inputs, np.zeros(len(targets), dtype=np.int64), train, test=test)
+    trainer = engine(module, data)
+    trainer.samples._targets = torch.as_tensor(targets)
+    model = module.initial_model(0)
+    scores, _ = trainer.scores(model, trainer.samples, train[0])
+    expected = float(loss(scores, torch.as_tensor(targets[train[0]])))
+    assert trainer.loss(model, train[0]) == pytest.approx(expected, rel=1e-5)
+    trainer.samples._targets, trainer.samples._placed = torch.full((len(targets),), -100), {}
+    assert isnan(trainer.loss(model, train[0]))
 
 
 def test_the_loss_uses_stored_batch_statistics_and_changes_nothing():
