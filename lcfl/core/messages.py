@@ -19,9 +19,17 @@ class Downlink:
 
     The names in a payload are the usual terms of the field: ``model`` (the model to start from), ``centre`` (Omega,
     the model of the client's cluster), ``embedding`` (Phi).
+
+    Raises:
+        ValueError: if the payload holds anything other than tensors.
     """
 
     payload: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for name, value in self.payload.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"Downlink: got {type(value).__name__} as {name!r}; a payload maps names to tensors.")
 
     @property
     def num_bytes(self) -> int:

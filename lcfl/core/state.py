@@ -116,6 +116,25 @@ class FederationState:
             else torch.cat([self.codes, self.codes.new_zeros(more, self.codes.shape[1])]),
         )
 
+    def check_models(self, by: str) -> None:
+        """Refuses a global model or centres that are not models.
+
+        Args:
+            by: who may have set them, for the message.
+
+        Raises:
+            ValueError: with what it is and what it must be.
+        """
+        size = len(self.initial)
+        for name, dimensions in (("global_model", 1), ("centres", 2)):
+            value = getattr(self, name)
+            is_tensor = isinstance(value, Tensor)
+            fits = is_tensor and value.dtype == torch.float32 and value.dim() == dimensions and value.shape[-1] == size
+            if not fits or not len(value):
+                got = f"{value.dtype} of shape {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+                shape = f"[{size}]" if dimensions == 1 else f"[K, {size}] with K of at least 1"
+                raise ValueError(f"{by}: state.{name} has {got}; it must be a tensor of float32 and shape {shape}.")
+
     def check_assignment(self, by: str) -> None:
         """Refuses an assignment that does not give each client a cluster or -1.
 

@@ -114,6 +114,13 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"model.loss: {kind} cannot take {shapes} of {targets.dtype} ({type(error).__name__}: {error}). {advice}"
         ) from error
+    has_same_size = targets.is_floating_point() and scores.numel() == targets.numel()
+    if not is_torchs and has_same_size and scores.shape != targets.shape:
+        warnings.warn(
+            f"model.loss: {kind} got {shapes}. Unless it brings them to one shape, operations between them broadcast, "
+            "and the loss is wrong.",
+            stacklevel=3,
+        )
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(

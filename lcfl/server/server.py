@@ -24,6 +24,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.methods.clustering.base import Clustering, ExtraRound
+from lcfl.methods.exchange import Exchange
 from lcfl.methods.exchange.transforms import PrivacyGuarantee
 from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
@@ -138,7 +139,9 @@ class Server:
         """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
         self.fabric.call(hook, server=self, state=self.state, **arguments)
         if hook in CLUSTERING_HOOKS:
-            self.state.check_assignment(", ".join(type(each).__name__ for each in self.method.clustering) or hook)
+            by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
+            self.state.check_models(by)
+            self.state.check_assignment(by)
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
@@ -193,7 +196,7 @@ class Server:
                     client=i,
                     round=state.round,
                     state=state.clients.for_task(i),
-                    downlink=exchange.down(state, i, self.layout) if exchange else Downlink({"model": state.initial}),
+                    downlink=self._sent(exchange, i) if exchange else Downlink({"model": state.initial}),
                     local_update=extra.local_update,
                     exchange=extra.exchange,
                     extra=number,
@@ -220,7 +223,7 @@ class Server:
                 self.run_extra_round(extra, next(numbers))
 
         with self.timed("send"):
-            down = {i: exchange.down(state, i, self.layout) for i in sampled}
+            down = {i: self._sent(exchange, i) for i in sampled}
             tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
         results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
         with self.timed("receive"):
@@ -235,6 +238,7 @@ class Server:
             if uploads:
                 read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
                 self.method.aggregation(state, read, self.layout)
+                state.check_models(type(self.method.aggregation).__name__)
         with self.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:
@@ -248,6 +252,20 @@ class Server:
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
             self.log_evaluation()
         self.finish_row(state.round - 1, begin)
+
+    def _sent(self, exchange: Exchange, client: int) -> Downlink:
+        """Returns what a client is sent.
+
+        Raises:
+            ValueError: if the exchange, which may be the user's own, returns anything else.
+        """
+        sent = exchange.down(self.state, client, self.layout)
+        if not isinstance(sent, Downlink):
+            raise ValueError(
+                f"{type(exchange).__name__}.down: got {type(sent).__name__}; it must return a "
+                "lcfl.core.messages.Downlink."
+            )
+        return sent
 
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Mapping[int, TrainingResult]:
         """Runs the local work of several clients; returns the results that the server can use, by client.

@@ -51,3 +51,8 @@ def test_messages_cannot_be_changed():
         Uplink(0, {}, 1).client = 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         Downlink({}).payload = {}
+
+
+def test_a_downlink_holds_tensors():
+    with pytest.raises(ValueError, match=r"^Downlink: got int as 'n'; a payload maps names to tensors"):
+        Downlink({"model": torch.zeros(1), "n": 3})

@@ -95,3 +95,22 @@ def test_models_that_are_changed_in_place_leave_the_initial_one_as_it_is():
     state.centres[0] += 1
     assert state.initial.tolist() == state.clients[0].model.tolist() == [0.0, 1.0, 2.0]
     assert state.global_model.tolist() == [0.0] * 3 and state.centres.tolist() == [[1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("global_model", None, r"state.global_model has a NoneType; it must be .* shape \[2\]"),
+        ("global_model", torch.zeros(2).double(), r"global_model has torch.float64 of shape \[2\]"),
+        ("global_model", torch.zeros(1), r"global_model has torch.float32 of shape \[1\]"),
+        ("centres", [torch.zeros(2)], r"state.centres has a list; it must be .* shape \[K, 2\] with K of at least 1"),
+        ("centres", torch.zeros(2), r"centres has torch.float32 of shape \[2\]"),
+        ("centres", torch.zeros(0, 2), r"centres has torch.float32 of shape \[0, 2\]"),
+    ],
+)
+def test_models_that_are_none_are_refused(name, value, words):
+    state = state_of([None] * 3, [0, 1, -1], [[0.0, 5.0], [1.0, 5.0]])
+    state.check_models("Mine")
+    setattr(state, name, value)
+    with pytest.raises(ValueError, match=f"^Mine: .*{words}"):
+        state.check_models("Mine")

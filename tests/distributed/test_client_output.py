@@ -126,3 +126,15 @@ def test_the_client_is_named_in_one_line(tmp_path, deadline, devices):
     message = str(error.value)
     assert message.startswith("client 2, round 0, rank ") and "Short returned a tensor" in message
     assert "\n" not in message and isinstance(error.value, ValueError)  # which the command prints without a traceback
+
+
+class Silent(FullModel):
+    """Forgets to return what it sends."""
+
+    def down(self, state, client, layout):
+        super().down(state, client, layout)
+
+
+def test_an_exchange_that_sends_nothing_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"Silent\.down: got NoneType; it must return a lcfl\.core\.messages\.D"):
+        fit(blobs_module(), blobs(4), Method(LocalTraining(steps=1), Silent(), GlobalMean()), tmp_path)

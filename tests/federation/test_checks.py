@@ -19,7 +19,7 @@ from lcfl.data.partition import IID
 from lcfl.distributed.client_output import ClientError
 from lcfl.federation.checks import check_callbacks, check_method, number_of_clients, warn_of_idle_clusterings
 from lcfl.federation.federation import Federation
-from lcfl.federation.trial import check_batches, check_network
+from lcfl.federation.trial import _check_loss, check_batches, check_network
 from lcfl.methods.aggregation import (
     ClusterMean,
     CoordinateMedian,
@@ -500,6 +500,21 @@ def test_a_loss_that_is_not_one_number_is_refused():
         ValueError, match=r"^model\.loss: CrossEntropyLoss gives shape \[2\] for two samples; it must give one"
     ):
         check_network(module, blobs())
+
+
+class Squared(nn.Module):
+    """A loss of the user's own, which broadcasts."""
+
+    def forward(self, outputs, targets):
+        return (outputs - targets).square().mean()
+
+
+@pytest.mark.parametrize(("shape", "warns"), [((2, 1), True), ((2,), False)])
+def test_a_loss_of_ones_own_that_may_broadcast_is_warned_about(shape, warns):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _check_loss(Squared(), torch.zeros(2), torch.zeros(shape))
+    assert any("Squared got outputs [2] and targets [2, 1]. Unless" in str(each.message) for each in caught) == warns
 
 
 @pytest.mark.parametrize(
