@@ -255,7 +255,12 @@ class Worker:
 
 
 def _is_check_of_lcfl(error: Exception) -> bool:
-    """Returns whether lcfl itself raised an exception, with a message that needs no traceback."""
+    """Returns whether lcfl itself raised an exception, so that its message says everything.
+
+    One that lcfl raised from another exception needs the place of that one, which may lie in the user's code.
+    """
+    if error.__cause__ is not None:
+        return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
