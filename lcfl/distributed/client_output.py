@@ -3,7 +3,7 @@
 Both may be the user's own. Legend: P + Q length of a model's flat vector.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 
 import torch
@@ -62,32 +62,28 @@ def check_output(name: str, output: object, size: int, may_be_empty: bool = Fals
     for field in output.logged:
         if not isinstance(field, str):
             raise ClientOutputError(f"{name} logs a value named {field!r}; a name must be text.")
-        if is_reserved(field) or field == "train/loss":
+        if is_reserved(field):
             raise ClientOutputError(f"{name} logs {field!r}, a name that lcfl logs itself. Log another name.")
     for field, value in {"loss": 0.0 if output.loss is None else output.loss, **output.logged}.items():
         if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
             raise ClientOutputError(f"{name} returned {_described(value)} as {field}; it must be a number.")
 
 
-def check_payload(name: str, payload: object, needed: Iterable[str] = ()) -> None:
+def check_payload(name: str, payload: object) -> None:
     """Checks what an exchange makes of a client's output for the server.
 
     Args:
         name: the class of the exchange.
         payload: what it returned.
-        needed: the names that it must have.
 
     Raises:
-        ClientOutputError: if it is not a mapping from names to tensors, or lacks a name.
+        ClientOutputError: if it is not a mapping from names to tensors.
     """
     if not isinstance(payload, Mapping):
         raise ClientOutputError(f"{name} uploads {_described(payload)}; it must be a mapping from names to tensors.")
     for key, value in payload.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             raise ClientOutputError(f"{name} uploads {_described(value)} as {key!r}; it must be a dense tensor.")
-    if missing := [each for each in needed if each not in payload]:
-        uploaded = ", ".join(map(str, payload)) or "nothing"
-        raise ClientOutputError(f"{name} uploads {uploaded} without {missing[0]!r}, which it must upload.")
 
 
 def _described(value: object) -> str:

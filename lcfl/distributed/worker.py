@@ -187,9 +187,7 @@ class Worker:
         is_faulty = task.client in self.data.population.faulty
         sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
         payload = exchange.encode(sent, task.downlink, engine.layout, draw)
-        check_payload(
-            type(exchange).__name__, payload, () if exchange.transforms else exchange.upload_forms(engine.layout)
-        )
+        check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result

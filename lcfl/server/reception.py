@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from lcfl.core.clients import ClientState
 from lcfl.core.state import FederationState
 from lcfl.data.population import Population
+from lcfl.distributed.client_output import ClientOutputError
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.method import Method
@@ -114,11 +115,21 @@ class Reception:
         return [(task, result) for task, result in decoded if task.client not in far]
 
     def _read(self, state: FederationState, task: TrainingTask, result: TrainingResult) -> TrainingResult:
-        """Returns a result with the upload and the client's state as the server sees them."""
+        """Returns a result with the upload and the client's state as the server sees them.
+
+        Raises:
+            ClientOutputError: if the upload lacks a name that the exchange, which may be the user's own, promises.
+        """
         exchange, payload, own = self._exchange(task), result.uplink.payload, result.state
         if own is None:  # it stays at the client, and the server knows at most the model
             if exchange.keeps_model and exchange.uploads_whole and "model" in payload:
                 own = ClientState(payload["model"])
         elif own.model is not None:  # otherwise a host keeps the state, or clients keep no model
             own = exchange.as_received(own, payload)
-        return replace(result, state=own, uplink=exchange.at_server(result.uplink, state, self.layout))
+        uplink = exchange.at_server(result.uplink, state, self.layout)
+        if missing := [name for name in exchange.returns if name not in uplink.payload]:
+            raise ClientOutputError(
+                f"{task.named(self.population.called)}: {type(exchange).__name__} uploads "
+                f"{', '.join(payload) or 'nothing'} without {missing[0]!r}, which its returns names."
+            )
+        return replace(result, state=own, uplink=uplink)

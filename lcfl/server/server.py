@@ -303,11 +303,12 @@ class Server:
             ValueError: if one remembers a value of another form than it says.
         """
         self._unsaved.warn()
-        self.state.callbacks = {key: callback.state_dict() for key, callback in with_state_keys(self.callbacks)}
         sizes = {"N": self.state.num_clients, "S": self.layout.size, "P": self.layout.num_parameters}
+        self.state.callbacks = {}
         for key, callback in with_state_keys(self.callbacks):
+            self.state.callbacks[key] = kept = callback.state_dict()
             if type(callback).state_dict is Callback.state_dict:
-                check_form(key, self.state.callbacks[key], dict(callback.remembers), dict(sizes))
+                check_form(key, kept, dict(callback.remembers), dict(sizes))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
