@@ -5,21 +5,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lcfl.cli.loading import load
     from lcfl.core.callback import Callback
+    from lcfl.core.clients import ClientState
+    from lcfl.core.messages import Downlink, Uplink
+    from lcfl.core.state import FederationState
     from lcfl.data.datamodule import FederatedDataModule
     from lcfl.federation.federation import Federation
     from lcfl.methods import *  # noqa: F403
     from lcfl.methods import Method
+    from lcfl.methods.clustering.base import ServerInterface
+    from lcfl.methods.local.training import Engine, LocalData
+    from lcfl.models.layout import Layout
     from lcfl.models.module import FederatedModule
 
 __version__ = "0.2.0.dev0"
 # All names of `lcfl.methods`, the parts of a method, can be imported from here, too.
 __all__ = ["Callback", "FederatedDataModule", "FederatedModule", "Federation", "Method", "__version__", "load"]
+__all__ += ["ClientState", "Downlink", "Engine", "FederationState", "Layout", "LocalData", "ServerInterface"]
+__all__ += ["Uplink"]
 
 _HOMES = {
     "Callback": "lcfl.core.callback",
+    "ClientState": "lcfl.core.clients",
+    "Downlink": "lcfl.core.messages",
+    "Engine": "lcfl.methods.local.engine",
     "FederatedDataModule": "lcfl.data.datamodule",
     "FederatedModule": "lcfl.models.module",
     "Federation": "lcfl.federation.federation",
+    "FederationState": "lcfl.core.state",
+    "Layout": "lcfl.models.layout",
+    "LocalData": "lcfl.methods.local.training",
+    "ServerInterface": "lcfl.methods.clustering.base",
+    "Uplink": "lcfl.core.messages",
     "load": "lcfl.cli.loading",
 }
 
@@ -28,6 +44,8 @@ def __getattr__(name: str) -> Any:
     """Imports a name of the package when it is first used, so that ``lcfl --help`` does not wait for torch."""
     from importlib import import_module
 
+    if name.startswith("_"):  # what tools look for, such as __wrapped__
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     methods = import_module("lcfl.methods")

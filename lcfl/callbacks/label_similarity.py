@@ -15,7 +15,7 @@ from lcfl.core.callback import Callback
 from lcfl.core.files import write_json
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
-from lcfl.distributed.tasks import Lost, TrainingTask
+from lcfl.distributed.tasks import TrainingResult, TrainingTask
 from lcfl.methods.clustering.similarity import cosine, kl_divergence, principal_components, project
 from lcfl.methods.exchange import FullModel
 from lcfl.methods.local import LocalTraining
@@ -121,8 +121,11 @@ class LabelSimilarity(Callback):
     def _fine_tuned(self, server: Server, state: FederationState, clients: list[int]) -> Tensor:
         """Returns the models ``[n, P]`` after a local run of every client from what the server would send it."""
         tasks = [self._task(server, state, client) for client in clients]
-        results = [each for each in server.transport.train(tasks) if not isinstance(each, Lost)]
-        return torch.stack([result.output.model[: server.layout.num_parameters] for result in results])
+        models = []
+        for result in server.transport.train(tasks):
+            assert isinstance(result, TrainingResult), "only a fleet, which is refused, loses clients"
+            models.append(result.output.model[: server.layout.num_parameters])
+        return torch.stack(models)
 
     def _task(self, server: Server, state: FederationState, client: int) -> TrainingTask:
         """Returns the local run of a client. `fine_tuning` has no pulls, and starts from the model that is sent.

@@ -29,13 +29,14 @@ class Array:
     """The form of a dense tensor on the CPU.
 
     Attributes:
-        shape: the size of each dimension: a number, None for any, or a letter for a size that is the same everywhere.
+        shape: the size of each dimension: a number, a range, None for any, or a letter for a size that is the same
+            everywhere.
         dtype: its dtype.
         low: its smallest allowed entry.
         high: its largest allowed entry, a number or a letter; a letter stands for that size minus one.
     """
 
-    shape: tuple[int | str | None, ...]
+    shape: tuple[int | range | str | None, ...]
     dtype: torch.dtype = torch.float32
     low: float = -inf
     high: float | str = inf
@@ -94,12 +95,10 @@ def _check_array(name: str, value: Tensor, form: Array, sizes: dict[str, int]) -
     fits = value.dim() == len(form.shape) and value.dtype == form.dtype
     for got, wanted in zip(value.shape, form.shape, strict=False):
         needed = sizes.setdefault(wanted, got) if isinstance(wanted, str) else wanted
-        fits &= needed in (None, got)
+        fits &= got in needed if isinstance(needed, range) else needed in (None, got)
     if not fits:
-        known = [sizes.get(each, each) if isinstance(each, str) else each or "any" for each in form.shape]
-        raise ValueError(
-            f"{name}: got {_shown(value)}; it must be {form.dtype} of shape [{', '.join(map(str, known))}]"
-        )
+        known = [_size(each, sizes) for each in form.shape]
+        raise ValueError(f"{name}: got {_shown(value)}; it must be {form.dtype} of shape [{', '.join(known)}]")
     high = _high(form, sizes)
     is_bounded = form.low > -inf or high < inf
     if is_bounded and value.numel() and (value.min() < form.low or value.max() > high):
@@ -108,6 +107,12 @@ def _check_array(name: str, value: Tensor, form: Array, sizes: dict[str, int]) -
 
 def _high(form: Array | Number, sizes: dict[str, int]) -> float:
     return sizes.get(form.high, inf) - 1 if isinstance(form.high, str) else form.high
+
+
+def _size(wanted: int | range | str | None, sizes: dict[str, int]) -> str:
+    if isinstance(wanted, range):
+        return f"{wanted[0]} to {wanted[-1]}"
+    return "any" if wanted is None else str(sizes.get(wanted, wanted) if isinstance(wanted, str) else wanted)
 
 
 def _is_record(form: dict[Any, Any]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from math import isnan
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
     "CheckedFields",
@@ -72,8 +72,9 @@ class CheckedFields:
 
     def __post_init__(self) -> None:
         if is_dataclass(self):
+            annotations = _annotations(self.__class__)
             given = [field for field in fields(self) if field.init and getattr(self, field.name) is not field.default]
-            values = {field.name: (field.type, getattr(self, field.name)) for field in given}
+            values = {field.name: (annotations[field.name], getattr(self, field.name)) for field in given}
             check_values(type(self).__name__, values)
 
 
@@ -121,8 +122,9 @@ def check_choices(owner: str, part: Any) -> None:
     Raises:
         ValueError: if a value is not allowed; names the field, the value and what is allowed.
     """
+    annotations = _annotations(part.__class__)
     for field in fields(part):
-        if allowed := _choices(field.type):
+        if allowed := _choices(annotations[field.name]):
             check_choice(f"{owner}: got {field.name}=", getattr(part, field.name), allowed)
 
 
@@ -151,6 +153,19 @@ def check_instance(name: str, value: object, kind: type, more: str = "") -> None
     if not isinstance(value, kind):
         got = f"the class {value.__name__}, not an instance of it" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name}: got {got}; it must be an instance of {kind.__name__}.{more}")
+
+
+@functools.cache
+def _annotations(kind: type) -> Mapping[str, Any]:
+    """Returns the annotation of each field of a dataclass.
+
+    With ``from __future__ import annotations`` they are texts, which are looked up. An annotation with a name that
+    exists only for a type checker allows anything.
+    """
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        return {field.name: Any if isinstance(field.type, str) else field.type for field in fields(kind)}
 
 
 def _word(kind: Any) -> str | None:

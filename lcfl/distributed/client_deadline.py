@@ -35,6 +35,7 @@ class ClientDeadline:
         self.seconds, self.rank, self.note = seconds, rank, note
         self._running: dict[object, tuple[str, float]] = {}  # name and limit of each task that has begun and not ended
         self._last_resort: threading.Timer | None = None
+        self._has_handler = False  # without one, the signal would end the process
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -44,11 +45,13 @@ class ClientDeadline:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._interrupt)
+        self._has_handler = True
         try:
             yield
         finally:
             self._running.clear()
             self._arm()
+            self._has_handler = False
             signal.signal(signal.SIGALRM, before)
 
     @contextmanager
@@ -73,7 +76,7 @@ class ClientDeadline:
             self._last_resort.cancel()
             self._last_resort = None
         seconds = sum(limit for _, limit in self._running.values())
-        if hasattr(signal, "setitimer"):
+        if self._has_handler:
             signal.setitimer(signal.ITIMER_REAL, seconds)
         if seconds:
             self._last_resort = threading.Timer(seconds + GRACE, self._end)

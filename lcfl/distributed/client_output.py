@@ -53,9 +53,11 @@ def check_output(name: str, output: object, size: int, may_be_empty: bool = Fals
             f"{name} returned {_described(output.consumed)} as consumed; it must be a number of samples >= 0."
         )
     memory = output.memory
-    if memory is not None and not (isinstance(memory, Tensor) and memory.dtype == torch.float32 and memory.dim() == 1):
+    is_memory = isinstance(memory, Tensor) and memory.dtype == torch.float32 and memory.dim() == 1 and len(memory) > 0
+    if memory is not None and not is_memory:
         raise ClientOutputError(
-            f"{name} returned {_described(memory)} as memory; it must be None or a vector of torch.float32."
+            f"{name} returned {_described(memory)} as memory; it must be None or a vector of torch.float32 that is not "
+            "empty."
         )
     if not isinstance(output.logged, Mapping):
         raise ClientOutputError(f"{name} returned {_described(output.logged)} as logged; it must be a mapping.")

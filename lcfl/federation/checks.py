@@ -113,6 +113,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
         ValueError: if a part cannot work with this number of clients or with the exchange, or if the module makes
             something other than one optimizer with finite settings.
     """
+    _check_optimizer_settings(module)
     check_hooks(method.clustering)
     _check_rounds(method, num_clients)
     for clustering in method.clustering:
@@ -328,8 +329,8 @@ def _warn_of_hooks(module: FederatedModule) -> None:
         )
 
 
-def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> None:
-    pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
+def _check_optimizer_settings(module: FederatedModule) -> None:
+    """Checks that the module makes one optimizer, and that its settings are finite."""
     with errors_of("model.optimizer"):
         optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
@@ -343,7 +344,11 @@ def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> Non
             raise ValueError(
                 f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
             )
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+
+
+def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> None:
+    pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
+    rates = [group["lr"] for group in module.configure_optimizers().param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(
             f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the "

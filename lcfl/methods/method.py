@@ -76,7 +76,7 @@ class Method(CheckedFields):
                 "provide. Use a local update that provides it, or another exchange."
             )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
-        unread = [name for name in exchange.extras if name not in {"model", *read}]
+        unread = [name for name in exchange.extras if name not in {"model", "cluster", *read}]  # a number costs nothing
         if unread:
             raise ValueError(
                 f"method: {_name(exchange)} uploads {', '.join(unread)}, but {_name(aggregation)} does not use it. Use "

@@ -280,7 +280,8 @@ class Server:
         with self.timed("receive"):
             received = self.receive(self.state, tasks, answers)
         self.state.total_bytes += down_bytes + received.up_bytes
-        self._row |= training_metrics([result.output for result in received.results.values()])
+        if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
+            self._row |= training_metrics([result.output for result in received.results.values()])
         self.add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
             self.add("train/refused_clients", received.num_refused)

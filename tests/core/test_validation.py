@@ -70,6 +70,29 @@ def test_null_is_accepted_where_the_annotation_or_the_default_allows_it():
         Base(None)
 
 
+def test_annotations_that_are_texts_are_checked_as_well():
+    class Postponed(CheckedFields):
+        beta: "float" = 1.0
+        colour: "Literal['red', 'green']" = "red"
+
+    postponed = dataclass(Postponed)
+    with pytest.raises(ValueError, match=r"^Postponed: got beta=null; it must be a number\.$"):
+        postponed(None)
+    with pytest.raises(ValueError, match=r"^Part: got colour='black'; allowed are red and green\.$"):
+        check_choices("Part", postponed(colour="black"))
+
+
+def test_an_annotation_that_only_a_type_checker_knows_allows_anything():
+    class Postponed(CheckedFields):
+        tensor: "Unknown" = 1.0  # noqa: F821
+        beta: float = 1.0
+
+    postponed = dataclass(Postponed)
+    assert postponed("anything").tensor == "anything"
+    with pytest.raises(ValueError, match="got beta=null"):
+        postponed(beta=None)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -155,3 +156,18 @@ def test_a_task_that_ended_in_time_is_not_interrupted():
                 deadline._interrupt(signal.SIGALRM, None)
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
         deadline._interrupt(signal.SIGALRM, None)
+
+
+def test_a_limit_outside_of_the_main_thread_does_not_end_the_process():
+    """Only the main thread can be interrupted. There, the timer alone ends a client that takes far too long."""
+    deadline, reached = ClientDeadline(0.2), threading.Event()
+
+    def work():
+        with deadline.interruptible(), deadline.limit("client 2"):
+            time.sleep(0.6)
+        reached.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert reached.is_set() and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

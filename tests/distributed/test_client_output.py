@@ -43,6 +43,7 @@ REFUSED = {
         replace(GOOD, memory=torch.zeros(3, 1)),
         r"shape \[3, 1\] as memory; it must",
     ),
+    "an empty memory": (replace(GOOD, memory=torch.zeros(0)), r"shape \[0\] as memory; it must be .* not empty"),
     "a list to remember": (replace(GOOD, memory=[1.0]), "of type list as memory; it must"),
     "nothing logged": (replace(GOOD, logged=None), "returned None as logged; it must be a mapping"),
     "a number as a name": (replace(GOOD, logged={3: 1.0}), "Own logs a value named 3; a name must be text"),

@@ -45,6 +45,7 @@ from lcfl.methods.exchange import (
     CentreAndEmbedding,
     ClusterModel,
     ClusterReference,
+    ControlledModel,
     EnvelopeModel,
     FullModel,
     GlobalReference,
@@ -53,6 +54,8 @@ from lcfl.methods.exchange import (
 )
 from lcfl.methods.exchange.transforms import LowRankCompression
 from lcfl.methods.local import (
+    CalibratedTraining,
+    ControlledTraining,
     DittoTraining,
     DynamicTraining,
     FineTunedTraining,
@@ -160,7 +163,6 @@ OWN = LocalTraining(steps=1)
         (EMBEDDING, NoExchange(), "method.local_update: got start=embedding, but NoExchange sends no embedding"),
         (OWN, GlobalReference(), "GlobalReference .* use start=centre or an exchange that sends a model or keeps it"),
         (NormalisedTraining(steps=1), NormalisedModel(), "NormalisedModel .* use start=centre or an exchange"),
-        (OWN, AllCentres(), "AllCentres .* use an exchange that sends a model or keeps it, e.g. FullModel"),
         (MetaTraining(steps=1), GlobalReference(), "GlobalReference .* use an exchange that sends a model or keeps it"),
         (DynamicTraining(1, start="own"), GlobalReference(), "GlobalReference .* use start=centre or an exchange"),
         (DynamicTraining(1, start="embedding"), GlobalReference(), "start=embedding, but GlobalReference sends no emb"),
@@ -658,3 +660,17 @@ def test_a_warm_up_round_that_an_exchange_cannot_join_is_refused():
     method = Method(LeastLossTraining(1), AllCentres(), ClusterMean("participants", "participants"), [LowRankCosine()])
     with pytest.raises(ValueError, match=r"LowRankCosine begins with a warm-up round .* AllCentres cannot exchange"):
         check_method(method, linear_module(), 20)
+
+
+@pytest.mark.parametrize(
+    "local_update", [LocalTraining(steps=1), MetaTraining(steps=1), CalibratedTraining(1), ControlledTraining(1)]
+)
+def test_more_than_an_optimizer_is_refused_whatever_the_local_update(local_update):
+    class WithSchedule(FederatedModule):
+        def configure_optimizers(self):
+            return {"optimizer": super().configure_optimizers()}
+
+    exchange = ControlledModel() if isinstance(local_update, ControlledTraining) else FullModel()
+    method = Method(local_update, exchange, GlobalMean())
+    with pytest.raises(ValueError, match=r"WithSchedule.configure_optimizers: got dict; a local run needs one torch"):
+        check_method(method, WithSchedule(partial(MLP, 4, [], 2)), 5)

@@ -228,7 +228,7 @@ def test_enormous_updates_are_refused_and_counted(tmp_path, limit, recwarn):
 
 
 def test_norm_of_an_update_by_hand():
-    """Parameters and control variates count; buffers, FedNova's normaliser and a number of a cluster do not."""
+    """Parameters and control variates count; buffers and a number of a cluster do not."""
     layout = Layout.from_network(Normed())
     start = torch.arange(layout.size, dtype=torch.float32)
     moved = start.clone()
@@ -242,7 +242,9 @@ def test_norm_of_an_update_by_hand():
     change[-2:] = torch.tensor([5.0, 12.0])
     assert norm(FullModel(), {"model": moved}, {"model": start}) == 5
     assert norm(CentreAndEmbedding(), {"model": moved}, {"centre": start, "embedding": start[:15]}) == 5
-    assert norm(NormalisedModel(), {"model": moved, "normaliser": torch.tensor(900.0)}, {"centre": start}) == 5
+    for normaliser, factor in (([900.0], 1), ([0.25], 4), ([2.0, 6.0], 3), ([1e-30, 1e-30], 1e30), ([0.0], 1)):
+        payload = {"model": moved, "normaliser": torch.tensor(normaliser)}
+        assert norm(NormalisedModel(), payload, {"centre": start}) == pytest.approx(5 * factor)
     assert norm(ClusterUpdate(), {"update": moved - start}, {"model": start}) == 5
     assert norm(ControlledModel(), {"model": moved, "control_change": change}, {"model": start}) == (25 + 169) ** 0.5
     centres = torch.stack([start - 7, start])

@@ -10,12 +10,14 @@ from lcfl.methods.exchange import (
     AdaptedModel,
     AllCentres,
     CentreAndEmbedding,
+    ClusterChoice,
     FullModel,
     GlobalReference,
     NoExchange,
     NormalisedModel,
     SharedEmbedding,
     SharedLayers,
+    Signature,
 )
 from lcfl.methods.exchange.transforms import GaussianNoise
 from lcfl.methods.local import LeastLossTraining, LocalTraining, MetaTraining, NormalisedTraining
@@ -125,3 +127,9 @@ def test_transforms_need_uploads_of_whole_trained_models_only(made, says):
     text = rf"method.exchange: transforms work only on .*; {says}\. Set transforms: \[\]"
     with pytest.raises(ValueError, match=text):
         replace(made, exchange=exchange)
+
+
+@pytest.mark.parametrize("exchange", [AllCentres(), ClusterChoice(), Signature()])
+def test_a_local_update_that_lacks_what_is_uploaded_is_refused(exchange):
+    with pytest.raises(ValueError, match=rf"{type(exchange).__name__} uploads {exchange.extras[0]}, which LocalTrai"):
+        Method(LocalTraining(steps=1), exchange, NoAggregation())

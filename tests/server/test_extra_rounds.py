@@ -25,3 +25,23 @@ def test_endless_extra_rounds_end_the_run(tmp_path, monkeypatch):
     method = Method(LocalTraining(steps=1), ClusterModel(), ClusterMean("participants", "participants"), [Endless()])
     with pytest.raises(RuntimeError, match=r"Endless.extra_round: requested 3 rounds before round 0"):
         fit(blobs_module(), blobs(), method, tmp_path)
+
+
+class Once(Clustering):
+    """Has one client train before each training round."""
+
+    has_extra_rounds = True
+
+    def on_round_start(self, server, state):
+        self.is_due = True
+
+    def extra_round(self, state, sampled):
+        is_due, self.is_due = self.is_due, False
+        return ExtraRound([0], LocalTraining(steps=1)) if is_due else None
+
+
+def test_the_loss_of_a_round_that_nobody_finishes_is_not_that_of_an_extra_round(tmp_path):
+    method = Method(LocalTraining(steps=1), ClusterModel(), ClusterMean("participants", "participants"), [Once()])
+    rows = fit(blobs_module(), blobs(), method, tmp_path, rounds=2, client_dropout=1 - 1e-9).rows
+    assert len(rows) == 2 and not any("train/loss" in row for row in rows)
+    assert all(row["comm/up_bytes"] > 0 and row["train/dropped_clients"] > 0 for row in rows)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lcfl.cli.shipped_configs import configurations
+from lcfl.core.files import check_new
 
 __all__ = ["main", "parser"]
 
@@ -30,8 +31,7 @@ def main(args: Sequence[str]) -> None:
     options = parser().parse_args(args)
     folder = configurations()
     if options.copy is not None:
-        if options.copy.exists():
-            raise FileExistsError(f"{options.copy} exists already; name a new folder. Nothing is overwritten.")
+        check_new(options.copy)
         shutil.copytree(folder, options.copy)
         print(f"copied to {options.copy}")
         return

@@ -149,7 +149,7 @@ class GeometricMedian(AggregationRule):
         share_n = torch.tensor(weights, dtype=torch.float64)
         median = _weighted_medians(models, share_n)
         for _ in range(self.iterations):
-            far_n = torch.tensor([_distance(model, median, layout.num_parameters) for model in models])
+            far_n = _distances(models, median, layout.num_parameters)
             factor_n = share_n / far_n.clamp(min=self.smoothing)
             factor_n /= factor_n.sum()
             median = _weighted_sum(models, factor_n.tolist())
@@ -191,7 +191,7 @@ class ClippedMean(AggregationRule):
         share_n /= share_n.sum()
         centre = start.double()
         for _ in range(self.iterations):
-            far_n = torch.tensor([_distance(model, centre, layout.num_parameters) for model in models])
+            far_n = _distances(models, centre, layout.num_parameters)
             factor_n = share_n * (self.radius / far_n).clamp(max=1)
             centre = centre * (1 - float(factor_n.sum())) + _weighted_sum(models, factor_n.tolist())
         return _with_median_buffers(centre, models, layout)
@@ -243,8 +243,10 @@ def _weighted_sum(models: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     return total
 
 
-def _distance(model: Tensor, other: Tensor, num_parameters: int) -> float:
-    return float(torch.linalg.vector_norm(model[:num_parameters].double() - other[:num_parameters]))
+def _distances(models: Sequence[Tensor], other: Tensor, num_parameters: int) -> Tensor:
+    """Returns the distance of each model's parameters to those of another one ``[n]``, in float64."""
+    far = [torch.linalg.vector_norm(model[:num_parameters].double() - other[:num_parameters]) for model in models]
+    return torch.stack(far)
 
 
 def _squared_distances(models: Sequence[Tensor], start: Tensor, num_parameters: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Clusterings, which decide which clients belong together.
 
-Each clustering is a callback of the server that runs at the end of a round. There is one per paper.
+Each clustering is a callback of the server. Most run at the end of a round. A method may have several.
 """
 
 from lcfl.methods.clustering.base import Clustering, ExtraRound

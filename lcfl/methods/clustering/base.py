@@ -94,9 +94,9 @@ class ExtraRound:
 class Clustering(Callback):
     """Base class of clusterings, which decide which clients belong together.
 
-    A clustering sets `assignment` and the number of `centres` in the state. It runs in `on_round_end`, after the
-    uploads of a round have arrived and before they are aggregated. Several clusterings run in the order in which
-    `method.clustering` lists them.
+    A clustering sets `assignment` and the number of `centres` in the state. Most do so in `on_round_end`, after the
+    uploads of a round have arrived and before they are aggregated. Those with warm-up or extra rounds do so in
+    `on_extra_round_end`. Several clusterings run in the order in which `method.clustering` lists them.
 
     Class attributes:
         reads: the names in an uplink that it uses.

@@ -54,7 +54,7 @@ class RecursiveBipartition(Clustering):
         eps1: the length below which the mean update is small.
         eps2: the length above which an update is large.
         relative: whether `eps1` and `eps2` are shares of the largest |Delta_i| in round 0 instead of lengths.
-        bipartition: ``complete`` or ``optimal``, see `halves`.
+        bipartition: ``complete`` or ``optimal``, see `bipartition_of`.
         gamma_max: split only if ``sqrt((1 - alpha_cross) / 2)`` is larger than this; None for no such condition.
         min_size: the smallest number of members of a cluster that may be split.
         min_round: the first round in which a cluster may be split.

@@ -45,17 +45,17 @@ def principal_components(model_nP: Tensor, dimension: int) -> Tensor:
     num_models = len(model_nP)
     mean_P = model_nP.mean(dim=0, dtype=torch.float64)
     gram_nn = torch.zeros(num_models, num_models, dtype=torch.float64)
-    chunks = torch.arange(model_nP.shape[1]).split(CHUNK)
-    for columns in chunks:
-        part = model_nP[:, columns].double() - mean_P[columns]
-        gram_nn += part @ part.T
+    chunks = list(zip(model_nP.split(CHUNK, dim=1), mean_P.split(CHUNK), strict=True))
+    for part, mean in chunks:
+        centred = part.double() - mean
+        gram_nn += centred @ centred.T
     variance_n, vector_nn = torch.linalg.eigh(gram_nn)
     order = variance_n.argsort(descending=True)[: min(dimension, num_models - 1)]
     order = order[variance_n[order] > variance_n.clamp(min=0).max() * VARIANCE_FLOOR]
     if len(order) == 0:
         raise ValueError("principal_components: the models are all equal; train them before a projection is fitted.")
     weight_nD = vector_nn[:, order] / variance_n[order].sqrt()
-    parts = [(model_nP[:, columns].double() - mean_P[columns]).T @ weight_nD for columns in chunks]
+    parts = [(part.double() - mean).T @ weight_nD for part, mean in chunks]
     basis_PD = normalize(torch.cat(parts), dim=0).float()
     largest_D = basis_PD.abs().argmax(dim=0)
     return basis_PD * basis_PD[largest_D, torch.arange(basis_PD.shape[1])].sign()
@@ -77,9 +77,9 @@ def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | N
 
 
 def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
-    """Returns the cosines ``[N, K]`` of rows: a.b / max(|a| |b|, 1e-12) (LCFed Eq. 4)."""
+    """Returns the cosines ``[N, K]`` of rows: a.b / (|a| |b|), which is 0 for a row of zeros (LCFed Eq. 4)."""
     norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
-    return code_ND @ centre_KD.T / norms_NK.clamp(min=EPSILON)
+    return code_ND @ centre_KD.T / norms_NK.clamp(min=torch.finfo(norms_NK.dtype).tiny)
 
 
 def cosine_silhouette(direction_nD: Tensor, label_n: Tensor) -> float:
@@ -142,9 +142,9 @@ def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
     matrix. A matrix of zeros has rank 0.
     """
     gram_nn = torch.zeros(len(row_nP), len(row_nP), dtype=torch.float64)
-    for columns in torch.arange(row_nP.shape[1]).split(CHUNK):
-        part = row_nP[:, columns].double()
-        gram_nn += part @ part.T
+    for part in row_nP.split(CHUNK, dim=1):
+        wide = part.double()
+        gram_nn += wide @ wide.T
     square_n, vector_nn = (ascending.flip(-1) for ascending in torch.linalg.eigh(gram_nn))
     square_n = square_n.clamp(min=0)
     share_n = square_n.cumsum(dim=0)

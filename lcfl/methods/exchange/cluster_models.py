@@ -75,6 +75,7 @@ class AllCentres(Exchange):
     joins_warmup: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]] = ("centres",)
     returns: ClassVar[tuple[str, ...]] = ("model", "cluster")
+    extras: ClassVar[tuple[str, ...]] = ("cluster",)
     models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("cluster",)
 

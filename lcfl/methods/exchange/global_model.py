@@ -64,9 +64,16 @@ class NormalisedModel(GlobalReference):
         """Returns w_i and a_i, from which the server, which has w, computes d_i = (w - w_i) / a_i."""
         return {"model": output.model, "normaliser": output.extras["normaliser"]}
 
+    def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
+        """Returns w_i - w, or what FedNova makes of it if that is longer: (w_i - w) / a_i and tau_i (w_i - w) / a_i."""
+        change, (length, *steps) = super().change_of(payload, downlink, layout), payload["normaliser"].tolist()
+        if change is None or not length > 0:  # the aggregation leaves it out
+            return change
+        return change * float(max(1, 1 / length, *(number / length for number in steps)))
+
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the forms of w_i and of a_i, perhaps with tau_i."""
-        return {"model": Array((layout.size,)), "normaliser": Array((None,))}
+        return {"model": Array((layout.size,)), "normaliser": Array((range(1, 3),), low=0)}
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class Signature(NoExchange):
 
     keeps_model = False
     returns: ClassVar[tuple[str, ...]] = ("signature",)
+    extras: ClassVar[tuple[str, ...]] = ("signature",)
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
         """Returns the signature U_i."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
@@ -20,6 +19,8 @@ from lcfl.methods.local.training import (
     LocalUpdate,
     check_amount,
     draw_batches,
+    mean_logged,
+    mean_loss,
     starting_model,
 )
 
@@ -86,20 +87,17 @@ class EnvelopeTraining(LocalUpdate):
         end, a, pull = engine.layout.num_parameters, self.inner_lr, self.penalty
         w = theta = starting_model(self.start, state, downlink, engine.layout).to(engine.device)
         consumed, batches = draw_batches(state.consumed, data, self.steps, self.epochs)
-        losses: list[Tensor] = []
-        logged: dict[str, list[Tensor]] = {}
+        losses, logged = [], []
         for number, batch in enumerate(batches[: engine.max_steps]):
             for _ in range(self.inner_steps):
                 slope = engine.gradient(theta, batch, number)
                 vector = slope.vector + pull * (theta[:end] - w[:end])
                 theta = slope._replace(vector=vector).step_from(theta, a)
                 losses.append(slope.loss)
-                for name, value in slope.logged.items():
-                    logged.setdefault(name, []).append(value)
+                logged.append(slope.logged)
             w = torch.cat([w[:end] - self.outer_lr * pull * (w[:end] - theta[:end]), theta[end:]])
-        means = {name: float(torch.stack(values).mean()) for name, values in logged.items()}
-        loss = float(torch.stack(losses).float().mean())
-        return LocalOutput(theta.cpu(), consumed, loss, means, len(losses), {"model": w.cpu()})
+        means = mean_logged(logged)
+        return LocalOutput(theta.cpu(), consumed, mean_loss(losses), means, len(losses), {"model": w.cpu()})
 
     def cost(self, num_samples: int, batch_size: int) -> int:
         """Returns the number of samples in all gradients."""

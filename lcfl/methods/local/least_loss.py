@@ -41,6 +41,7 @@ class LeastLoss(LocalUpdate):
     """Chooses the model with the least training loss and trains nothing."""
 
     reads: ClassVar[tuple[str, ...]] = ("centres",)
+    provides: ClassVar[tuple[str, ...]] = ("cluster",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Returns Omega_j unchanged, and j in ``extras["cluster"]``."""
@@ -80,6 +81,7 @@ class LeastLossTraining(LocalTraining):
     """Chooses the model with the least training loss and trains it (IFCA Algorithm 1 with model averaging)."""
 
     reads: ClassVar[tuple[str, ...]] = ("centres",)
+    provides: ClassVar[tuple[str, ...]] = ("cluster",)
     adds: ClassVar[tuple[str, ...]] = ("model",)
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:

@@ -12,7 +12,16 @@ import torch
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local.engine import Engine, Indices
-from lcfl.methods.local.training import LocalData, LocalOutput, LocalUpdate, check_amount, draw_batches, starting_model
+from lcfl.methods.local.training import (
+    LocalData,
+    LocalOutput,
+    LocalUpdate,
+    check_amount,
+    draw_batches,
+    mean_logged,
+    mean_loss,
+    starting_model,
+)
 from lcfl.models.module import FederatedModule
 
 __all__ = ["GradientStep", "MetaTraining"]
@@ -117,8 +126,7 @@ class MetaTraining(LocalUpdate):
             w = outer._replace(vector=velocity).step_from(w, beta)
             losses.append(outer.loss)
             logged.append(outer.logged)
-        means = {name: float(torch.stack([step[name] for step in logged if name in step]).mean()) for name in logged[0]}
-        return LocalOutput(w.cpu(), consumed, float(torch.stack(losses).float().mean()), means, len(losses))
+        return LocalOutput(w.cpu(), consumed, mean_loss(losses), mean_logged(logged), len(losses))
 
     def _groups(self, consumed: int, data: LocalData) -> tuple[int, list[list[Indices]]]:
         """Returns the number of samples consumed after the run, and the batches of each step."""

@@ -14,7 +14,7 @@ from lcfl.core.messages import Downlink
 from lcfl.core.validation import check_choices
 from lcfl.methods.local.engine import Engine
 from lcfl.methods.local.normalised import known_sgd
-from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining, draw_batches
+from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining, draw_batches, mean_logged, mean_loss
 from lcfl.models.module import FederatedModule
 
 __all__ = ["MixtureTraining"]
@@ -92,12 +92,11 @@ class MixtureTraining(LocalTraining):
             w[end:], buffers = shared.buffers, mixed.buffers
             losses.append(mixed.loss)
             logged.append(mixed.logged)
-        means = {name: float(torch.stack([step[name] for step in logged if name in step]).mean()) for name in logged[0]}
         return LocalOutput(
             _mixture(v, w, alpha, buffers).cpu(),
             consumed,
-            float(torch.stack(losses).float().mean()),
-            {**means, "train/alpha": float(alpha)},
+            mean_loss(losses),
+            {**mean_logged(logged), "train/alpha": float(alpha)},
             len(batches),
             {"model": w.cpu()},
             torch.cat([v, alpha]).cpu(),

@@ -5,6 +5,7 @@ Legend: n samples of a client, D values of a sample, p vectors per label. Sample
 
 from dataclasses import dataclass
 from math import nan
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,9 +45,18 @@ class PixelSignature(LocalUpdate):
 
     Args:
         num_vectors: p.
+
+    Raises:
+        ValueError: for fewer than one vector.
     """
 
+    provides: ClassVar[tuple[str, ...]] = ("signature",)
+
     num_vectors: int = 3
+
+    def __post_init__(self) -> None:
+        if self.num_vectors < 1:
+            raise ValueError(f"PixelSignature: got num_vectors={self.num_vectors}; it must be at least 1.")
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Returns the signature in ``extras["signature"]``, and no model; a NaN for samples that are not finite."""

@@ -4,7 +4,7 @@ Legend: P parameters and Q buffer entries in a model's flat vector, B batch size
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Literal
@@ -32,6 +32,8 @@ __all__ = [
     "LocalOutput",
     "check_amount",
     "draw_batches",
+    "mean_logged",
+    "mean_loss",
     "starting_model",
 ]
 
@@ -276,6 +278,20 @@ def starting_model(start: str, state: ClientState, downlink: Downlink, layout: L
     if start == "embedding":
         return torch.cat([payload["embedding"], state.model[layout.num_embedding :]])
     return state.model
+
+
+def mean_loss(losses: Sequence[Tensor]) -> float:
+    """Returns the mean of the losses of a run's steps."""
+    return float(torch.stack(list(losses)).float().mean())
+
+
+def mean_logged(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Returns the mean of each value that steps of a run have logged, over the steps that logged it."""
+    values: dict[str, list[Tensor]] = {}
+    for step in steps:
+        for name, value in step.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(torch.stack(each).mean()) for name, each in values.items()}
 
 
 def draw_batches(

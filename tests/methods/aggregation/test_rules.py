@@ -186,3 +186,9 @@ def test_the_global_model_is_merged_by_the_rule():
 def test_values_that_no_rule_can_have_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_the_tiniest_smoothing_of_equal_models_gives_that_model():
+    models = [torch.arange(float(LAYOUT.size))] * 3
+    merged = GeometricMedian(smoothing=1e-50)(models, [1, 2, 3], models[0], LAYOUT)
+    torch.testing.assert_close(merged, models[0])

@@ -109,6 +109,12 @@ def test_cosines_by_hand():
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8, -1.0], [0.0, -1.0, 0.8]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_cosine_does_not_depend_on_the_lengths(dtype):
+    rows = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=dtype)
+    torch.testing.assert_close(cosine(1e-15 * rows, 1e-18 * rows), cosine(rows, rows))
+
+
 def test_a_zero_code_is_equally_near_to_every_centre():
     assert cosine(torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
 

@@ -54,3 +54,8 @@ def test_without_classes_all_samples_count_as_one_label(targets):
     engine = SimpleNamespace(pixels=lambda indices: (inputs, targets))
     found = PixelSignature(3)(ClientState(), Downlink({}), LocalData(np.arange(12), 5, 0, 0), engine)
     torch.testing.assert_close(found.extras["signature"], left_singular_vectors(inputs.T, 3).float())
+
+
+def test_no_vector_is_refused():
+    with pytest.raises(ValueError, match="PixelSignature: got num_vectors=0; it must be at least 1"):
+        PixelSignature(0)

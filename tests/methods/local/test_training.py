@@ -11,7 +11,7 @@ import torch
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
 from lcfl.methods.local import LocalTraining
-from lcfl.methods.local.training import LocalData, OptimizerResult
+from lcfl.methods.local.training import LocalData, OptimizerResult, mean_logged
 from lcfl.models import Layout
 from lcfl.models.module import NO_PULLS
 from tests.helpers.builders import Normed
@@ -225,3 +225,9 @@ def test_a_small_client_fills_a_batch(num_samples, epochs):  # max(ceil(32 / n_i
 def test_fill_batch_with_steps_is_refused():
     with pytest.raises(ValueError, match="fill_batch=true raises the number of epochs, but steps is given"):
         LocalTraining(steps=5, fill_batch=True)
+
+
+def test_values_that_only_later_steps_log_are_means_over_these():
+    steps = [{}, {"a": torch.tensor(2.0)}, {"a": torch.tensor(4.0), "b": torch.tensor(1.0)}]
+    assert mean_logged(steps) == {"a": 3.0, "b": 1.0}
+    assert mean_logged([]) == {}
