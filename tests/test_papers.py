@@ -33,14 +33,10 @@ def module(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sorted((HOME / "docs/results/papers").glob("*.csv")) if "-curves" not in path.stem],
-    ids=lambda path: path.stem,
-)
-def test_the_commands_of_measured_cells_name_no_folder_of_a_machine(module, path):
-    rows = module("paper_rows").read(path, module("paper_rows").Row)
-    assert rows and not [row.command for row in rows if "=/" in row.command]
+@pytest.mark.parametrize("path", sorted((HOME / "docs/results/papers").glob("*.csv")), ids=lambda path: path.stem)
+def test_the_commands_of_measured_cells_name_no_folder_of_a_machine(path):
+    header, *rows = path.read_text().splitlines()
+    assert rows and not [row for row in rows if "=/" in row]
 
 
 @pytest.fixture

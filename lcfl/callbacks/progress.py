@@ -14,7 +14,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink
-from lcfl.core.metric_names import TRIVIAL, Reported, added_metrics, digits
+from lcfl.core.metric_names import MODEL_KINDS, TRIVIAL, Reported, added_metrics, digits
 from lcfl.core.state import FederationState
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
@@ -31,7 +31,6 @@ LONGEST_WITH_ROOM = 12  # longest name of a protocol that leaves room for wide g
 SHORTEST_BAR = 2  # columns
 NOTEBOOK_WIDTH = 100  # characters of the live line, so that a shorter one covers a longer one
 REFRESH_S = 0.1  # shortest time between two updates, because rounds can take a millisecond
-KINDS = ("personal", "cluster", "global", "after_local")
 
 
 class Progress(Callback):
@@ -273,7 +272,7 @@ def is_line_due(number: int, rounds: int, evaluate_every: int) -> bool:
 
 def place_of(kind: str) -> tuple[int, str]:
     """Returns a sort key for kinds of model: those of the package in their order, then others, then the baseline."""
-    return (KINDS.index(kind) if kind in KINDS else len(KINDS) + (kind == TRIVIAL), kind)
+    return (MODEL_KINDS.index(kind) if kind in MODEL_KINDS else len(MODEL_KINDS) + (kind == TRIVIAL), kind)
 
 
 def percent(share: float | None) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 
-__all__ = ["SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_reserved"]
+__all__ = ["MODEL_KINDS", "SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_reserved"]
 
+MODEL_KINDS = ("personal", "cluster", "global", "after_local")  # in the order in which tables show them
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
 BY_SERVER = ("comm/", "time/", "cluster/", "val/", "test/", "fault/")  # how names begin that the server logs
 OF_ROUNDS = ("round", "train/failed_clients", "train/dropped_clients", "train/refused_clients")  # which it logs, too

@@ -38,7 +38,8 @@ class Pulls(NamedTuple):
     """What a local update is pulled to, and what its gradients are corrected by.
 
     Attributes:
-        centre: Omega ``[P]``, the centre of the client's cluster; None for no cluster pull.
+        centre: Omega ``[P]`` or ``[P + Q]``, whose buffers do not pull, the centre of the client's cluster; None for no
+            cluster pull.
         embedding: Phi ``[P_phi]``, the global embedding; None for no global pull.
         correction: a vector ``[P]`` that is added to every gradient (SCAFFOLD, FedDyn); None for none.
     """

@@ -9,7 +9,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lcfl.core.metric_names import Reported
+from lcfl.core.metric_names import MODEL_KINDS, Reported
 from lcfl.runs import comparison
 from lcfl.runs.comparison import Entry, Row
 from lcfl.runs.finished import find_runs, trivial_value
@@ -26,7 +26,6 @@ Curves = dict[str, dict[str, dict[int, Curve]]]  # the curves of a setting, by m
 
 CURVE_COLUMNS = ("setting", "protocol", "label", "seed", "model", "rounds", "bytes")
 AXES = (("rounds", "round", 1.0), ("bytes", "MB sent and received", 1e6))  # of the pictures: name, label and unit
-KINDS = ("personal", "cluster", "global", "after_local")  # kinds of model, in the order of their columns
 PEAK = "rounds to 90 % of peak"
 PIPED_WIDTH = 160  # characters per line in a file or a pipe
 
@@ -100,7 +99,7 @@ def by_model(rows: Sequence[Row], reported: Reported) -> Lines:
 
     The trivial baseline is a separate line.
     """
-    kinds = [kind for kind in KINDS if any(row.model == kind for row in rows)]
+    kinds = [kind for kind in MODEL_KINDS if any(row.model == kind for row in rows)]
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(row.label, {})[row.model or kinds[0]] = _value(row, reported)
@@ -254,7 +253,7 @@ def _curves(entries: Sequence[Entry], protocol: str, reported: Reported) -> Curv
             entry.label: {run.seed: run.curve(f"test/{protocol}/{kind}/{reported.name}") for run in entry.runs}
             for entry in entries
         }
-        for kind in KINDS
+        for kind in MODEL_KINDS
         if kind in kinds
     }
 
