@@ -35,7 +35,7 @@ def module(monkeypatch):
 
 @pytest.mark.parametrize("path", sorted((HOME / "docs/results/papers").glob("*.csv")), ids=lambda path: path.stem)
 def test_the_commands_of_measured_cells_name_no_folder_of_a_machine(path):
-    header, *rows = path.read_text().splitlines()
+    _header, *rows = path.read_text().splitlines()
     assert rows and not [row for row in rows if "=/" in row]
 
 

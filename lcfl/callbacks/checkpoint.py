@@ -101,7 +101,9 @@ class Checkpoint(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the best round so far, unless it was the best by another monitor or mode."""
-        self.best = None if state["best"] is None else {"mode": self.mode} | state["best"]  # older ones lack it
+        self.best = (
+            None if state["best"] is None else state["best"] | {"mode": state["best"].get("mode", self.mode)}
+        )  # older ones lack it
         check_form("best", self.best, (BEST, None), {})
         is_of_another = self.best is not None and (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode)
         if is_of_another and self.monitor is not None:

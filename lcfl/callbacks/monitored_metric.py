@@ -104,11 +104,10 @@ class MonitoredMetric:
         assert self.name is not None
         columns = server.table.columns
         if server.is_done and all(map(isnan, server.table.column(self.name))):
-            known = ", ".join(sorted(name for name in columns if name != "round"))
-            warnings.warn(
-                f"{self.owner}: no round had monitor={self.name}, so it decided nothing; the rounds had {known}.",
-                stacklevel=2,
-            )
+            known = ", ".join(sorted(name for name in columns if name not in ("round", self.name)))
+            is_nan = self.name in columns
+            had = f"monitor={self.name} was NaN in every round" if is_nan else f"no round had monitor={self.name}"
+            warnings.warn(f"{self.owner}: {had}, so it decided nothing; the rounds had {known}.", stacklevel=2)
 
     def _check_row(self, row: Mapping[str, float]) -> None:
         """Checks the row of an evaluated round that lacks the metric, like all rounds before it."""

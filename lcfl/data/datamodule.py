@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -353,6 +354,12 @@ class FederatedDataModule(LightningDataModule):
                 f"{self.num_clients - 1} and fractions in [0, 1)."
             )
         newcomers = set(self.newcomer_clients)
+        if self.newcomers and not newcomers:
+            warnings.warn(
+                f"data.newcomers: got {self.newcomers}, which is none of {self.num_clients} clients, so it has no "
+                "effect.",
+                stacklevel=3,
+            )
         for client, number in self.leavers.items():
             if not 0 <= client < self.num_clients or client in newcomers or number < 0:
                 raise ValueError(

@@ -258,7 +258,9 @@ class Population:
         lines = [f"{self.num_clients} clients{kept_out}, true groups: {known}"]
         lines.append(f"{'per client':<{width}}  {'min':>8}  {'mean':>8}  {'max':>8}")
         for name, values in rows:
-            numbers = (f"{number:>8.6g}" for number in (values.min(), round(float(values.mean()), 2), values.max()))
+            least, most = values.min(), values.max()
+            mean = min(max(round(float(values.mean()), 2), least), most)
+            numbers = (f"{number:>8.6g}" for number in (least, mean, most))
             lines.append("  ".join([f"{name:<{width}}", *numbers]))
         return "\n".join(lines)
 

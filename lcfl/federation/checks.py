@@ -1,7 +1,7 @@
 """Checks for errors and for settings without an effect, before data are loaded or before training starts."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from numbers import Integral
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
-from lcfl.core.validation import check_instance, errors_of
+from lcfl.core.validation import abbreviated, check_instance, errors_of
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
@@ -35,6 +35,7 @@ __all__ = [
     "number_of_clients",
     "warn_of_idle_clusterings",
     "warn_of_idle_faults",
+    "warn_of_late_leavers",
     "warn_of_leavers",
 ]
 
@@ -299,6 +300,16 @@ def warn_of_idle_faults(faults: Sequence[ClientFault], rounds: int, exchange: Ex
                 "rounds (from 0), so it has no effect, except that its clients are not evaluated.",
                 stacklevel=3,
             )
+
+
+def warn_of_late_leavers(leavers: Mapping[int, int], rounds: int) -> None:
+    """Warns about clients that would leave after the last round."""
+    if late := [client for client, number in leavers.items() if number >= rounds]:
+        warnings.warn(
+            f"data.leavers: clients {abbreviated(late)} would leave after the last round, because the run has {rounds} "
+            "rounds (from 0), so they stay.",
+            stacklevel=3,
+        )
 
 
 def warn_of_leavers(method: Method) -> None:

@@ -22,6 +22,7 @@ from lcfl.federation.checks import (
     number_of_clients,
     warn_of_idle_clusterings,
     warn_of_idle_faults,
+    warn_of_late_leavers,
     warn_of_leavers,
 )
 from lcfl.federation.session import Session
@@ -139,6 +140,7 @@ class Federation(Settings):
         if datamodule.leavers:
             warn_of_leavers(method)
         if stage == "fit" and schedule.most_clients is None:  # a dry run has only one round
+            warn_of_late_leavers(datamodule.leavers, self.rounds)
             num_clients = datamodule.num_initial_clients
             warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)
         if self.device_type == "cpu":

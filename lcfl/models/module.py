@@ -5,6 +5,7 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries; 
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -156,6 +157,11 @@ class FederatedModule(pl.LightningModule):
             for path, layer in self.network.named_modules()
             for name in sorted(layer._non_persistent_buffers_set)
         ]
+        if init_except is not None and init_from is None:
+            warnings.warn(
+                f"model.init_except: {init_except} has no effect without model.init_from, because all is drawn.",
+                stacklevel=2,
+            )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
         self.optimizer = optimizer
         self.cluster_weight = cluster_weight

@@ -114,6 +114,10 @@ def test_unknown_user_defined_metric_is_a_warning():
 def test_warning_at_the_end_names_a_metric_that_no_round_had():
     with pytest.warns(UserWarning, match=r"no round had monitor=train/my.*; the rounds had a, train/loss\."):
         monitored("train/my").warn_if_never_seen(server(columns=["train/loss", "a"]))
+    diverged = server(columns=["train/my", "a"])
+    diverged.table.column = lambda name: [nan, nan]
+    with pytest.warns(UserWarning, match=r"monitor=train/my was NaN in every round, so .*; the rounds had a\."):
+        monitored("train/my").warn_if_never_seen(diverged)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monitored("train/my").warn_if_never_seen(server(columns=["train/my"]))

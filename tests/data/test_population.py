@@ -78,6 +78,12 @@ def test_shared_test_set_is_written_once():
         assert people.to_dict()["test"] == {"global": written}
 
 
+def test_a_rounded_mean_lies_between_the_smallest_and_the_largest_value():
+    entropies = Population(*[[np.arange(1000)] * 2] * 2, {}, None, np.array([[501, 499], [503, 497]])).summary()
+    rows = {line.split("  ")[0]: [float(word) for word in line.split()[-3:]] for line in entropies.splitlines()[2:]}
+    assert all(least <= mean <= most for least, mean, most in rows.values()), rows
+
+
 def test_summary_shows_sizes_labels_and_majority():
     rows = {line[:22].strip(): line[22:].split() for line in population(groups=np.array([0, 0])).summary().splitlines()}
     text = population().summary()

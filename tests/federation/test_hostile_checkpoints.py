@@ -127,7 +127,7 @@ def resume(root, method):
         assert files(folder) == before
         return str(error)
     except ValueError as error:
-        assert "got no finite model" in str(error)
+        assert "got no usable model" in str(error)
     return None
 
 

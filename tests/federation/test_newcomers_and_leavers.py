@@ -249,3 +249,10 @@ def test_changed_leavers_or_newcomers_are_refused_on_resume(tmp_path):
         run("last", leavers={1: 1})
     with pytest.raises(checkpoint.CheckpointError, match=r"newcomers: the checkpoint has None, this run \[\d\]"):
         run("last", newcomers=1)
+
+
+def test_newcomers_and_leavers_without_an_effect_are_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"data.newcomers: got 0.1, which is none of 5 clients, so it has no effect"):
+        blobs(5, newcomers=0.1)
+    with pytest.warns(UserWarning, match=r"data.leavers: clients 0, 2 would leave after the last round, .* 1 rounds"):
+        fit(blobs_module(), blobs(5, leavers={0: 1, 1: 0, 2: 7}), fedavg(), tmp_path)

@@ -351,3 +351,8 @@ def test_lightning_module_with_steps_of_its_own_is_no_network():
     with pytest.raises(ValueError, match=r"LitWithSteps is a LightningModule, whose training_step and configure_opt"):
         FederatedModule(LitWithSteps)
     assert FederatedModule(Lit).layout.num_parameters == 6  # nothing of it is lost
+
+
+def test_what_is_left_out_of_no_file_is_a_warning():
+    with pytest.warns(UserWarning, match=r"model.init_except: \['fc'\] has no effect without model.init_from"):
+        FederatedModule(partial(MLP, 4, [], 2), init_except=["fc"])

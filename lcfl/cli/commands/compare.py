@@ -71,7 +71,8 @@ def main(args: Sequence[str]) -> None:
     rows, targets = comparison.rows_of(entries, options.target)
     from rich.console import Console
 
-    console = Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(width=width, markup=False, emoji=False)  # names may have brackets
     many = len({row.setting for row in rows}) > 1
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
@@ -82,7 +83,7 @@ def main(args: Sequence[str]) -> None:
         console.print(_table("cost of a run", costs(lines)))
     if options.out is not None:
         _write(options.out, rows, targets, entries, reported, options.format)
-        console.print(f"written to {options.out}", highlight=False)
+        print(f"written to {options.out}")
 
 
 def _title(reported: Reported, setting: int, protocol: str, many: bool) -> str:

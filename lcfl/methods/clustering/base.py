@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # importing it takes half a second, and only runs that draw f
 
 __all__ = ["Clustering", "NewcomerInterface", "ExtraRound", "ServerInterface", "check_num_clusters"]
 
+# The advice of a clustering that got too few uploads from a warm-up or extra round.
+NOTHING_USABLE = "lower the optimizer's learning rate, or raise trainer.max_update_norm if it is set."
+
 
 class ServerInterface(Protocol):
     """The part of the federation that a clustering may use."""

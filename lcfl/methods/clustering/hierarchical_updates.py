@@ -14,7 +14,7 @@ from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, Metric, check_options, cut_tree, pairwise_distances
-from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
+from lcfl.methods.clustering.base import NOTHING_USABLE, Clustering, ExtraRound, ServerInterface, check_num_clusters
 
 __all__ = ["HierarchicalUpdates"]
 
@@ -81,7 +81,7 @@ class HierarchicalUpdates(Clustering):
         if self._is_done or state.round < self.after:
             return
         if not uploads:
-            raise ValueError("HierarchicalUpdates: got no finite model; lower the optimizer's learning rate.")
+            raise ValueError(f"HierarchicalUpdates: got no usable model; {NOTHING_USABLE}")
         common = state.centres[0]
         num_parameters = server.layout.num_parameters
         update_nP = torch.stack([(upload.payload["model"] - common)[:num_parameters] for upload in uploads])

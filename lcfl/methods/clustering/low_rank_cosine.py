@@ -18,7 +18,14 @@ from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
+from lcfl.methods.clustering.base import (
+    NOTHING_USABLE,
+    Clustering,
+    ExtraRound,
+    NewcomerInterface,
+    ServerInterface,
+    check_num_clusters,
+)
 from lcfl.methods.clustering.initialisation import balanced_labels, spherical_kmeans
 from lcfl.methods.clustering.similarity import assign, cosine, principal_components, project, project_all
 from lcfl.methods.exchange import FullModel
@@ -109,8 +116,8 @@ class LowRankCosine(Clustering):
         """Fits M to the offline models and sets the first codes, R and Omega."""
         if len(uploads) < 2:
             raise ValueError(
-                f"LowRankCosine: got {len(uploads)} usable offline models; principal components need at least 2. Lower "
-                "the optimizer's learning rate, or raise trainer.max_update_norm if it is set."
+                f"LowRankCosine: got {len(uploads)} usable offline models; principal components need at least 2; "
+                f"{NOTHING_USABLE}"
             )
         clients = [upload.client for upload in uploads]
         models = [upload.payload["model"] for upload in uploads]

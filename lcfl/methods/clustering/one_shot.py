@@ -16,7 +16,14 @@ from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, check_options, cut_tree, pairwise_distances
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
+from lcfl.methods.clustering.base import (
+    NOTHING_USABLE,
+    Clustering,
+    ExtraRound,
+    NewcomerInterface,
+    ServerInterface,
+    check_num_clusters,
+)
 from lcfl.methods.exchange import NamedLayers
 from lcfl.methods.local.training import LocalTraining
 from lcfl.models.layout import Layout
@@ -117,10 +124,7 @@ class OneShotHierarchical(Clustering):
     def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R and the first cluster models."""
         if not uploads:
-            raise ValueError(
-                f"{type(self).__name__}: got no finite layers from the warm-up round; lower the optimizer's learning "
-                "rate."
-            )
+            raise ValueError(f"{type(self).__name__}: got no usable layers from the warm-up round; {NOTHING_USABLE}")
         clients = [upload.client for upload in uploads]
         vector_nL = torch.stack([upload.payload["layers"] for upload in uploads])
         number = None if self.num_clusters is None else min(self.num_clusters, len(clients))

@@ -19,7 +19,7 @@ from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.agglomerative import cut_tree
-from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface
+from lcfl.methods.clustering.base import NOTHING_USABLE, Clustering, ExtraRound, NewcomerInterface, ServerInterface
 from lcfl.methods.clustering.initialisation import kmeans
 from lcfl.methods.clustering.similarity import EPSILON, assign, cosine, leading_coordinates
 from lcfl.methods.exchange import FullModel
@@ -120,9 +120,7 @@ class UpdateDirections(Clustering):
         state.assignment = state.assignment.clone()
         if self._direction is None:
             if not uploads:
-                raise ValueError(
-                    "UpdateDirections: got no finite pre-trained model; lower the optimizer's learning rate."
-                )
+                raise ValueError(f"UpdateDirections: got no usable pre-trained model; {NOTHING_USABLE}")
             label_n = self._grouped(torch.stack(deltas), clients, server.seed)
             state.assignment[:] = -1
             state.assignment[clients] = label_n

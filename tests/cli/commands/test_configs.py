@@ -21,7 +21,7 @@ def test_a_copy_is_complete_and_overwrites_nothing(tmp_path, capsys):
     assert "copied to" in capsys.readouterr().out
     for path in configurations().rglob("*.yaml"):
         assert (tmp_path / "mine" / path.relative_to(configurations())).read_text() == path.read_text()
-    with pytest.raises(FileExistsError, match="mine exists already; name a new folder"):
+    with pytest.raises(FileExistsError, match="mine exists already; name a new one"):
         configs.main([f"--copy={tmp_path / 'mine'}"])
 
 

@@ -159,7 +159,7 @@ def test_ties_a_missing_update_and_no_updates_at_all():
     assert clustered(HierarchicalUpdates(0, threshold=0.0, num_clusters=None), equal, axis(1)).num_clusters == 1
     state = clustered(HierarchicalUpdates(0, num_clusters=4), {i: axis(i) for i in (0, 2, 3)}, axis(1))
     assert state.assignment.tolist() == [0, -1, 1, 2] and state.num_clusters == 3
-    with pytest.raises(ValueError, match="got no finite model"):
+    with pytest.raises(ValueError, match="got no usable model"):
         clustered(HierarchicalUpdates(0), {}, axis(1))
 
 

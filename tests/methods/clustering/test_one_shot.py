@@ -95,7 +95,7 @@ def test_fewer_vectors_than_clusters():
 
 
 def test_no_vector_at_all_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"got no finite layers from the warm-up round.*learning rate"), pytest.warns():
+    with pytest.raises(ValueError, match=r"got no usable layers from the warm-up round.*learning rate"), pytest.warns():
         fit(blobs_module(lr=1e20), blobs(4), fedclust(), tmp_path)
 
 
