@@ -79,9 +79,9 @@ def _run(words: list[str], args: list[str] | None) -> None:
     Ctrl-C outside of a round ends with status 130.
     """
     debug = bool(os.environ.get("LCFL_DEBUG"))
-    before = warnings.formatwarning
-    if not debug:
-        warnings.formatwarning = lambda message, *_: f"lcfl: warning: {message}\n"
+    before = warnings.showwarning
+    if not debug:  # not by formatwarning, which Lightning replaces when it is imported
+        warnings.showwarning = _show_warning
     try:
         if words[0] in COMMANDS:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the command in the same way as Ctrl-C
@@ -105,7 +105,12 @@ def _run(words: list[str], args: list[str] | None) -> None:
             sys.exit(f"lcfl: error: {shortened(str(error))}{origin}")
         sys.exit(f"lcfl: error: {error}")
     finally:
-        warnings.formatwarning = before
+        warnings.showwarning = before
+
+
+def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
+    """Prints a warning without the line of lcfl's code that issued it."""
+    print(f"lcfl: warning: {message}", file=sys.stderr)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

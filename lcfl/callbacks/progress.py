@@ -65,10 +65,10 @@ class Progress(Callback):
         """Prints, or shows in the bar, how many clients took part in the warm-up or extra round."""
         what = "warm-up round" if state.round < 0 else f"extra round before round {state.round}"
         text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
-        if self._live is None:
-            say(make_console(), text)
-        else:
+        if self._live is not None:
             self._show(server, text)
+        elif state.round <= 0 or is_line_due(state.round + 1, server.schedule.rounds, server.schedule.evaluate_every):
+            say(make_console(), text)
 
     def on_round_start(self) -> None:
         """Starts the clock at the first round."""
@@ -246,7 +246,7 @@ def closing_lines(server: Server) -> list[str]:
     """Returns the lines below the table: who is not in it, cost, directories, and how to view the curves."""
     state, population = server.state, server.data.population
     early = f" (stopped early, {server.schedule.rounds} planned)" if state.round < server.schedule.rounds else ""
-    lines = [f"{state.round} rounds{early}, {size(state.total_bytes)} sent and received"]
+    lines = [f"{state.round} round{'s' * (state.round != 1)}{early}, {size(state.total_bytes)} sent and received"]
     if more := int(sum(server.table.column("comm/client_projection_bytes"))):
         total = size(state.total_bytes + more)
         lines.append(f"{size(more)} more if the clients computed the projection ({total} in total)")

@@ -37,7 +37,8 @@ def load(
     path = Path(run)
     config = path / "config.yaml"
     if not config.is_file():
-        raise FileNotFoundError(f"{path} is not a run directory: it has no config.yaml.")
+        reason = "it has no config.yaml" if path.is_dir() else "there is no such folder"
+        raise FileNotFoundError(f"{path} is not a run directory: {reason}.")
     if model is None or method is None:
         from lcfl.cli.federated_cli import instantiate
 

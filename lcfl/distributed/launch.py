@@ -121,7 +121,11 @@ class _Guarded:
         except BaseException as error:
             if not is_child:
                 raise
-            error.add_note("".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip())
+            frames = "".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip()
+            error.__notes__ = [
+                frames,
+                *getattr(error, "__notes__", []),
+            ]  # the last ones name the place in a client's work
             if self.errors.empty():  # only the first is raised, and the parent reads after all have ended
                 self.errors.put((fabric.global_rank, _portable(error)))
             is_being_ended = self.flag.signal > 0

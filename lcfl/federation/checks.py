@@ -347,7 +347,8 @@ def _check_optimizer_settings(module: FederatedModule) -> None:
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
-            "torch.optim.Optimizer."
+            "torch.optim.Optimizer. For a learning rate that changes from round to round, set lr_decay in "
+            "method.local_update, or override its lr_factor."
         )
     for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
         numbers = value if isinstance(value, tuple | list) else [value]

@@ -190,6 +190,18 @@ def test_plain_lines(capsys):
     assert lines[6] == f"stopped by signal 0 after 40 of 100 rounds; {no_checkpoint}"
 
 
+def test_extra_rounds_have_no_more_lines_than_rounds(capsys):
+    server = fake()
+    watcher = Progress()
+    watcher.on_fit_start(server, server.state)
+    for number in range(100):
+        server.state.round = number
+        watcher.on_extra_round_end(server, server.state, uploads=[None] * 20)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("extra round")]
+    numbers = [int(line.removeprefix("extra round before round ").partition(":")[0]) for line in lines]
+    assert numbers == [0, *range(9, 100, 10)]
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, 0])
 def test_last_round_always_has_a_line(signal_number, capsys):
     server = fake(stop_signal=signal_number, callbacks=[Checkpoint()])

@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from lightning.fabric.utilities import warnings as lightning_warnings
 
 import lcfl as package
 from lcfl import __main__
@@ -178,6 +181,54 @@ def test_an_error_in_user_code_is_reported_with_its_place(monkeypatch, tmp_path,
         f"(ValueError at {tmp_path}/own_parts.py, line {line}; "
         "set LCFL_DEBUG=1 in the environment to see the traceback)"
     )
+
+
+def test_a_warning_has_no_path_wherever_it_comes_from(capsys, here, monkeypatch):
+    """Lightning replaces the format of warnings that come from its own files."""
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    code = compile("import warnings\nwarnings.warn('a warning of a callback')", here / "lightning" / "x.py", "exec")
+
+    def command(words):
+        monkeypatch.setattr(warnings, "formatwarning", lightning_warnings._custom_format_warning)  # as its import does
+        exec(code)
+
+    monkeypatch.setattr(__main__, "import_module", lambda name: SimpleNamespace(main=command))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        __main__.main(["compare"])
+    assert capsys.readouterr().err == "lcfl: warning: a warning of a callback\n"
+
+
+FAULTY = """
+from lcfl.models import MLP
+
+class Faulty(MLP):
+    calls = 0
+    def forward(self, inputs):
+        self.calls += self.training
+        if self.calls > 20:
+            raise RuntimeError("the network is faulty")
+        return super().forward(inputs)
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_error_in_a_client_s_work_is_reported_with_its_place(monkeypatch, here, devices):
+    """Frames of the rank that raises it come before those of the client's work."""
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    (here / "faulty.py").write_text(FAULTY)
+    options = [
+        "--model.network=faulty.Faulty",
+        "--model.network.in_features=16",
+        "--model.network.num_classes=8",
+        f"--trainer.devices={devices}",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        __main__.main([*map(str, FIT), "--trainer.engine=sequential", *options])
+    first, second = str(ended.value.code).splitlines()
+    assert re.fullmatch(r"lcfl: error: client \d+, round -1, rank \d: RuntimeError: the network is faulty", first)
+    line = FAULTY.splitlines().index('            raise RuntimeError("the network is faulty")') + 1
+    assert second.startswith(f"(ClientError at {here}/faulty.py, line {line}; set LCFL_DEBUG=1")
 
 
 BROKEN = """

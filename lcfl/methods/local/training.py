@@ -202,7 +202,7 @@ class LocalTraining(LocalUpdate):
         batches = batches[: engine.max_steps]
         correction = self.correction(state, downlink, engine.layout)
         pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"), correction)
-        model, loss, logged = engine.run_optimizer(start, batches, pulls, self._lr_factor(data), self.trained)
+        model, loss, logged = engine.run_optimizer(start, batches, pulls, self.lr_factor(data), self.trained)
         return LocalOutput(model, consumed, loss, logged, len(batches))
 
     @property
@@ -214,8 +214,11 @@ class LocalTraining(LocalUpdate):
         """Returns the vector ``[P]`` that is added to every gradient; None for none."""
         return None
 
-    def _lr_factor(self, data: LocalData) -> float:
-        """Returns eta_t / eta."""
+    def lr_factor(self, data: LocalData) -> float:
+        """Returns eta_t / eta, the factor of the learning rate in round t = ``data.round``, which `lr_decay` sets.
+
+        Override it for another schedule. Warm-up rounds have negative numbers.
+        """
         return self.lr_decay ** max(data.round, 0)
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:

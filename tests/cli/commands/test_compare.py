@@ -53,11 +53,11 @@ def test_a_pipe_gets_full_names_and_a_narrow_terminal_gets_all_columns(tmp_path,
 
 
 def test_brackets_in_names_and_folders_stay(tmp_path, capsys):
-    for name in ("tuned [a]", "tuned [/b]"):
-        made(tmp_path, name, 0, accuracies=[0.4, 0.8])
+    for name in ("tuned [a]", "tuned [b]"):
+        made(tmp_path, name, 0, accuracies=[0.4, 0.8], method={"class": name})
     compare.main([str(tmp_path), "--mix", f"--out={tmp_path}/out [/x]"])
     said = capsys.readouterr().out
-    assert all(text in said for text in ("tuned [a]", "tuned [/b]", f"written to {tmp_path}/out [/x]"))
+    assert all(text in said for text in ("tuned [a]", "tuned [b]", f"written to {tmp_path}/out [/x]"))
 
 
 def test_wide_has_a_line_per_method(tmp_path, capsys):
