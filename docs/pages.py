@@ -105,7 +105,6 @@ GROUPS = {
     "What callbacks and parts are given": [
         "lcfl.core.callback",
         "lcfl.server.server",
-        "lcfl.core.state",
         "lcfl.core.clients",
         "lcfl.core.messages",
     ],
