@@ -82,8 +82,10 @@ def test_networks_built_by_functions_can_be_loaded(tmp_path, network):
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run directory: it has no config\.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run directory: there is no such folder\."):
         package.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"is not a run directory: it has no config\.yaml\."):
+        package.load(tmp_path)
 
 
 def test_a_run_from_python_needs_its_model_and_method(fedavg, copy):
