@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +23,8 @@ __all__ = ["main"]
 NAMES = ("compare", "completion", "configs", "export", "fleet", "onboard", "partition", "predict", "sweep")
 ALL_NAMES = ("fit", "validate", "test", *NAMES)
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
+
+SHOW_WARNING = warnings.showwarning  # another one is set by who records warnings
 
 HELP = """usage: lcfl <command> [options]
 
@@ -80,7 +83,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
     """
     debug = bool(os.environ.get("LCFL_DEBUG"))
     before = warnings.showwarning
-    if not debug:  # not by formatwarning, which Lightning replaces when it is imported
+    if not debug and before is SHOW_WARNING:  # not by formatwarning, which Lightning replaces when it is imported
         warnings.showwarning = _show_warning
     try:
         if words[0] in COMMANDS:
@@ -110,7 +113,8 @@ def _run(words: list[str], args: list[str] | None) -> None:
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     """Prints a warning without the line of lcfl's code that issued it."""
-    print(f"lcfl: warning: {message}", file=sys.stderr)
+    with suppress(OSError):  # as Python itself: a full disk behind 2>file loses the warning and not the run
+        print(f"lcfl: warning: {message}", file=sys.stderr)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -53,6 +53,7 @@ class Progress(Callback):
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Prints what runs where; for a resumed run, also the round from which it continues."""
         self._reported, self._begin, self._first_round = None, None, max(state.round, 0)
+        self._extra = -1  # the last round with an extra round before it
         console = make_console()
         say(console, describe(server))
         if state.round > -len(server.method.warmup_rounds(server.data.num_initial_clients)):
@@ -65,9 +66,10 @@ class Progress(Callback):
         """Prints, or shows in the bar, how many clients took part in the warm-up or extra round."""
         what = "warm-up round" if state.round < 0 else f"extra round before round {state.round}"
         text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
+        recurs, self._extra = 0 <= state.round - 1 == self._extra, state.round
         if self._live is not None:
             self._show(server, text)
-        elif state.round <= 0 or is_line_due(state.round + 1, server.schedule.rounds, server.schedule.evaluate_every):
+        elif not recurs or is_line_due(state.round + 1, server.schedule.rounds, server.schedule.evaluate_every):
             say(make_console(), text)
 
     def on_round_start(self) -> None:

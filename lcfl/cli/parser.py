@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter
 from math import isfinite
@@ -211,6 +211,14 @@ def _peeled(message: str) -> tuple[list[str], str, str]:
     return options, kind, message
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Returns a signature, with annotations that are texts looked up if they can be."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # of any kind, because an annotation may be any text
+        return inspect.signature(function)
+
+
 def _parameters(kind: Any) -> Mapping[str, Parameter]:
     """Returns the parameters of a class or function, or of the one at an import path; none if they cannot be read.
 
@@ -222,7 +230,7 @@ def _parameters(kind: Any) -> Mapping[str, Parameter]:
             module, _, name = kind.rpartition(".")
             kind = getattr(import_module(module), name)
         for each in getattr(kind, "__mro__", (kind,)):
-            parameters = inspect.signature(each).parameters.values()
+            parameters = _signature(each).parameters.values()
             found = {each.name: each for each in parameters if each.kind not in VARIADIC} | found
             if all(each.kind is not Parameter.VAR_KEYWORD for each in parameters):
                 break

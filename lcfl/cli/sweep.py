@@ -24,11 +24,13 @@ import yaml
 
 from lcfl.cli.shipped_configs import find
 from lcfl.core.files import write_json
+from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
 
 __all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
 
+LOST = "a rank was lost"  # how `LostRankError` begins
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after
 
 Point = tuple[tuple[str, str], ...]  # (option, value) pairs
@@ -66,7 +68,7 @@ def parse_grid(text: str) -> Grid:
         parsed = []
     if not sign or not option or not parsed:
         raise ValueError(f"sweep: got --grid {text}; allowed are option=value,value and method:option=value,value.")
-    words = tuple(value if isinstance(value, str) else json.dumps(value) for value in parsed)
+    words = tuple(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in parsed))
     return Grid(rest, words, method) if colon else Grid(option, words)
 
 
@@ -122,6 +124,9 @@ class Sweep:
         own: further arguments for the runs of one method; they override all of the above.
         say: a function that gets every progress message.
         program: the command that gets the arguments of a run.
+
+    Attributes:
+        cut_off: the names of trials that a signal ended or that another process is running.
     """
 
     root: Path
@@ -130,6 +135,7 @@ class Sweep:
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)
     say: Callable[[str], None] = _print_line
     program: Sequence[str] = (sys.executable, "-m", "lcfl", "fit")
+    cut_off: set[str] = field(default_factory=set, init=False)
 
     def command(self, trial: Trial) -> list[str]:
         """Returns the arguments of ``lcfl fit`` for a trial."""
@@ -197,24 +203,33 @@ class Sweep:
                 decide.
 
         Raises:
-            ValueError: if no trial has the metric on validation data.
+            ValueError: if no trial has the metric on validation data, or if one did not come to its end, so that the
+                best point is not known.
         """
         if len(points) == 1:
             return points[0]
         if finalists >= len(points):
             rounds = None  # the shorter trials would not exclude any point
         scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
+        failed = f" ({len(points) - len(scores)} of them without a result)" * (len(scores) < len(points))
         if rounds is not None and finalists > 1:
             best = sorted(scores, key=lambda point: -scores[point].score)[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
         chosen = max(scores, key=lambda point: round(scores[point].score, 6))  # of equals, the first
         words = " ".join(f"{option}={value}" for option, value in chosen)
-        self.say(f"{method}: {words} is the best of {len(points)} points, {scores[chosen].text} on validation data")
+        self.say(
+            f"{method}: {words} is the best of {len(points)} points{failed}, {scores[chosen].text} on validation data"
+        )
         return chosen
 
     def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> "dict[Point, Validation]":
         """Runs trials and returns their results on validation data by point, of those trials that have one."""
         runs = self.run(trials, jobs)
+        if cut_off := [trial.name for trial in trials if trial.name in self.cut_off]:
+            raise ValueError(
+                f"sweep: {abbreviated(cut_off)} did not come to an end, so the best point of {method} is not known; "
+                "give the same command again."
+            )
         found = {trial.point: validation_of(run) for trial, run in zip(trials, runs, strict=True) if run}
         scores = {point: each for point, each in found.items() if each is not None}
         if not scores:
@@ -228,9 +243,11 @@ class Sweep:
     ) -> FinishedRun | None:
         folder = self.root / trial.name / "version_0"
         summary = folder / "summary.json"
+        self.cut_off.discard(trial.name)
         if not summary.is_file():
             if folder.is_dir() and not _is_free(folder):
                 self.say(f"{trial.name}: left alone, because another process is writing it")
+                self.cut_off.add(trial.name)
                 return None
             resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
             more = ["--ckpt_path=last"] if resumes else []
@@ -251,6 +268,8 @@ class Sweep:
                 is_stopped = abs(status) in STOPPED
                 ending = "stopped" if is_stopped else f"failed with status {status}"
                 reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log", begin)
+                if status < 0 or is_stopped or LOST in reason:  # such as a process that was killed for its memory
+                    self.cut_off.add(trial.name)
                 self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log{reason}")
                 return None
             if not summary.is_file():

@@ -1,13 +1,14 @@
 """Checks whose error messages several modules share."""
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from inspect import Parameter
+from inspect import Parameter, get_annotations
 from math import isnan
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 __all__ = [
     "CheckedFields",
@@ -159,13 +160,19 @@ def check_instance(name: str, value: object, kind: type, more: str = "") -> None
 def _annotations(kind: type) -> Mapping[str, Any]:
     """Returns the annotation of each field of a dataclass.
 
-    With ``from __future__ import annotations`` they are texts, which are looked up. An annotation with a name that
-    exists only for a type checker allows anything.
+    With ``from __future__ import annotations`` they are texts, which are looked up where their class is defined. One
+    that cannot be looked up, such as a name that exists only for a type checker, allows anything.
     """
-    try:
-        return get_type_hints(kind)
-    except NameError:
-        return {field.name: Any if isinstance(field.type, str) else field.type for field in fields(kind)}
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        home = next(each for each in kind.__mro__ if field.name in get_annotations(each))
+        found[field.name] = field.type
+        if isinstance(field.type, str):
+            try:
+                found[field.name] = eval(field.type, vars(sys.modules[home.__module__]), dict(vars(home)))
+            except Exception:  # of any kind, because an annotation may be any text
+                found[field.name] = Any
+    return found
 
 
 def _word(kind: Any) -> str | None:

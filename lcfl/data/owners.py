@@ -31,7 +31,7 @@ class Owners:
 
     @classmethod
     def of_column(cls, values: Sequence[object] | NDArray[np.generic], num_train: int) -> "Owners":
-        """Returns the owners that a column names, in sorted order: by number if all names are numbers.
+        """Returns the owners that a column names, in sorted order: by number if they are numbers and not text.
 
         Args:
             values: [S] the owner of each sample, as text or number.

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from lcfl.core.validation import shortened
 from lcfl.distributed.stop_flag import StopFlag, handlers_kept
 
-__all__ = ["LostRankError", "launch", "one_thread"]
+__all__ = ["LostRankError", "gradients_on", "launch", "one_thread"]
 
 CONSEQUENCE = "\nThe above exception was the direct cause"  # the end of what `lcfl.__main__` reads
 NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
@@ -50,6 +50,13 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def gradients_on() -> Iterator[None]:
+    """Switches gradients on, in case the caller has switched them off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -122,10 +129,8 @@ class _Guarded:
             if not is_child:
                 raise
             frames = "".join(traceback.format_tb(error.__traceback__))[-PIPE_BYTES // 2 :].rstrip()
-            error.__notes__ = [
-                frames,
-                *getattr(error, "__notes__", []),
-            ]  # the last ones name the place in a client's work
+            # The notes that were there come last, because they name the place in a client's work.
+            error.__notes__ = [frames, *getattr(error, "__notes__", [])]
             if self.errors.empty():  # only the first is raised, and the parent reads after all have ended
                 self.errors.put((fabric.global_rank, _portable(error)))
             is_being_ended = self.flag.signal > 0
@@ -144,7 +149,8 @@ def _portable(error: BaseException) -> BaseException:
         return error
     said = shortened(str(error))
     # The last frames before what lcfl raised for the exception name the place in the user's code.
-    parts = [note.partition(CONSEQUENCE) for note in getattr(error, "__notes__", [])[-2:]]
+    frames, *others = getattr(error, "__notes__", None) or [""]
+    parts = [note.partition(CONSEQUENCE) for note in (frames, *others[-1:])]
     notes = [before[-NOTE_CHARACTERS:] + mark for before, mark, _ in parts]
     for kind in type(error).__mro__:
         text = said if kind is type(error) else f"{type(error).__name__}: {said}"

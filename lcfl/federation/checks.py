@@ -114,7 +114,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
         ValueError: if a part cannot work with this number of clients or with the exchange, or if the module makes
             something other than one optimizer with finite settings.
     """
-    _check_optimizer_settings(module)
+    optimizer = _checked_optimizer(module)
     check_hooks(method.clustering)
     _check_rounds(method, num_clients)
     for clustering in method.clustering:
@@ -146,7 +146,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
             warnings.warn(
                 f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {reason}.", stacklevel=2
             )
-    _warn_of_large_steps(module, pulls)
+    _warn_of_large_steps(module, optimizer, pulls)
 
 
 def _check_rounds(method: Method, num_clients: int) -> None:
@@ -340,15 +340,15 @@ def _warn_of_hooks(module: FederatedModule) -> None:
         )
 
 
-def _check_optimizer_settings(module: FederatedModule) -> None:
-    """Checks that the module makes one optimizer, and that its settings are finite."""
+def _checked_optimizer(module: FederatedModule) -> Optimizer:
+    """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
     with errors_of("model.optimizer"):
         optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
-            "torch.optim.Optimizer. For a learning rate that changes from round to round, set lr_decay in "
-            "method.local_update, or override its lr_factor."
+            "torch.optim.Optimizer. A learning rate that changes from round to round is lr_decay of "
+            "LocalTraining, or its lr_factor."
         )
     for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
         numbers = value if isinstance(value, tuple | list) else [value]
@@ -356,11 +356,12 @@ def _check_optimizer_settings(module: FederatedModule) -> None:
             raise ValueError(
                 f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
             )
+    return optimizer
 
 
-def _warn_of_large_steps(module: FederatedModule, pulls: tuple[str, ...]) -> None:
+def _warn_of_large_steps(module: FederatedModule, optimizer: Optimizer, pulls: tuple[str, ...]) -> None:
     pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
-    rates = [group["lr"] for group in module.configure_optimizers().param_groups if "lr" in group]
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if rates and max(rates) * pull >= 2:
         warnings.warn(
             f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the "

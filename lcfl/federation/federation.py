@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import LostRankError, launch, one_thread
+from lcfl.distributed.launch import LostRankError, gradients_on, launch, one_thread
 from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
@@ -122,6 +122,7 @@ class Federation(Settings):
             run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
         return run
 
+    @gradients_on()
     @one_thread()  # before the first tensor, because a forked process may hang with more threads
     def _launch(
         self,

@@ -252,6 +252,8 @@ class Fleet:
         measured = [each for sets in metrics for each in sets.values() if each]  # a set may have none, see `measure`
         if not all("loss" in each and self._metrics.issuperset(each) for each in measured):
             raise MessageError(f"the answer was refused: it must have {', '.join(sorted(self._metrics))}")
+        if not all(0 <= each.get("acc", 0) <= 1 or math.isnan(each["acc"]) for each in measured):
+            raise MessageError("the answer was refused: an accuracy must lie from 0 to 1")
 
     def _check_protocols(self, client: int, answer: Message) -> None:
         """Refuses an answer that has another form than the client's tests."""

@@ -69,14 +69,15 @@ class Method(CheckedFields):
                 f"{', '.join(_exchanges_that('sends', unsent)) or 'a custom one'}."
             )
         provided = self.local_update.provides
-        missing = [name for name in exchange.extras if name not in provided]
+        missing = [name for name in exchange.extras if name in exchange.returns and name not in provided]
         if missing:
             raise ValueError(
                 f"method: {_name(exchange)} uploads {', '.join(missing)}, which {_name(self.local_update)} does not "
                 "provide. Use a local update that provides it, or another exchange."
             )
         read = {name for part in readers for name in part.reads}.union(aggregation.also_reads)
-        unread = [name for name in exchange.extras if name not in {"model", "cluster", *read}]  # a number costs nothing
+        # AllCentres is also used with clusterings that do not read which cluster a client has chosen.
+        unread = [name for name in exchange.extras if name not in {"model", "cluster", *read}]
         if unread:
             raise ValueError(
                 f"method: {_name(exchange)} uploads {', '.join(unread)}, but {_name(aggregation)} does not use it. Use "

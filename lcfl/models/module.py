@@ -157,9 +157,9 @@ class FederatedModule(pl.LightningModule):
             for path, layer in self.network.named_modules()
             for name in sorted(layer._non_persistent_buffers_set)
         ]
-        if init_except is not None and init_from is None:
+        if init_except and init_from is None:
             warnings.warn(
-                f"model.init_except: {init_except} has no effect without model.init_from, because all is drawn.",
+                f"model.init_except: {init_except} has no effect without model.init_from.",
                 stacklevel=2,
             )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)

@@ -104,7 +104,11 @@ class Reception:
             self._exchange(task).update_norm(result.uplink.payload, task.downlink, self.layout)
             for task, result in decoded
         ]
-        far = {task.client: norm for (task, _), norm in zip(decoded, norms, strict=True) if norm > self.max_update_norm}
+        far = {
+            task.client: norm
+            for (task, _), norm in zip(decoded, norms, strict=True)
+            if not norm <= self.max_update_norm
+        }
         if far:
             warnings.warn(
                 f"round {number}: {len(far)} updates have norms up to {max(far.values()):.3g}, beyond "

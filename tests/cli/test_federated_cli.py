@@ -193,6 +193,7 @@ def test_a_warning_has_no_path_wherever_it_comes_from(capsys, here, monkeypatch)
         exec(code)
 
     monkeypatch.setattr(__main__, "import_module", lambda name: SimpleNamespace(main=command))
+    monkeypatch.setattr(warnings, "showwarning", __main__.SHOW_WARNING)  # instead of that of the tests
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         __main__.main(["compare"])

@@ -27,6 +27,9 @@ options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if
 root, name, seed = Path(options["trainer.default_root_dir"]), options["trainer.name"], int(options["seed_everything"])
 with (root / "calls").open("a") as calls:
     calls.write(name + " " + options.get("ckpt_path", "") + "\\n")
+if options.get("killed") == name and "ckpt_path" not in options:
+    (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
+    os.kill(os.getpid(), 9)
 if "sleep" in options:
     time.sleep(float(options["sleep"]))
 if options.get("trainer.fast_dev_run") == "true":
@@ -69,6 +72,7 @@ def sweep(tmp_path):
 
 def test_a_grid_is_read_from_text():
     assert parse_grid("model.cluster_weight=0.1,1") == Grid("model.cluster_weight", ("0.1", "1"))
+    assert parse_grid("lr=0.1,0.10,0.2") == Grid("lr", ("0.1", "0.2"))  # a trial would run twice at once
     assert parse_grid("lcfed:a.b=x,[1,2],null") == Grid("a.b", ("x", "[1, 2]", "null"), "lcfed")
 
 
@@ -263,6 +267,20 @@ def test_there_are_no_shorter_trials_if_all_points_are_finalists(sweep, rounds):
 def test_a_point_that_fails_is_not_chosen(sweep):
     points = [(("lr", "0.2"),), (("lr", "0.7"),)]
     assert sweep("--fail=fedavg-lr=0.7-seed0").tune("fedavg", points, 0, None) == points[0]
+
+
+def test_nothing_is_chosen_before_a_killed_trial_has_come_to_its_end(sweep):
+    points = [(("lr", "0.2"),), (("lr", "0.7"),), (("lr", "0.4"),)]
+    made = sweep("--killed=fedavg-lr=0.7-seed0")
+    with pytest.raises(ValueError, match=r"fedavg-lr=0.7-seed0 did not come to an end, .* give the same command again"):
+        made.tune("fedavg", points, 0, None)
+    assert made.tune("fedavg", points, 0, None) == points[1]
+    assert sweep.said[-1] == "fedavg: lr=0.7 is the best of 3 points, 70.00 % on validation data"
+
+
+def test_the_number_of_points_without_a_result_is_said(sweep):
+    sweep("--fail=fedavg-lr=0.7-seed0").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
+    assert "lr=0.2 is the best of 2 points (1 of them without a result), 20.00 %" in sweep.said[-1]
 
 
 def test_tuning_without_a_finished_trial_is_an_error(sweep):

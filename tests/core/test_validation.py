@@ -85,7 +85,7 @@ def test_annotations_that_are_texts_are_checked_as_well():
 def test_an_annotation_that_only_a_type_checker_knows_allows_anything():
     class Postponed(CheckedFields):
         tensor: "Unknown" = 1.0  # noqa: F821
-        beta: float = 1.0
+        beta: "float" = 1.0
 
     postponed = dataclass(Postponed)
     assert postponed("anything").tensor == "anything"

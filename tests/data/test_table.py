@@ -43,6 +43,12 @@ def test_names_with_underscores_are_no_numbers(tmp_path):
     assert dataset(tmp_path).classes == ("10", "1_0", "2")
 
 
+def test_a_number_with_an_underscore_is_refused(tmp_path):
+    write_table(tmp_path / "a/train.csv", COLUMNS, [1, 0.5, 1], ["1_0", 1, 0])
+    with pytest.raises(ValueError, match=r"row 2: column '\w+' is '1_0', which is no number"):
+        dataset(tmp_path).load()
+
+
 def test_whole_numbers_are_classes_in_the_order_of_numbers(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 1, 10], [1, 1, "9"])
     write_table(tmp_path / "b.csv", COLUMNS, [1, 1, "9.0"], [1, 1, "10.0"])

@@ -158,7 +158,7 @@ def test_a_task_that_ended_in_time_is_not_interrupted():
         deadline._interrupt(signal.SIGALRM, None)
 
 
-def test_a_limit_outside_of_the_main_thread_does_not_end_the_process():
+def test_a_limit_outside_of_the_main_thread_does_not_end_the_process_at_once():
     """Only the main thread can be interrupted. There, the timer alone ends a client that takes far too long."""
     deadline, reached = ClientDeadline(0.2), threading.Event()
 

@@ -12,7 +12,7 @@ from lcfl import Federation, Method
 from lcfl.callbacks import EarlyStopping, LabelSimilarity
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import LowRankCosine
-from tests.helpers.builders import blobs, blobs_module, fedavg
+from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,12 @@ def test_settings_can_be_changed_before_a_run(tmp_path):
     names = [type(callback).__name__ for callback in federation.all_callbacks]
     assert names == ["EarlyStopping", "Progress", "Checkpoint", "LabelSimilarity"]
     assert federation != Federation() and hash(federation)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_run_trains_where_gradients_are_switched_off(tmp_path, context):
+    module, data = blobs_module(), blobs()
+    expected = fit(module, data, fedavg(), tmp_path / "on").state.global_model
+    with context():
+        found = fit(module, data, fedavg(), tmp_path / "off").state.global_model
+    assert torch.equal(found, expected)

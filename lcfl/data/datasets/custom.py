@@ -74,7 +74,7 @@ class Tensors(FederatedDataset):
                 f"{first_targets.dtype}; leave num_classes out if targets are not classes"
             )
         if num_classes is None and has_labels:
-            num_classes = 1 + max(int(targets.max()) for _, targets in self._parts if len(targets))
+            num_classes = 1 + max(int(targets.to(torch.int64).max()) for _, targets in self._parts if len(targets))
         self.num_classes = num_classes
         if augmentation is not None and len(self.target_shape) > 1:
             raise ValueError(

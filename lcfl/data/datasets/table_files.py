@@ -105,7 +105,7 @@ def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: 
     """
     chosen = itemgetter(*places)
     try:
-        values = [list(map(float, chosen(row) if len(places) > 1 else (chosen(row),))) for row in rows]
+        values = [list(map(_number, chosen(row) if len(places) > 1 else (chosen(row),))) for row in rows]
     except ValueError:
         for number, row in enumerate(rows, start + 1):
             for place in places:
@@ -122,9 +122,16 @@ def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: 
     return narrow
 
 
+def _number(cell: str) -> float:
+    """Returns the number in a cell; Python alone would read 1_0 as 10."""
+    if "_" in cell:
+        raise ValueError(cell)
+    return float(cell)
+
+
 def _check_cell(cell: str, where: str) -> None:
     try:
-        float(cell)
+        _number(cell)
     except ValueError:
         if cell.strip().lower() in MISSING:
             raise Unusable(f"{where} is {repr(cell) if cell.strip() else 'empty'}; fill it, or drop the row") from None

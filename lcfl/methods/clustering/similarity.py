@@ -77,7 +77,10 @@ def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | N
 
 
 def cosine(code_ND: Tensor, centre_KD: Tensor) -> Tensor:
-    """Returns the cosines ``[N, K]`` of rows: a.b / (|a| |b|), which is 0 for a row of zeros (LCFed Eq. 4)."""
+    """Returns the cosines ``[N, K]`` of rows: a.b / (|a| |b|), which is 0 for a row of zeros (LCFed Eq. 4).
+
+    |a| |b| must be at least the smallest normal number of the dtype, 1e-38 in float32.
+    """
     norms_NK = torch.outer(code_ND.norm(dim=1), centre_KD.norm(dim=1))
     return code_ND @ centre_KD.T / norms_NK.clamp(min=torch.finfo(norms_NK.dtype).tiny)
 

@@ -64,12 +64,12 @@ class NormalisedModel(GlobalReference):
         """Returns w_i and a_i, from which the server, which has w, computes d_i = (w - w_i) / a_i."""
         return {"model": output.model, "normaliser": output.extras["normaliser"]}
 
-    def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
-        """Returns w_i - w, or what FedNova makes of it if that is longer: (w_i - w) / a_i and tau_i (w_i - w) / a_i."""
-        change, (length, *steps) = super().change_of(payload, downlink, layout), payload["normaliser"].tolist()
-        if change is None or not length > 0:  # the aggregation leaves it out
-            return change
-        return change * float(max(1, 1 / length, *(number / length for number in steps)))
+    def update_norm(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> float:
+        """Returns the norm of w_i - w, of (w_i - w) / a_i or of tau_i (w_i - w) / a_i, whichever is the largest."""
+        norm, (length, *steps) = super().update_norm(payload, downlink, layout), payload["normaliser"].tolist()
+        if not length > 0:  # the aggregation leaves it out
+            return norm
+        return norm * float(max(1, 1 / length, *(number / length for number in steps)))
 
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the forms of w_i and of a_i, perhaps with tau_i."""

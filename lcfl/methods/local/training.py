@@ -217,7 +217,8 @@ class LocalTraining(LocalUpdate):
     def lr_factor(self, data: LocalData) -> float:
         """Returns eta_t / eta, the factor of the learning rate in round t = ``data.round``, which `lr_decay` sets.
 
-        Override it for another schedule. Warm-up rounds have negative numbers.
+        Override it for another schedule, with factors above 0. Warm-up rounds have negative numbers.
+        The run of the head in `AlternatingTraining` and the fine-tuning in `FineTunedTraining` have `lr_decay` alone.
         """
         return self.lr_decay ** max(data.round, 0)
 
