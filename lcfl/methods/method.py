@@ -50,7 +50,7 @@ class Method(CheckedFields):
         self._check_transforms()
 
     def _check_messages(self) -> None:
-        """Checks that everything that a part reads is sent, and that what is sent in addition to a model is read."""
+        """Checks that all that a part reads is sent, and that what is sent beyond a model is provided and read."""
         exchange, aggregation = self.exchange, self.aggregation
         readers: list[Aggregation | Clustering] = [aggregation, *self.clustering]
         for part in readers:

@@ -164,6 +164,12 @@ def test_without_a_monitor_the_best_of_the_first_run_stays(training):
     assert run.saved == [2, 4] and run.choice["round"] == 2
 
 
+def test_best_json_of_a_resumed_run_is_that_of_an_uninterrupted_one():
+    callback, best = Checkpoint(monitor=MONITOR), {"round": 3, "monitor": MONITOR, "mode": "max", "score": 0.5}
+    callback.load_state_dict({"best": best})
+    assert json.dumps(callback.best) == json.dumps(best)  # with the keys in the same order
+
+
 def test_best_saved_without_a_mode_stays_the_best(training):
     run = training(every_n_rounds=1, keep_last=1, monitor=MONITOR).train(0.5, 0.9, 0.1)
     callback = Checkpoint(every_n_rounds=1, keep_last=1, monitor=MONITOR)
