@@ -162,6 +162,11 @@ def strict(cell: Cell) -> Words:
     return ["--method.clustering.0.rule=strict"] if has_incentive else None
 
 
+def reclustered(cell: Cell) -> Words:
+    """AS-CFL without dynamic adjustment forms its clusters in every round, and not only in the first."""
+    return ["--method.clustering.0.once=false"] if cell.method == "ascfl_no_adjustment" else None
+
+
 _ALL = (
     lenet,
     ring,
@@ -180,6 +185,7 @@ _ALL = (
     augmented,
     shares,
     strict,
+    reclustered,
 )
 READINGS: dict[str, Callable[[Cell], Words]] = {reading.__name__: reading for reading in _ALL}
 

@@ -17,7 +17,7 @@ from lcfl.core.validation import abbreviated, check_instance, errors_of
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
-from lcfl.methods.clustering import Clustering, HierarchicalUpdates
+from lcfl.methods.clustering import Clustering, HierarchicalUpdates, RecursiveBipartition
 from lcfl.methods.exchange import AdaptedEmbedding, AdaptedModel, ClusterReference, Exchange
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
@@ -134,6 +134,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     _warn_of_hooks(module)
     _warn_of_feddyn(method)
     _warn_of_own_starts(method)
+    _warn_of_weights(method)
     if type(method.exchange).__module__.startswith("lcfl."):  # a user's may send something else
         _warn_of_unused_parts(method)
     pulls = (*method.exchange.sends, *method.local_update.adds)
@@ -265,6 +266,19 @@ def _warn_of_own_starts(method: Method) -> None:
             )
 
 
+def _warn_of_weights(method: Method) -> None:
+    """Warns if a clustering tests another mean of the updates than the aggregation takes."""
+    taken = getattr(method.aggregation, "weights", "uniform")
+    for clustering in method.clustering:
+        if isinstance(clustering, RecursiveBipartition) and clustering.weights != taken:
+            warnings.warn(
+                f"method.clustering: RecursiveBipartition tests a mean with weights={clustering.weights}, but the "
+                f"aggregation takes one with weights={taken}. Only the latter vanishes when training has converged. "
+                "Set both alike.",
+                stacklevel=3,
+            )
+
+
 def warn_of_idle_clusterings(
     clusterings: Sequence[Clustering], rounds: int, clients_per_round: int, num_clients: int
 ) -> None:
@@ -279,8 +293,8 @@ def warn_of_idle_clusterings(
             )
         if clustering.needs_everyone is not None and clients_per_round < num_clients:
             warnings.warn(
-                f"{name} changes a cluster only in a round in which all of its clients take part, but only "
-                f"{clients_per_round} of {num_clients} clients take part in a round. {clustering.needs_everyone}",
+                f"{name}: only {clients_per_round} of {num_clients} clients take part in a round, but "
+                f"{clustering.needs_everyone}",
                 stacklevel=3,
             )
 

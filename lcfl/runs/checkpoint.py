@@ -96,7 +96,8 @@ class LoadedCheckpoint:
             kept = self.state.callbacks[key]
             try:
                 if type(callback).state_dict is Callback.state_dict:
-                    check_form(key, kept, dict(callback.remembers), dict(self.sizes))
+                    forms = {name: form for name, form in callback.remembers.items() if name in kept}
+                    check_form(key, kept, forms, dict(self.sizes))
                 callback.load_state_dict(kept)
             except Exception as error:  # of any kind, because a user's callback may raise anything
                 raise CheckpointError(f"{self.path}: {key} cannot be restored ({_reason(error)}).") from None

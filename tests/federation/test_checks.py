@@ -4,6 +4,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from lcfl.methods.aggregation import (
 from lcfl.methods.clustering import (
     ChoiceBeforeTraining,
     ClusterNumberTuning,
+    GreedyIncentive,
     HierarchicalUpdates,
     LossVectorKMeans,
     LowRankCosine,
@@ -618,8 +620,13 @@ def test_parts_that_no_client_notices_are_warned_about(method, words):
         (HierarchicalUpdates(after=9), None),
         (ClusterNumberTuning(start=30), "ClusterNumberTuning begins in round 30"),
         (RecursiveBipartition(min_round=20, stale_max=5), "RecursiveBipartition begins in round 20"),
-        (RecursiveBipartition(min_round=2, stale_max=0), "only 3 of 5 clients take part in a round. Set stale_max"),
+        (
+            RecursiveBipartition(min_round=2, stale_max=0),
+            "only 3 of 5 clients take part in a round, but a",
+        ),
         (RecursiveBipartition(min_round=2, stale_max=5), None),
+        (GreedyIncentive(once=True), "only 3 of 5 clients take part in a round, but with once=true"),
+        (GreedyIncentive(), None),
     ],
 )
 def test_clusterings_that_never_cluster_are_warned_about(clustering, words):
@@ -627,6 +634,16 @@ def test_clusterings_that_never_cluster_are_warned_about(clustering, words):
         warnings.simplefilter("always")
         warn_of_idle_clusterings([clustering], 10, 3, 5)
     assert [bool(words) and words in str(each.message) for each in caught] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(("taken", "tested"), list(product(("uniform", "samples"), repeat=2)))
+def test_a_bipartition_that_tests_another_mean_is_warned_about(taken, tested):
+    mean = ClusterMean("participants", "participants", weights=taken)
+    method = Method(LocalTraining(1), ClusterModel(), mean, [RecursiveBipartition(weights=tested)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_method(method, linear_module(), 5)
+    assert [f"tests a mean with weights={tested}" in str(each.message) for each in caught] == [True] * (taken != tested)
 
 
 def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_part():

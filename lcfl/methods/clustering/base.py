@@ -129,7 +129,7 @@ class Clustering(Callback):
 
     @property
     def needs_everyone(self) -> str | None:
-        """If it changes a cluster only in a round in which all of its clients take part: how to change that."""
+        """Why all clients should take part in every round, and what to change; None if they need not."""
         return None
 
     def check(self, num_clients: int) -> None:

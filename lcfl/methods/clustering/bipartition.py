@@ -17,6 +17,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
 from lcfl.core.validation import check_choices
+from lcfl.methods.aggregation.base import Weights
 from lcfl.methods.clustering.agglomerative import cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import Clustering, ServerInterface
 
@@ -59,11 +60,14 @@ class RecursiveBipartition(Clustering):
         min_size: the smallest number of members of a cluster that may be split.
         min_round: the first round in which a cluster may be split.
         stale_max: the largest number of rounds that an update may be old.
+        weights: ``uniform`` or ``samples`` (n_i), of the mean update. Its weights must be those of the aggregation,
+            because only a mean that the cluster's model follows vanishes when training has converged.
     """
 
     remembers: ClassVar[Forms] = {
         "updates": {Number(int, 0, "N"): Array(("P",))},
         "rounds": {Number(int, 0, "N"): int},
+        "samples": {Number(int, 0, "N"): int},
         "scale": (float, None),
     }
 
@@ -75,6 +79,7 @@ class RecursiveBipartition(Clustering):
     min_size: int = 3
     min_round: int = 20
     stale_max: int = 0
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -93,12 +98,15 @@ class RecursiveBipartition(Clustering):
 
     @property
     def needs_everyone(self) -> str | None:
-        """How to use updates of clients that did not take part."""
-        return "Set stale_max above 0 to use updates of earlier rounds, too." if self.stale_max == 0 else None
+        """Only if `stale_max` is 0, when updates of other rounds do not count."""
+        if self.stale_max > 0:
+            return None
+        return "a cluster changes only in a round in which all of its clients do. Set stale_max above 0."
 
     def _forget(self) -> None:
         self._updates: dict[int, Tensor] = {}
         self._rounds: dict[int, int] = {}
+        self._samples: dict[int, int] = {}
         self._scale: float | None = None
 
     def on_fit_start(self, state: FederationState) -> None:
@@ -115,7 +123,7 @@ class RecursiveBipartition(Clustering):
             if not known:
                 continue
             update_nP = torch.stack([self._updates[client] for client in known])
-            mean, largest = float(update_nP.mean(dim=0).norm()), float(update_nP.norm(dim=1).max())
+            mean, largest = float(self._mean(known, update_nP).norm()), float(update_nP.norm(dim=1).max())
             server.log(f"cluster/mean_update_{cluster}", mean)
             server.log(f"cluster/max_update_{cluster}", largest)
             is_due = len(known) == len(member_n) >= self.min_size and state.round >= self.min_round
@@ -127,11 +135,19 @@ class RecursiveBipartition(Clustering):
         """Restores what `state_dict` returned.
 
         Raises:
-            ValueError: if some client has an update without a round, or a round without an update.
+            ValueError: if they are not of the same clients.
         """
         super().load_state_dict(state)
-        if self._updates.keys() != self._rounds.keys():
-            raise ValueError("updates and rounds must be those of the same clients")
+        self._samples = dict.fromkeys(self._updates, 1) | self._samples  # older checkpoints have none
+        if not self._updates.keys() == self._rounds.keys() == self._samples.keys():
+            raise ValueError("updates, rounds and samples must be those of the same clients")
+
+    def _mean(self, clients: Sequence[int], update_nP: Tensor) -> Tensor:
+        """Returns the mean update ``[P]`` of clients."""
+        if self.weights == "uniform":
+            return update_nP.mean(dim=0)
+        weight_n = torch.tensor([self._samples[client] for client in clients], dtype=update_nP.dtype)
+        return weight_n @ update_nP / weight_n.sum()
 
     def _remember(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         num_parameters = server.layout.num_parameters
@@ -139,6 +155,7 @@ class RecursiveBipartition(Clustering):
             update = upload.payload["model"] - state.centre_of(upload.client)
             self._updates[upload.client] = update[:num_parameters].clone()
             self._rounds[upload.client] = state.round
+            self._samples[upload.client] = upload.num_samples
         oldest = state.round - self.stale_max
         self._drop([i for i, number in self._rounds.items() if number < oldest or not state.active[i]])
         if self._scale is None and self._updates:
@@ -146,7 +163,7 @@ class RecursiveBipartition(Clustering):
 
     def _drop(self, clients: Sequence[int]) -> None:
         for client in clients:
-            del self._updates[client], self._rounds[client]
+            del self._updates[client], self._rounds[client], self._samples[client]
 
     def _split(self, state: FederationState, cluster: int, member_n: Tensor, update_nP: Tensor) -> None:
         """Moves the half without the first member to a new cluster.

@@ -52,8 +52,8 @@ class ClusterGeometry(ABC):
 
     @property
     def num_clusters(self) -> int:
-        """K, the number of clusters that count."""
-        return self.state.num_clusters
+        """K, the number of clusters with a known client. The others do not count."""
+        return len(self.label_n.unique())
 
     @abstractmethod
     def ratio(self) -> Tensor:

@@ -65,7 +65,8 @@ class GreedyIncentive(Clustering):
             two are the same.
         layers: ``output`` (the decision head), ``all`` for the whole update, or patterns of layers, each with
             everything inside it.
-        once: whether clusters are formed in the first round and then stay.
+        once: whether clusters are formed in the first round and then stay. Clients without an update in that round stay
+            in cluster 0.
     """
 
     theta: float = 0.85
@@ -92,6 +93,13 @@ class GreedyIncentive(Clustering):
         if not self.layers:
             raise ValueError("GreedyIncentive: got layers=[]; give output, all, or the name of at least one layer.")
         self._done = False
+
+    @property
+    def needs_everyone(self) -> str | None:
+        """Only if `once` is set, because there is no second round in which to find a cluster."""
+        if not self.once:
+            return None
+        return "with once=true, clients that miss the first round stay in cluster 0. Set once=false."
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Forgets what an earlier run left in this object, and warns if no candidate can be tested."""

@@ -42,18 +42,19 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
     """Returns Dist_intra and Dist_inter of every cluster, ``[K]`` each, in float64 (FedAC Algorithm 3, lines 2 and 3).
 
     Both are mean squared L2 distances of whole models. Dist_intra is that of the members that have taken part to their
-    centre, and nan for a cluster without such members. Dist_inter is that of the centre to the K - 1 other centres, and
-    nan for K = 1.
+    centre. Dist_inter is that of the centre to the K - 1 other centres, and nan for K = 1. A cluster without members
+    that have taken part has no model. It does not count, and its Dist_intra is nan.
     """
     centre_KP = state.centres[:, :num_parameters].double()
-    num_clusters = len(centre_KP)
-    inter_K = torch.cdist(centre_KP, centre_KP).square().sum(dim=1) / (num_clusters - 1 or nan)
     intra = []
     for cluster, centre_P in enumerate(centre_KP):
         members = state.members(cluster)
         parts = state.clients.at_owners(functools.partial(_squared_distances, centre_P=centre_P), members)
         intra.append(sum(itertools.chain(*parts)) / len(members) if members else nan)
-    return torch.tensor(intra, dtype=torch.float64), inter_K
+    intra_K = torch.tensor(intra, dtype=torch.float64)
+    counts_K = ~intra_K.isnan()
+    square_KK = torch.cdist(centre_KP, centre_KP[counts_K]).square()
+    return intra_K, square_KK.sum(dim=1) / (int(counts_K.sum()) - 1 or nan)
 
 
 def _squared_distances(store: ClientStore, clients: list[int], centre_P: Tensor) -> list[float]:
@@ -207,11 +208,10 @@ class StoredModelGeometry(ClusterGeometry):
         return self.state.members(cluster)
 
     def closest(self, cluster: int) -> int:
-        """Returns the closest other cluster by the L2 distance of the centres."""
-        centre_KP = self.centre_KP
-        distance_K = (centre_KP.double() - centre_KP[cluster].double()).norm(dim=1)
-        distance_K[cluster] = inf
-        return int(distance_K.argmin())
+        """Returns the closest other cluster that has a model, by the L2 distance of the centres."""
+        others = [other for other in self.label_n.unique().tolist() if other != cluster]
+        centre_KP = self.centre_KP.double()
+        return int(others[(centre_KP[others] - centre_KP[cluster]).norm(dim=1).argmin()])
 
     def seeded_half(self, cluster: int) -> list[int]:
         """Returns the second half in the space of the codes' directions."""

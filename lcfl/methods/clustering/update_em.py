@@ -95,11 +95,6 @@ class UpdateGeometry(ClusterGeometry):
         super().__init__(state, clients)
         self.server, self.square_nn = server, square_nn
 
-    @property
-    def num_clusters(self) -> int:
-        """The number of clusters with an update."""
-        return len(self.label_n.unique())
-
     @cached_property
     def separation_KK(self) -> Tensor:
         """Distances between the centroids."""

@@ -159,6 +159,30 @@ def test_a_split_waits_until_every_member_has_a_recent_update():
     assert played(RecursiveBipartition(**ALWAYS, stale_max=9), halves_of[:2], 4).num_clusters == 1
 
 
+@pytest.mark.parametrize(("weights", "splits"), [("uniform", False), ("samples", True)])
+def test_a_weighted_mean_vanishes_at_the_weighted_optimum(weights, splits):
+    """Two clients of 1 and 3 samples pull by 3 and 1 in opposite directions: 1 * 3 - 3 * 1 = 0, and (3 - 1) / 2 = 1."""
+    clustering = RecursiveBipartition(eps1=0.5, eps2=2.0, min_round=0, min_size=2, weights=weights)
+    state = state_of([None] * 2, [0] * 2, [[0.0] * LAYOUT.size])
+    uploads = [upload(0, axis(0, 3.0), 1), upload(1, -axis(0), 3)]
+    logged = {}
+    server = server_of(LAYOUT)
+    server.log = logged.__setitem__
+    clustering.on_round_end(server, state, uploads)
+    assert state.num_clusters == (2 if splits else 1)
+    assert logged["cluster/mean_update_0"] == pytest.approx(0.0 if splits else 1.0)
+
+
+def test_a_checkpoint_from_before_there_were_weights_is_restored():
+    clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
+    played(clustering, [{0: axis(0)}], 2)
+    kept = clustering.state_dict()
+    del kept["samples"]
+    again = RecursiveBipartition(**ALWAYS, stale_max=9)
+    again.load_state_dict(kept)
+    assert again.state_dict()["samples"] == {0: 1}
+
+
 def test_a_split_discards_the_earlier_updates():
     clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
     state = played(clustering, [{i: axis(i % 2, 1 + i) for i in range(4)}, {0: axis(0)}], 4)

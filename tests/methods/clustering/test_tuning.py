@@ -69,6 +69,23 @@ def test_granularity_is_the_mean_over_members_whose_distances_differ():
     assert intra.tolist() == [(9 + 9 + 36) / 3, 0]  # squared distances of 0, 0, 9 to their mean 3
 
 
+def test_a_cluster_whose_clients_never_took_part_neither_counts_nor_absorbs():
+    """Clusters at 0 and 2 have a member each side of them at a distance of 1; that of client 4 has its centre at 5."""
+    models = [model(-1), model(1), model(1), model(3), model(5)]
+    s = state(models, [0, 0, 1, 1, 2])
+    without = granularity(state(models[:4], [0, 0, 1, 1]), SIZE)
+    s.participated[4] = False
+    intra, inter = granularity(s, SIZE)
+    assert intra[:2].tolist() == without[0].tolist() == [1, 1] and intra[2].isnan()
+    assert inter[:2].tolist() == without[1].tolist() == [4, 4]
+    groups = StoredModelGeometry(server(), s)
+    assert groups.num_clusters == 2
+    s.centres[2] = model(2.5)  # nearest to the cluster at 2
+    assert groups.closest(1) == 0
+    ClusterNumberTuning(lower=0.3, upper=9.0, start=0, min_clusters=1).on_aggregated(server(), s)
+    assert s.assignment.tolist() == [0, 0, 0, 0, 1]
+
+
 def test_granularity_is_logged_per_cluster_and_on_average():
     where, s = server(), state(FOUR, [0, 0, 1, 1, 2])
     ClusterNumberTuning(lower=0.0, upper=9.0).on_aggregated(where, s)
