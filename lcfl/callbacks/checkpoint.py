@@ -45,6 +45,10 @@ class Checkpoint(Callback):
                 raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
         self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode or "max"
         self._monitored = None if monitor is None else MonitoredMetric("Checkpoint", monitor, mode)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the best round, and which checkpoint it wrote last."""
         self.best: dict[str, Any] | None = None
         self._written: int | None = None
 
@@ -54,16 +58,9 @@ class Checkpoint(Callback):
             self._monitored = self._monitored.among(metrics, default)
             self.mode = self._monitored.mode or "max"
 
-    def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Forgets an earlier run of this object.
-
-        In a resumed run ``best.json`` then names the best of its checkpoint.
-        """
-        self._written = None
-        if not state.callbacks:
-            self.best = None
-        else:  # a killed run may have written the checkpoint but not best.json
-            self._name_best(server.run_dir / "checkpoints")
+    def on_fit_start(self, server: Server) -> None:
+        """Names the best round of the checkpoint, because a killed run may not have written ``best.json``."""
+        self._name_best(server.run_dir / "checkpoints")
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Writes a checkpoint if one is due.

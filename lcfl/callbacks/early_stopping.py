@@ -43,17 +43,16 @@ class EarlyStopping(Callback):
             )
         self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
         self._monitored = MonitoredMetric("EarlyStopping", monitor, mode)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the best score and how long it has waited for a better one."""
         self._best: float | None = None
         self._waited = 0
 
     def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
         """Refuses a monitor that is never measured."""
         self._monitored = self._monitored.among(metrics, default)
-
-    def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Forgets an earlier run of this object."""
-        if not state.callbacks:
-            self._best, self._waited = None, 0
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Checks the metric in rounds that have it."""

@@ -49,13 +49,13 @@ class Progress(Callback):
         self._first_round = 0
         self._refreshed = 0.0
         self._in_notebook = False
+        self._extra = -1  # the last round with an extra round before it
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Prints what runs where; for a resumed run, also the round from which it continues."""
-        self._reported, self._begin, self._first_round = None, None, max(state.round, 0)
-        self._extra = -1  # the last round with an extra round before it
+        self._reported, self._begin, self._first_round, self._extra = None, None, max(state.round, 0), -1
         console = make_console()
-        say(console, describe(server))
+        say(console, start_line(server))
         if state.round > -len(server.method.warmup_rounds(server.data.num_initial_clients)):
             say(console, resumed(server))
         self._in_notebook = in_notebook()
@@ -211,7 +211,7 @@ def kinds_of(metrics: Mapping[str, float], stage: str, metric: str) -> dict[str,
     return by_protocol
 
 
-def describe(server: Server) -> str:
+def start_line(server: Server) -> str:
     """Returns the start line: run directory, ranks, engine, precision, clients, model size."""
     layout, fabric, identity = server.layout, server.fabric, server.identity
     apart = server.module.frozen_layout

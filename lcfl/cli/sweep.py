@@ -298,8 +298,6 @@ class Sweep:
             write_json(note, now, indent=2)
             return [note]
         was: dict[str, Any] = json.loads(note.read_text())
-        if isinstance(was["files"], dict):  # the form of older notes, with paths
-            was = _by_name(was["command"], was["files"])
         if was == now:
             return []
         changed = set(was["command"]) ^ set(now["command"])

@@ -76,6 +76,13 @@ class Callback(CheckedFields):
                 method reports, on validation data.
         """
 
+    def forget(self) -> None:
+        """Gives everything that it remembers its initial value.
+
+        Called before each run, so that one object can be used for several. If a run is resumed, `load_state_dict`
+        follows.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what must survive when a run is resumed: tensors and plain values.
 
@@ -85,7 +92,7 @@ class Callback(CheckedFields):
         if unset := [name for name in self.remembers if not hasattr(self, f"_{name}")]:
             raise ValueError(
                 f"{type(self).__name__}: remembers names {unset[0]!r}, but there is no self._{unset[0]}. Set it in "
-                "__init__."
+                "forget."
             )
         return {name: copy(getattr(self, f"_{name}")) for name in self.remembers}
 

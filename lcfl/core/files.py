@@ -17,6 +17,7 @@ __all__ = [
     "open_regular",
     "read_regular",
     "atomic_file",
+    "replacing",
     "sync_directory",
     "atomic_directory",
     "unlinked_memory",
@@ -34,15 +35,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: str | Path, content: dict[str, Any], indent: int | None = None) -> None:
-    """Writes ``content`` under a temporary name in the same folder and renames it, so no reader sees half a file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    """Writes ``content`` into a file, which is complete or absent."""
+    with replacing(Path(path)) as temporary:
         write_bytes(temporary, json.dumps(content, indent=indent).encode() + b"\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def open_regular(path: Path, size: int | None = None) -> BinaryIO:
@@ -81,22 +76,30 @@ def check_new(path: Path) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields the temporary name of a file to write.
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the temporary name of a file to write, in the same folder, which is made if necessary.
 
-    If the block succeeds, one rename turns the file into `path`. Otherwise the file is removed.
-
-    Raises:
-        FileExistsError: if `path` exists already.
+    If the block succeeds, one rename turns the file into `path`, so no reader sees half of it. Otherwise it is removed.
     """
-    check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Does what `replacing` does for a file that must be new.
+
+    Raises:
+        FileExistsError: if `path` exists already.
+    """
+    check_new(path)
+    with replacing(path) as temporary:
+        yield temporary
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, get_annotations
+from inspect import Parameter, get_annotations, signature
 from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -50,17 +50,19 @@ UNCHECKED = (Any, object, NoneType, Parameter.empty)  # annotations that allow n
 
 
 class CheckedFields:
-    """Base of the parts of a configuration. A dataclass that derives from it has its fields checked first of all.
+    """Base of the parts of a configuration, whose fields or arguments are checked first of all.
 
     The parser accepts null for every option, and NaN for every number. Without this check they would fail later, in
     the middle of a comparison.
 
     Raises:
-        ValueError: see `check_values`.
+        ValueError: see `check_values`; for a class with its own ``__init__`` also `check_choice`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "__init__" in vars(cls):  # a dataclass gets its own later
+            cls.__init__ = _checked_arguments(cls.__init__)  # type: ignore[method-assign]
         own = vars(cls).get("__post_init__")
         if own is not None:
 
@@ -77,6 +79,29 @@ class CheckedFields:
             given = [field for field in fields(self) if field.init and getattr(self, field.name) is not field.default]
             values = {field.name: (annotations[field.name], getattr(self, field.name)) for field in given}
             check_values(type(self).__name__, values)
+
+
+def _checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Returns an ``__init__`` that checks its arguments."""
+    known = signature(init)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            given = known.bind(self, *args, **options).arguments
+        except TypeError:  # of an argument that is missing or unknown, which the call below names
+            given = {}
+        owner = type(self).__name__
+        for name, value in given.items():
+            parameter = known.parameters[name]
+            is_one = parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+            if is_one and value is not parameter.default:
+                check_values(owner, {name: (parameter.annotation, value)})
+                if allowed := _choices(parameter.annotation):
+                    check_choice(f"{owner}: got {name}=", value, allowed)
+        init(self, *args, **options)
+
+    return checked
 
 
 def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:

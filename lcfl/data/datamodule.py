@@ -165,7 +165,8 @@ class FederatedDataModule(LightningDataModule):
         Clients that see them alike get the same object.
         """
         _, population = self._after_setup()
-        views = () if population.views is None or protocol in PLAIN else population.views[client]
+        seen_as = self.protocols[0] if protocol == BACKDOOR else protocol
+        views = () if population.views is None or seen_as in PLAIN else population.views[client]
         if protocol == BACKDOOR:
             assert self._backdoor is not None, "only a backdoor has this protocol"
             views = (*views, self._backdoor.stamp())
@@ -224,20 +225,20 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.faults"):
             faulty = find_faulty(self.faults, members, shares.names, self.seed)
         population = Population(
-            split.train,
-            split.val,
-            tests,
-            groups,
-            label_counts(samples, split.train, views or [()] * self.num_clients),
-            shares.overlapping,
-            views,
-            shares.groups,
-            self.newcomer_clients,
-            proxy,
-            shares.names,
-            shares.val,
-            shares.test,
-            faulty,
+            train=split.train,
+            val=split.val,
+            test=tests,
+            groups=groups,
+            label_counts=label_counts(samples, split.train, views or [()] * self.num_clients),
+            overlapping=shares.overlapping,
+            views=views,
+            partition_groups=shares.groups,
+            newcomers=self.newcomer_clients,
+            proxy=proxy,
+            names=shares.names,
+            own_val=shares.val,
+            own_test=shares.test,
+            faulty=faulty,
         )
         if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
             population.warn_of_lonely_labels(self.dataset.classes)

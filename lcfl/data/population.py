@@ -119,7 +119,8 @@ class Population:
             counts[number] = self.label_counts[client]
         views = self.views and [self.views[client] if i == number else () for i in range(num_clients)]
         test = {name: only(lists) for name, lists in self.test.items()}
-        return Population(only(self.train), only(self.val), test, None, counts, self.overlapping, views)
+        train, val = only(self.train), only(self.val)
+        return Population(train, val, test, None, counts, overlapping=self.overlapping, views=views)
 
     def behind(self, number: int) -> "Population":
         """Returns the population with so many clients before it, who have no samples here. No client is faulty."""
@@ -130,7 +131,8 @@ class Population:
         views = None if self.views is None else [()] * number + self.views
         names = None if self.names is None else ("",) * number + self.names
         test = {name: none + lists for name, lists in self.test.items()}
-        return Population(none + self.train, none + self.val, test, None, counts, self.overlapping, views, names=names)
+        train, val, overlapping = none + self.train, none + self.val, self.overlapping
+        return Population(train, val, test, None, counts, overlapping=overlapping, views=views, names=names)
 
     @property
     def samples_in_use(self) -> Indices:

@@ -124,11 +124,11 @@ class SequentialEngine:
             parameters = list(compress(trained, holds))
             velocities: list[Tensor | None] = [None] * len(parameters)
 
-            def run_optimizer(loss: Tensor) -> None:
+            def sgd_step(loss: Tensor) -> None:
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 settings.step(parameters, gradients, velocities, rate_scale)
 
-            return run_optimizer
+            return sgd_step
         self._fresh_scaler()
         optimizer = self.module.configure_optimizers()
         if not isinstance(optimizer, Optimizer):

@@ -60,12 +60,10 @@ class VmappedModule:
 
     def parameters(self, models: Tensor) -> Named:
         """Copies the parameters in models ``[C, P + ...]``, by name. They require gradients."""
-        parameters, offset = {}, 0
-        for name, shape in self.module.layout.parameters:
-            part = models[:, offset : offset + shape.numel()].reshape(-1, *shape)
-            copied = part.clone(memory_format=torch.contiguous_format)
-            parameters[name] = copied.requires_grad_()
-            offset += shape.numel()
+        parameters, layout = {}, self.module.layout
+        for name, shape in layout.parameters:
+            part = models[:, layout.places[name]].reshape(-1, *shape)
+            parameters[name] = part.clone(memory_format=torch.contiguous_format).requires_grad_()
         return parameters
 
     def buffers(self, vectors: Tensor) -> Named:

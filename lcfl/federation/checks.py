@@ -18,7 +18,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.clustering import Clustering, HierarchicalUpdates, RecursiveBipartition
-from lcfl.methods.exchange import AdaptedEmbedding, AdaptedModel, ClusterReference, Exchange
+from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
@@ -141,8 +141,8 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     name = type(method.exchange).__name__
     for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
         reason = None if needed in pulls else f"{name} sends no {needed}"
-        if isinstance(method.local_update, MetaTraining):
-            reason = "MetaTraining has no pulls"
+        if not method.local_update.has_pulls:
+            reason = f"{type(method.local_update).__name__} has no pulls"
         if getattr(module, weight) > 0 and reason is not None:
             warnings.warn(
                 f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {reason}.", stacklevel=2
@@ -215,9 +215,7 @@ def _warn_of_unused_parts(method: Method) -> None:
                 f"{sent[source]}. {advice}",
                 stacklevel=3,
             )
-    if isinstance(method.local_update, FineTunedTraining) and not isinstance(
-        method.exchange, AdaptedModel | AdaptedEmbedding | ClusterReference
-    ):
+    if isinstance(method.local_update, FineTunedTraining) and method.exchange.adapts == "never":
         warnings.warn(
             "method.local_update: fine_tuned, fine_tuning_steps and fine_tuning_epochs have no effect, because "
             f"no client fine-tunes its model with {name}. Use AdaptedEmbedding or AdaptedModel, or replace "

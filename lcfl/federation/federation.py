@@ -203,16 +203,15 @@ class Federation(Settings):
             number_of_clients(option, getattr(self, option), datamodule.num_clients, num_newcomers)
             for option in ("clients_per_round", "evaluate_clients")
         )
-        trial = 2 if self.fast_dev_run else None
         return Schedule(
-            self.rounds,
-            sampled,
-            self.evaluate_every,
-            trial,
-            self.client_dropout,
-            self.final_models,
-            measured,
-            self.evaluate_models,
+            rounds=self.rounds,
+            clients_per_round=sampled,
+            evaluate_every=self.evaluate_every,
+            most_clients=2 if self.fast_dev_run else None,
+            client_dropout=self.client_dropout,
+            final_models=self.final_models,
+            num_evaluated=measured,
+            evaluate_models=self.evaluate_models,
         )
 
     def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:

@@ -20,6 +20,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 
 import lcfl
+from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.files import write_json
 from lcfl.core.state import FederationState
@@ -125,6 +126,11 @@ class Session:
             SpreadClientStore, hosts=hosts, num_clients=self.data.num_clients, folder=self._store_folder()
         )
 
+    @property
+    def _callbacks(self) -> list[Callback]:
+        """The clusterings, which come first, and the callbacks."""
+        return [*self.method.clustering, *self.settings.all_callbacks]
+
     def _store_folder(self) -> Path | None:
         """Returns the folder of the clients' models on each host; None keeps them in memory."""
         # On the server's host, the checkpoints must fit into this file system anyway.
@@ -187,6 +193,8 @@ class Session:
         return {"metrics": metrics, "signal": 0}
 
     def _initial_state(self, new_store: NewStore) -> FederationState:
+        for callback in self._callbacks:
+            callback.forget()
         return FederationState.create(
             self.module.initial_model(self.settings.seed),
             self.data.num_clients,
@@ -228,7 +236,7 @@ class Session:
         sizes = self.data.num_clients, self.data.num_initial_clients
         loaded = checkpoint.read(resumed, new_store, expected(self.module, self.method, *sizes))
         if self.stage == "fit":
-            loaded.restore([*self.method.clustering, *self.settings.all_callbacks], self.method.aggregation.remembers)
+            loaded.restore(self._callbacks, self.method.aggregation.remembers)
         return loaded.state
 
     def _identity(self) -> dict[str, Any]:
@@ -263,19 +271,19 @@ class Session:
         self, fabric: Fabric, transport: Transport, state: FederationState, path: Path, loggers: list[Logger]
     ) -> Server:
         return Server(
-            fabric,
-            transport,
-            self.module,
-            self.data,
-            self.method,
-            self.schedule,
-            state,
-            self.settings.seed,
-            self._identity(),
-            path,
-            [*self.method.clustering, *self.settings.all_callbacks],
-            loggers,
-            self.settings.max_update_norm,
+            fabric=fabric,
+            transport=transport,
+            module=self.module,
+            data=self.data,
+            method=self.method,
+            schedule=self.schedule,
+            state=state,
+            seed=self.settings.seed,
+            identity=self._identity(),
+            run_dir=path,
+            callbacks=self._callbacks,
+            loggers=loggers,
+            max_update_norm=self.settings.max_update_norm,
         )
 
     def _loggers(self, path: Path, next_round: int) -> list[Logger]:

@@ -3,7 +3,6 @@
 Legend: N clients, K clusters. All colours are distinguishable with the common kinds of colour blindness.
 """
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from lcfl.core.files import replacing
 
 if TYPE_CHECKING:  # importing it takes half a second, and only a run that draws needs it
     from matplotlib.axes import Axes
@@ -74,13 +75,8 @@ def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
 
 def save(figure: "Figure", path: Path) -> None:
     """Writes a complete file or none at all, in the format that its name ends with, and makes its folder."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def cluster_colours(assignment_TN: NDArray[Any]) -> "tuple[Colormap, NDArray[Any]]":

@@ -22,7 +22,6 @@ from lcfl.fleet.members import Admission, Member, numbered, read_members
 from lcfl.fleet.newcomers import Newcomers
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.post import Patience, Post
-from lcfl.methods.clustering import LowRankCosine
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint_lookup
@@ -119,7 +118,7 @@ def _check(federation: Federation, method: Method) -> None:
         raise ValueError(
             "trainer.client_timeout: a fleet has the run-config deadline instead; set client_timeout to null."
         )
-    if any(isinstance(each, LowRankCosine) and each.keep_offline_models for each in method.clustering):
+    if any(clustering.hands_out_uploads for clustering in method.clustering):
         raise ValueError(
             "method.clustering: LowRankCosine got keep_offline_models=true, but clients keep nothing of warm-up rounds "
             "on a fleet. Set it to false."

@@ -1,12 +1,11 @@
 """The private states of a client, on the disk of its node, which they never leave."""
 
 import logging
-import os
 import re
 from pathlib import Path
 
 from lcfl.core.clients import VECTORS, ClientState
-from lcfl.core.files import read_regular, sync_directory, write_bytes
+from lcfl.core.files import read_regular, replacing, sync_directory, write_bytes
 from lcfl.core.schema import Array, Number, check_form
 from lcfl.fleet.parcel import MessageError
 from lcfl.runs.serialization import deserialized, serialized
@@ -69,10 +68,8 @@ class NodeStates:
         """Stores a state. The file is complete or absent, also after a power failure."""
         for folder in (*reversed(self.folder.parents[:2]), self.folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path(name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        write_bytes(temporary, serialized({each: getattr(state, each) for each in (*VECTORS, "consumed")}))
-        temporary.replace(path)
+        with replacing(self._path(name)) as temporary:
+            write_bytes(temporary, serialized({each: getattr(state, each) for each in (*VECTORS, "consumed")}))
         sync_directory(self.folder)
 
     def forget_before(self, number: int) -> None:

@@ -135,7 +135,7 @@ class Method(CheckedFields):
                 f"uploads {', '.join(unknown)}. Set transforms: []."
             )
         for clustering in self.clustering:
-            if transforms and getattr(clustering, "keep_offline_models", False):
+            if transforms and clustering.hands_out_uploads:
                 raise ValueError(
                     f"method: {_name(clustering)} with keep_offline_models gives clients what the server has received "
                     "of their offline models, which transforms change. Set keep_offline_models to false, or "

@@ -6,6 +6,8 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -96,14 +98,16 @@ class Layout:
         """Returns the layouts of the parameters alone, ``[phi | h]``, and of the buffers alone, ``[buffers]``."""
         return replace(self, buffers=()), replace(self, parameters=(), num_embedding=0, layers=())
 
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each parameter and buffer lies in the vector, by name and in its order."""
+        sizes = [shape.numel() for _, shape in self.parameters] + [shape.numel() for _, shape, _ in self.buffers]
+        places = zip(self.names, sizes, accumulate(sizes), strict=True)
+        return {name: slice(end - size, end) for name, size, end in places}
+
     def integer_slices(self) -> list[slice]:
         """Returns the slices of the vector that hold integer buffers, whose mean would have no meaning."""
-        slices, offset = [], self.num_parameters
-        for _, shape, is_integer in self.buffers:
-            if is_integer:
-                slices.append(slice(offset, offset + shape.numel()))
-            offset += shape.numel()
-        return slices
+        return [self.places[name] for name, _, is_integer in self.buffers if is_integer]
 
     def pack(self, network: nn.Module) -> Tensor:
         """Returns a copy of the network's parameters and buffers as one flat vector ``[P + Q]`` on the CPU."""
@@ -123,12 +127,8 @@ class Layout:
                 "network that the model was trained with."
             )
         named: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        sizes = [(name, shape) for name, shape in self.parameters]
-        sizes += [(name, shape) for name, shape, _ in self.buffers]
-        offset = 0
-        for name, shape in sizes:
-            named[name].copy_(vector[offset : offset + shape.numel()].view(shape))
-            offset += shape.numel()
+        for name, place in self.places.items():
+            named[name].copy_(vector[place].view(named[name].shape))
         return network
 
     def range_of(self, part: Part) -> slice:
@@ -138,12 +138,8 @@ class Layout:
 
     def names_of(self, part: Part) -> set[str]:
         """Returns the names of the parameters in a part."""
-        place, offset, names = self.range_of(part), 0, set()
-        for name, shape in self.parameters:
-            if place.start <= offset < place.stop:
-                names.add(name)
-            offset += shape.numel()
-        return names
+        part_of_it = self.range_of(part)
+        return {name for name, _ in self.parameters if part_of_it.start <= self.places[name].start < part_of_it.stop}
 
     def embedding_of(self, vector: Tensor) -> Tensor:
         """Returns the view phi = ``vector[:P_phi]``."""

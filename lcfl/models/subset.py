@@ -12,7 +12,7 @@ from torch import Tensor
 from lcfl.models.layout import Layout
 from lcfl.models.patterns import covers, layer_of
 
-__all__ = ["ParameterSubset", "embedding_subset", "layer_names", "layer_subset", "other_layers"]
+__all__ = ["ParameterSubset", "embedding_subset", "layer_subset", "other_layers"]
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,9 @@ class ParameterSubset:
         return result
 
 
-def layer_names(layout: Layout) -> list[str]:
-    """Returns the names of the layers that hold trained parameters directly, in the network's order."""
-    return list(layout.layers)
-
-
 def embedding_subset(layout: Layout) -> ParameterSubset:
     """Returns the embedding phi: its parameters, and the buffers of layers that have parameters in it."""
-    names, offset = set(), 0
-    for name, shape in layout.parameters:
-        if offset < layout.num_embedding:
-            names.add(name)
-        offset += shape.numel()
+    names = layout.names_of("embedding")
     layers = {layer_of(name) for name in names}
     everything = layout.num_embedding == layout.num_parameters
     buffers = {name for name, *_ in layout.buffers if everything or layer_of(name) in layers}
@@ -79,7 +70,7 @@ def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool
     """
     if not with_buffers:
         layout = layout.split_buffers()[0]
-    known = layer_names(layout)
+    known = layout.layers
     if isinstance(layers, int):
         if layers > len(known):
             raise ValueError(f"got {layers} layers; the network has {len(known)} with parameters: {', '.join(known)}.")
@@ -120,21 +111,16 @@ def _covered(layout: Layout, patterns: Sequence[str]) -> set[str]:
     if missing := [each for each in patterns if not any(covers(each, name) for name in layout.names)]:
         raise ValueError(
             f"the network has no layer {', '.join(map(repr, missing))} among those that are trained: "
-            f"{', '.join(layer_names(layout))}."
+            f"{', '.join(layout.layers)}."
         )
     return {name for name in layout.names if any(covers(each, name) for each in patterns)}
 
 
 def _subset(layout: Layout, holds: Callable[[str], bool]) -> ParameterSubset:
     slices: list[slice] = []
-    offset = 0
-    shapes = [*layout.parameters, *((name, shape) for name, shape, _ in layout.buffers)]
-    for name, shape in shapes:
-        end = offset + shape.numel()
-        if holds(name):
-            if slices and slices[-1].stop == offset:
-                slices[-1] = slice(slices[-1].start, end)
-            else:
-                slices.append(slice(offset, end))
-        offset = end
+    for name, place in layout.places.items():
+        if holds(name) and slices and slices[-1].stop == place.start:
+            slices[-1] = slice(slices[-1].start, place.stop)
+        elif holds(name):
+            slices.append(place)
     return ParameterSubset(tuple(slices))

@@ -76,7 +76,7 @@ class LoadedCheckpoint:
     sizes: dict[str, int]
 
     def restore(self, callbacks: Iterable[Callback], aggregation: Forms) -> None:
-        """Restores what clusterings and callbacks remember. One that the checkpoint does not know stays as it is.
+        """Restores what clusterings and callbacks remember. One that the checkpoint does not know remembers nothing.
 
         Args:
             callbacks: the clusterings and callbacks.
@@ -91,6 +91,7 @@ class LoadedCheckpoint:
             except ValueError as error:
                 raise CheckpointError(f"{self.path}: damaged: {error}.") from None
         for key, callback in with_state_keys(callbacks):
+            callback.forget()
             if key not in self.state.callbacks:
                 continue
             kept = self.state.callbacks[key]

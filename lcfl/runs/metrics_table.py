@@ -1,10 +1,11 @@
 """Writes ``metrics.csv``, the table with one row per round."""
 
 import csv
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+
+from lcfl.core.files import replacing
 
 __all__ = ["MetricsTable"]
 
@@ -63,9 +64,7 @@ class MetricsTable:
                 csv.DictWriter(file, self.columns, restval="").writerow(text)
 
     def _write_all(self) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with open(temporary, "w", newline="") as file:
+        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(self.rows)
-        os.replace(temporary, self.path)

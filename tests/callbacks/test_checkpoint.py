@@ -22,7 +22,8 @@ class Training:
         self.state.callbacks = {}
         self.identity, self.told = IDENTITY, []
         self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5])
-        callback.on_fit_start(self, self.state)
+        callback.forget()
+        callback.on_fit_start(self)
 
     @property
     def is_done(self):
@@ -50,7 +51,7 @@ class Training:
         self.state = read(path_of(folder, self.saved[-1] if number is None else number)).state
         drop_after(folder, self.state.round)
         callback.load_state_dict(self.state.callbacks["Checkpoint"])
-        callback.on_fit_start(self, self.state)
+        callback.on_fit_start(self)
         self.callback = callback
         return self
 

@@ -13,7 +13,8 @@ SERVER = SimpleNamespace(is_evaluated=lambda row: MONITOR in row)
 def stopped_after(callback, scores, state=None):
     """Returns after how many rounds the run stopped, or None; a score of None is a round without an evaluation."""
     state = state or SimpleNamespace(callbacks={}, should_stop=False)
-    callback.on_fit_start(None, state)
+    if not state.callbacks:
+        callback.forget()
     for number, score in enumerate(scores, start=1):
         callback.on_round_logged(SERVER, state, {"train/loss": 1.0} | ({} if score is None else {MONITOR: score}))
         if state.should_stop:

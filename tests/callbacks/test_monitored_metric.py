@@ -222,7 +222,7 @@ def test_nan_is_never_the_best():
     state, written = SimpleNamespace(round=0, callbacks={}), []
     callback._write = lambda server, state, is_better: written.append((state.round, is_better))
     one = SimpleNamespace(**vars(server(is_done=False)), stop_signal=0)
-    callback.on_fit_start(one, state)
+    callback.forget()
     for state.round, value in enumerate(rows, start=1):
         callback.on_round_logged(one, state, {ACC: value})
     assert written == [(2, True)]

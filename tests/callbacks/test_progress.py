@@ -182,7 +182,7 @@ def test_plain_lines(capsys):
     )
     assert lines[:2] == [expected, "warm-up round: 20 clients, 3.0 MB"]
     frozen = SimpleNamespace(frozen_layout=SimpleNamespace(num_parameters=11176512))
-    assert progress.describe(fake(module=frozen)) == f"{expected}, 11,176,512 frozen"
+    assert progress.start_line(fake(module=frozen)) == f"{expected}, 11,176,512 frozen"
     assert lines[2].startswith("round  10/100  clusters 5  13.0 MB  0.0")
     assert lines[5].startswith("round  40/100  test own_split personal 0.912  clusters 5  43.0 MB  0.0")
     assert lines[5].endswith(" s/round")

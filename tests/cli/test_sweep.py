@@ -3,8 +3,6 @@
 The runs come from a stand-in for `lcfl fit`.
 """
 
-import hashlib
-import json
 import signal
 import subprocess
 import sys
@@ -213,22 +211,6 @@ def test_a_trial_is_recognised_if_its_files_have_moved(sweep, tmp_path):
         (tmp_path / folder / "layer.yaml").write_text("a: 1")
         sweep(layers=[str(tmp_path / folder / "layer.yaml")]).run([Trial("fedavg", (), 0)])
     assert sweep.calls() == ["fedavg-seed0 "]
-
-
-def test_notes_in_the_old_form_can_be_read(sweep, tmp_path):
-    layer, trials = tmp_path / "layer.yaml", [Trial("fedavg", (), 0)]
-    layer.write_text("a: 1")
-    made = sweep(layers=[str(layer)])
-    made.run(trials)
-    words = made.command(trials[0])
-    digests = {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (words[1], words[3])}
-    note = tmp_path / "out" / "fedavg-seed0" / "trial.json"
-    note.write_text(json.dumps({"command": words, "files": digests}))
-    made.run(trials)
-    assert len(sweep.calls()) == 1
-    layer.write_text("a: 2")
-    with pytest.raises(ValueError, match=r"command; layer\.yaml differs"):
-        made.run(trials)
 
 
 def test_the_best_point_on_validation_data_is_chosen(sweep):

@@ -143,7 +143,7 @@ class Keeps(Callback):
     [
         ({"best": 0.5, "mean": torch.zeros(408)}, None),
         ({"best": None, "mean": None}, None),
-        ({"best": None}, r"Keeps: remembers names 'mean', but there is no self\._mean. Set it in __init__"),
+        ({"best": None}, r"Keeps: remembers names 'mean', but there is no self\._mean. Set it in forget"),
         ({"best": 3, "mean": None}, r"Keeps\.best: got 3; it must be"),
         (
             {"best": None, "mean": torch.zeros(5)},

@@ -1,5 +1,6 @@
 """Values that are refused because an annotation does not list them, and the error messages."""
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -68,6 +69,36 @@ def test_null_is_accepted_where_the_annotation_or_the_default_allows_it():
     Derived(number=float("inf"), count=None, sloppy=None, anything=None)
     with pytest.raises(ValueError, match=r"Base: got number=null"):  # without a __post_init__ of its own
         Base(None)
+
+
+class WithInit(CheckedFields):
+    """A part with an ``__init__`` of its own."""
+
+    def __init__(self, number: int, colour: Colour | None = None, *more: float, share: float = 0.5, **options: Any):
+        self.number = number + 1  # fails for None if nothing was checked before
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "says"),
+    [
+        ((None,), {}, "WithInit: got number=null; it must be a whole number."),
+        ((2.5,), {}, "WithInit: got number=2.5; it must be a whole number."),
+        ((1, "black"), {}, "WithInit: got colour='black'; allowed are red, green, blue and null."),
+        ((1,), {"share": float("nan")}, "WithInit: got share=nan; it must be a number."),
+    ],
+)
+def test_arguments_of_an_init_are_checked_like_fields(args, options, says):
+    with pytest.raises(ValueError) as caught:
+        WithInit(*args, **options)
+    assert str(caught.value) == says
+
+
+def test_an_init_gets_what_it_was_given():
+    assert WithInit(1, None, 2.0, float("nan"), share=1, other=None).number == 2
+    assert list(inspect.signature(WithInit).parameters) == ["number", "colour", "more", "share", "options"]
+    for args, options in (((), {}), ((1,), {"number": 2})):
+        with pytest.raises(TypeError, match="number"):
+            WithInit(*args, **options)
 
 
 def test_annotations_that_are_texts_are_checked_as_well():

@@ -7,7 +7,7 @@ import torch
 from lcfl.data.datasets import Digits, Synthetic, Tensors
 from lcfl.data.faults import Backdoor, LabelFlip, RandomUpdate, ScaledUpdate, StaleUpdate, find_faulty
 from lcfl.data.partition import IID
-from lcfl.data.transforms import LabelPermutation
+from lcfl.data.transforms import LabelPermutation, Rotation
 from tests.helpers.builders import blobs, loaded
 
 CPU = torch.device("cpu")
@@ -133,6 +133,26 @@ def test_a_backdoor_comes_after_what_the_client_sees_anyway():
         seen = data.seen_by(client).targets(own).numpy()
         assert np.array_equal(stamped, own[seen != 7])
         assert (data.seen_by(client, "backdoor").batch(stamped, CPU)[1] == 7).all()
+
+
+def test_a_backdoor_of_plain_test_samples_sees_them_plain():
+    """With ``global_plain`` first, a client's permuted labels and rotated images play no part."""
+    images, labels = torch.rand(90, 1, 8, 8), torch.arange(90) % 9
+    swapped = [LabelPermutation(3, "client"), Rotation()]
+    data = loaded(
+        blobs(
+            6,
+            dataset=Tensors((images, labels), (images, labels), 9),
+            partition=IID(),
+            faults=[Backdoor([0], target=7)],
+            client_transforms=swapped,
+            protocols=["global_plain", "own_split"],
+        )
+    )
+    for client, stamped in enumerate(data.population.test["backdoor"]):
+        inputs, targets = data.seen_by(client, "backdoor").batch(stamped, CPU)
+        assert (data.samples.labels[stamped] != 7).all() and (targets == 7).all()
+        assert torch.equal(inputs[..., :4, :], data.samples.batch(stamped, CPU)[0][..., :4, :])
 
 
 def test_faults_without_an_effect_are_warned_about_and_two_backdoors_refused():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lcfl.models import Layout, LeNet5, ResNet9, SplitNetwork
-from lcfl.models.subset import ParameterSubset, embedding_subset, layer_names, layer_subset
+from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset
 from tests.helpers.builders import Normed
 
 
@@ -31,7 +31,7 @@ def test_the_last_two_layers_of_lenet_are_fully_connected():
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-2:]
     expected = torch.cat([each.detach().reshape(-1) for layer in last for each in (layer.weight, layer.bias)])
     assert torch.equal(layer_subset(layout, 2).take(layout.pack(network)), expected)
-    names = layer_names(layout)
+    names = list(layout.layers)
     assert len(names) == 5 and names[-1] == "decision"
     assert layer_subset(layout, names[-2:]) == layer_subset(layout, 2)
 
@@ -94,5 +94,5 @@ def test_parameters_of_the_network_itself_count_as_layers_with_the_name_of_the_p
             self.scale = nn.Parameter(torch.ones(1))
 
     layout = Layout.from_network(Scaled())
-    assert layer_names(layout) == ["scale", "embedding", "decision"]
+    assert list(layout.layers) == ["scale", "embedding", "decision"]
     assert layer_subset(layout, ["scale"]).slices == (slice(0, 1),)

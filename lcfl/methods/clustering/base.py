@@ -118,6 +118,11 @@ class Clustering(Callback):
     sets_clusters: ClassVar[bool] = False
 
     @property
+    def hands_out_uploads(self) -> bool:
+        """Whether clients begin with what the server has received of their models in a warm-up round."""
+        return False
+
+    @property
     def uses_stored_models(self) -> bool:
         """Whether it uses stored models of clients that did not take part in the round."""
         return False

@@ -89,7 +89,7 @@ class RecursiveBipartition(Clustering):
         for option, least in (("eps1", 0), ("eps2", 0), ("min_size", 2), ("min_round", 0), ("stale_max", 0)):
             if not getattr(self, option) >= least:
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
-        self._forget()
+        self.forget()
 
     @property
     def begins(self) -> int:
@@ -103,16 +103,12 @@ class RecursiveBipartition(Clustering):
             return None
         return "a cluster changes only in a round in which all of its clients do. Set stale_max above 0."
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._updates: dict[int, Tensor] = {}
         self._rounds: dict[int, int] = {}
         self._samples: dict[int, int] = {}
         self._scale: float | None = None
-
-    def on_fit_start(self, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._forget()
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Stores the new updates, then tests every cluster."""

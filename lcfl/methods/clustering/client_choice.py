@@ -59,10 +59,11 @@ class ClientChoice(Clustering):
                 f"{self.min_share}; num_clusters must be at least 1, max_redraws from 0 to {MOST_REDRAWS}, and "
                 "min_share from 0 to 1."
             )
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
-        self._draw = 0  # the draw that the centres come from
+    def forget(self) -> None:
+        """Forgets the last run."""
+        self._draw = 0  # the draw that the centres come from, for who reads a checkpoint
         self._least: list[int] = []  # for each tried draw, how often its least chosen model was chosen
         self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
 
@@ -74,7 +75,6 @@ class ClientChoice(Clustering):
         """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
-        self._forget()
         state.assignment = torch.full((state.num_clients,), -1)
         self._use(0, server, state)
         if first_is_repeated(state.centres):
@@ -100,7 +100,7 @@ class ClientChoice(Clustering):
             return
         chosen = torch.tensor([int(upload.payload["cluster"]) for upload in uploads], dtype=torch.int64)
         self._least.append(int(chosen.bincount(minlength=self.num_clusters).min()))
-        if self._least[-1] >= self.min_share * len(chosen) / self.num_clusters:
+        if len(chosen) and self._least[-1] >= self.min_share * len(chosen) / self.num_clusters:
             self._is_settled = True
         elif len(self._least) <= self.max_redraws:
             self._use(len(self._least), server, state)
@@ -142,14 +142,10 @@ class ChoiceBeforeTraining(ClientChoice):
 
     reads: ClassVar[tuple[str, ...]] = ()
 
-    def _forget(self) -> None:
-        super()._forget()
+    def forget(self) -> None:
+        """Forgets the last run."""
+        super().forget()
         self._asked = -1  # the last round for which choices were requested
-
-    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
-        """See `ClientChoice.on_fit_start`."""
-        self._asked = -1  # an interrupted round asks again
-        super().on_fit_start(server, state)
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
         """Requests the choices of this round's clients, once the models are drawn."""

@@ -92,6 +92,10 @@ class GreedyIncentive(Clustering):
             raise ValueError(f"GreedyIncentive: got margin={self.margin}; it must lie in [0, 1).")
         if not self.layers:
             raise ValueError("GreedyIncentive: got layers=[]; give output, all, or the name of at least one layer.")
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._done = False
 
     @property
@@ -101,10 +105,8 @@ class GreedyIncentive(Clustering):
             return None
         return "with once=true, clients that miss the first round stay in cluster 0. Set once=false."
 
-    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object, and warns if no candidate can be tested."""
-        if not state.callbacks:
-            self._done = False
+    def on_fit_start(self, server: ServerInterface) -> None:
+        """Warns if no candidate can be tested."""
         if self.incentive and not server.has_proxy:
             warnings.warn(
                 "GreedyIncentive: without a proxy set no candidate can be tested, so all are admitted by similarity "
@@ -264,14 +266,15 @@ def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[
     before_n = state.assignment[list(clients)]
     shared = np.zeros((len(groups), state.num_clusters))
     for number, group in enumerate(groups):
-        shared[number] = torch.bincount(before_n[list(group)], minlength=state.num_clusters).numpy()
+        own_n = before_n[list(group)]
+        shared[number] = torch.bincount(own_n[own_n >= 0], minlength=state.num_clusters).numpy()
     rows, columns = linear_sum_assignment(shared, maximize=True)
     number_of = {row: col for row, col in zip(rows.tolist(), columns.tolist(), strict=True) if shared[row, col] > 0}
     assignment, origins = state.assignment.clone(), list(range(state.num_clusters))
     for row, group in enumerate(groups):
         if row not in number_of:  # starts from the old centre, because the aggregation makes the new one
             number_of[row] = len(origins)
-            origins.append(int(before_n[group[0]]))
+            origins.append(max(int(before_n[group[0]]), 0))
         assignment[[clients[position] for position in group]] = number_of[row]
     state.assignment = assignment
     state.take_clusters(origins)

@@ -54,6 +54,10 @@ class HierarchicalUpdates(Clustering):
             raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
         euclidean = self.metric == "l2"
         check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose, euclidean)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._is_done = False
 
     @property
@@ -64,11 +68,6 @@ class HierarchicalUpdates(Clustering):
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
-
-    def on_fit_start(self, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._is_done = False
 
     def extra_round(self, state: FederationState, sampled: Sequence[int]) -> ExtraRound | None:
         """Returns the extra round in which all clients train once from the common model, if it is due."""

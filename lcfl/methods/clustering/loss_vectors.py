@@ -78,9 +78,10 @@ class LossVectorKMeans(Clustering):
                 f"LossVectorKMeans: got stable_rounds={self.stable_rounds}; it must be at least 1, or null for a "
                 "clustering in every round."
             )
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._streaks: dict[int, int] = {}  # for how many of its rounds a client has been given the same model
         self._is_stable = False
         self._asked = -1  # the last round for which loss vectors were requested
@@ -91,10 +92,8 @@ class LossVectorKMeans(Clustering):
 
     def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
         """Sets K random models as centres and leaves all clients without a cluster, unless a checkpoint is resumed."""
-        self._asked = -1  # an interrupted round asks again
         if state.callbacks or state.round > 0:
             return
-        self._forget()
         state.assignment = torch.full((state.num_clients,), -1)
         state.centres = torch.stack([server.initial_model(number) for number in range(self.num_clusters)])
         if self.first == "losses" and first_is_repeated(state.centres):

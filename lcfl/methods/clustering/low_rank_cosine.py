@@ -91,7 +91,16 @@ class LowRankCosine(Clustering):
         if self.offline_steps is not None and self.offline_steps < 1:
             raise ValueError(f"LowRankCosine: got offline_steps={self.offline_steps}; it must be at least 1, or null.")
         check_choices("LowRankCosine", self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._offset: Tensor | None = None
+
+    @property
+    def hands_out_uploads(self) -> bool:
+        """Whether `keep_offline_models` is set."""
+        return self.keep_offline_models
 
     @property
     def uses_stored_models(self) -> bool:

@@ -52,9 +52,10 @@ class ModelKMeans(Clustering):
         check_choices("ModelKMeans", self)
         if self.num_clusters < 1:
             raise ValueError(f"ModelKMeans: got num_clusters={self.num_clusters}; it must be at least 1.")
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._is_begun = False
         self._waiting: dict[int, Tensor] = {}  # over participants: uploads from before the first clusters
 
@@ -66,11 +67,6 @@ class ModelKMeans(Clustering):
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N."""
         check_num_clusters(self, self.num_clusters, num_clients)
-
-    def on_fit_start(self, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._forget()
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Forms the first clusters once there are K models, and runs the E-step afterwards."""

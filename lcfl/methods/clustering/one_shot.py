@@ -97,9 +97,12 @@ class OneShotHierarchical(Clustering):
             number = getattr(self, option)
             if number is not None and number < 1:
                 raise ValueError(f"{name}: got {option}={number}; it must be at least 1, or null.")
-        self._vectors: Tensor  # uploads of the warm-up round [N, P_L]
-        self._known: Tensor  # whether there is a vector of each client [N]
-        self._forget()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
+        self._vectors = torch.zeros(0, 0)  # uploads of the warm-up round [N, P_L]
+        self._known = torch.zeros(0, dtype=torch.bool)  # whether there is a vector of each client [N]
 
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N."""
@@ -115,11 +118,6 @@ class OneShotHierarchical(Clustering):
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
         """Returns the warm-up round of all clients."""
         return [ExtraRound(range(num_clients), self._warm_up(), NamedLayers(self.layers))]
-
-    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._forget()
 
     def on_extra_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Sets R and the first cluster models."""
@@ -173,9 +171,6 @@ class OneShotHierarchical(Clustering):
                 pairwise_distances(self._vectors[known]), state.assignment[known], title
             )
         }
-
-    def _forget(self) -> None:
-        self._vectors, self._known = torch.zeros(0, 0), torch.zeros(0, dtype=torch.bool)
 
     def _warm_up(self) -> LocalTraining | None:
         if self.warmup_epochs is None and self.warmup_steps is None:

@@ -103,12 +103,11 @@ class PrincipalAngles(Clustering):
                 "and set the other to null."
             )
         check_options("PrincipalAngles", self.linkage, self.threshold, self.num_clusters, None, euclidean=False)
-        self._signatures: dict[int, Tensor] = {}
+        self.forget()
 
-    def on_fit_start(self, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._signatures = {}
+    def forget(self) -> None:
+        """Forgets the last run."""
+        self._signatures: dict[int, Tensor] = {}
 
     def check(self, num_clients: int) -> None:
         """Checks that K is at most N."""

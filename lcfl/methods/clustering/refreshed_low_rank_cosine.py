@@ -83,6 +83,10 @@ class RefreshedLowRankCosine(Clustering):
             if getattr(self, name) < 1:
                 raise ValueError(f"RefreshedLowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
         check_choices("RefreshedLowRankCosine", self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._offset: Tensor | None = None
         self._fitted: int | None = None
 
@@ -104,7 +108,6 @@ class RefreshedLowRankCosine(Clustering):
         """Sets a random balanced R and equal centres, or one cluster of all clients, unless a checkpoint is resumed."""
         if state.callbacks or state.round > 0:
             return
-        self._offset, self._fitted = None, None
         state.assignment = state.assignment.clone()
         number = 1 if self.init == "common" else self.num_clusters
         state.assignment[state.active] = balanced_labels(int(state.active.sum()), number, server.seed)

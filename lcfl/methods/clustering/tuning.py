@@ -108,17 +108,16 @@ class ClusterTuning(Clustering):
         for option, least in (("interval", 1), ("cooldown", 0), ("min_clusters", 1), ("margin", 0)):
             if getattr(self, option) < least:
                 raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._moved = -inf
 
     @property
     def begins(self) -> int:
         """The first round in which anything may move; 0 if `start` is None."""
         return self.start or 0
-
-    def on_fit_start(self, server: ServerInterface, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        if not state.callbacks:
-            self._moved = -inf
 
     def tune(self, server: ServerInterface, state: FederationState, look: Callable[[], ClusterGeometry]) -> None:
         """Drops empty clusters. In a round in which moves are due, logs G and makes the moves.

@@ -86,18 +86,13 @@ class UpdateDirections(Clustering):
             if getattr(self, name) < 1:
                 raise ValueError(f"UpdateDirections: got {name}={getattr(self, name)}; it must be at least 1.")
         check_choices("UpdateDirections", self)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets the last run."""
         self._direction: Tensor | None = None
         self._group = torch.zeros(0, dtype=torch.int64)  # the group of each client, -1 for none
         self._asked = -1  # the last round for which new clients were asked to pre-train
-
-    def on_fit_start(self, state: FederationState) -> None:
-        """Forgets what an earlier run left in this object."""
-        self._asked = -1  # an interrupted round asks again
-        if not state.callbacks:
-            self._forget()
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
         """Returns the pre-training before the first round."""

@@ -51,6 +51,7 @@ class UpdateEM(Clustering):
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Runs EM over this round's updates, starting from the current clusters."""
+        uploads = _of_clusters(uploads, state)
         if not uploads:
             return
         clients = [upload.client for upload in uploads]
@@ -82,7 +83,7 @@ class SplitAndMerge(ClusterTuning):
 
     def on_round_end(self, server: ServerInterface, state: FederationState, uploads: Sequence[Uplink]) -> None:
         """Tunes the clusters by this round's updates, before they are aggregated."""
-        if uploads:
+        if uploads := _of_clusters(uploads, state):
             square_nn = squared_distances(updates_of(uploads, server))
             clients = [upload.client for upload in uploads]
             self.tune(server, state, lambda: UpdateGeometry(server, state, clients, square_nn))
@@ -158,6 +159,11 @@ class UpdateGeometry(ClusterGeometry):
             assignment[assignment == move.cluster] = move.other
         state.assignment = assignment
         drop_empty(state)
+
+
+def _of_clusters(uploads: Sequence[Uplink], state: FederationState) -> list[Uplink]:
+    """Returns the uploads of clients that have a cluster; an earlier clustering may have left some without one."""
+    return [upload for upload in uploads if state.assignment[upload.client] >= 0]
 
 
 def updates_of(uploads: Sequence[Uplink], server: ServerInterface) -> Tensor:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import hypot
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ __all__ = ["Exchange", "ModelKind", "Source"]
 
 ModelKind = Literal["personal", "cluster", "global", "after_local"]
 Source = Literal["clusters", "global", "clients", "nothing"]
-Self = TypeVar("Self", bound="Exchange")
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class Exchange(CheckedFields, ABC):
         extras: the names in `returns` that it takes from `LocalOutput.extras`.
         models: the kinds of model that the method has; the kind that its paper reports comes first.
         reported: the kinds that its paper reports. Every evaluation measures them.
+        adapts: whether the local update's `adaptation` makes the personal model: ``never``, ``always``, or ``if_any``,
+            if the local update has one.
         full_participation: whether all clients take part in every round, sampled or not.
     """
 
@@ -64,6 +65,7 @@ class Exchange(CheckedFields, ABC):
     extras: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[ModelKind, ...]]
     reported: ClassVar[tuple[ModelKind, ...]]
+    adapts: ClassVar[Literal["never", "if_any", "always"]] = "never"
 
     @property
     def full_participation(self) -> bool:
@@ -93,15 +95,11 @@ class Exchange(CheckedFields, ABC):
         Raises:
             ValueError: if the method's local update cannot make such a model.
         """
-        return local_update if kind == "after_local" else None
-
-    def adaptation_of(self, local_update: LocalUpdate) -> LocalUpdate:
-        """Returns the `adaptation` of the method's local update, for an exchange whose personal models it makes.
-
-        Raises:
-            ValueError: if the local update has no adaptation.
-        """
-        if local_update.adaptation is None:
+        if kind == "after_local":
+            return local_update
+        if kind != "personal" or self.adapts == "never":
+            return None
+        if self.adapts == "always" and local_update.adaptation is None:
             raise ValueError(
                 f"method: {type(self).__name__} needs a local update with an adaptation, e.g. MetaTraining or "
                 f"FineTunedTraining, but {type(local_update).__name__} has none. Use FullModel or SharedEmbedding."
@@ -147,9 +145,12 @@ class Exchange(CheckedFields, ABC):
         """Combines an uplink with what the server knows. Clusterings and the aggregation see the result."""
         return uplink
 
-    @abstractmethod
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns what the client sends, taken from its trained model ``[P + Q]`` or from the extras of its run."""
+        """Returns what the client sends: what `returns` names.
+
+        ``model`` is the model ``[P + Q]`` that was trained for the server; everything else is in the run's extras.
+        """
+        return {name: output.for_server if name == "model" else output.extras[name] for name in self.returns}
 
     def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
         """Returns the change of the parameters ``[P]`` that an upload brings; None if it brings no parameters."""
@@ -220,7 +221,7 @@ class Exchange(CheckedFields, ABC):
         """The transforms that clip uploads and add noise."""
         return [each for each in self.transforms if isinstance(each, GaussianNoise)]
 
-    def calibrated(self: Self, num_uploads: int) -> Self:
+    def calibrated(self, num_uploads: int) -> Self:
         """Returns the exchange with transforms whose settings follow from the most uploads of any client."""
         if not self.transforms:
             return self

@@ -39,10 +39,6 @@ class ClusterModel(Exchange):
         """Returns the cluster model Omega_{R_i}."""
         return Downlink({"model": state.centre_of(client)})
 
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model w_i."""
-        return {"model": output.model}
-
 
 @dataclass(frozen=True)
 class ClusterUpdate(Exchange):
@@ -91,13 +87,13 @@ class AllCentres(Exchange):
         """Returns Omega_j for the cluster model. Clients that choose the same one share its memory."""
         return downlink.payload["centres"][int(output.extras["cluster"])] if kind == "cluster" else output.model
 
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model w_i and the number j of its cluster."""
-        return {"model": output.model, "cluster": output.extras["cluster"]}
-
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
-        """Returns the forms of what it uploads: a model, and the number of one of K clusters."""
-        forms = {"model": Array((layout.size,)), "cluster": Array((), torch.int32, 0, "K")}
+        """Returns the forms of what it uploads: a model, the number of one of K clusters, or a loss for each."""
+        forms = {
+            "model": Array((layout.size,)),
+            "cluster": Array((), torch.int32, 0, "K"),
+            "losses": Array(("K",)),
+        }
         return {name: forms[name] for name in self.returns}
 
 
@@ -110,10 +106,6 @@ class ClusterChoice(AllCentres):
 
     returns: ClassVar[tuple[str, ...]] = ("cluster",)
 
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the number j of the chosen cluster."""
-        return {"cluster": output.extras["cluster"]}
-
 
 @dataclass(frozen=True)
 class ClusterLosses(AllCentres):
@@ -124,11 +116,3 @@ class ClusterLosses(AllCentres):
 
     returns: ClassVar[tuple[str, ...]] = ("losses",)
     extras: ClassVar[tuple[str, ...]] = ("losses",)
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the loss vector of the client."""
-        return {"losses": output.extras["losses"]}
-
-    def upload_forms(self, layout: Layout) -> dict[str, Array]:
-        """Returns the form of the loss vector, which has a number for each cluster."""
-        return {"losses": Array(("K",))}

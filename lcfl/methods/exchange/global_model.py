@@ -10,7 +10,6 @@ from lcfl.core.messages import Downlink
 from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind, Source
-from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
 __all__ = ["AdaptedModel", "FullModel", "NoExchange", "NormalisedModel", "GlobalReference"]
@@ -29,10 +28,6 @@ class FullModel(Exchange):
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """Returns the global model."""
         return Downlink({"model": state.global_model})
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the model w_i that was trained for the server."""
-        return {"model": output.for_server}
 
 
 @dataclass(frozen=True)
@@ -60,10 +55,6 @@ class NormalisedModel(GlobalReference):
     returns: ClassVar[tuple[str, ...]] = ("model", "normaliser")
     extras: ClassVar[tuple[str, ...]] = ("normaliser",)
 
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns w_i and a_i, from which the server, which has w, computes d_i = (w - w_i) / a_i."""
-        return {"model": output.model, "normaliser": output.extras["normaliser"]}
-
     def update_norm(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> float:
         """Returns the norm of w_i - w, of (w_i - w) / a_i or of tau_i (w_i - w) / a_i, whichever is the largest."""
         norm, (length, *steps) = super().update_norm(payload, downlink, layout), payload["normaliser"].tolist()
@@ -86,15 +77,7 @@ class AdaptedModel(FullModel):
 
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal",)
-
-    def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """Returns the `adaptation` of the local update for the personal model.
-
-        Raises:
-            ValueError: if the local update has no adaptation.
-        """
-        personal = kind == "personal"
-        return self.adaptation_of(local_update) if personal else super().evaluation_update(kind, local_update)
+    adapts = "always"
 
 
 @dataclass(frozen=True)
@@ -122,7 +105,3 @@ class NoExchange(Exchange):
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """Returns an empty message."""
         return Downlink({})
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns an empty message."""
-        return {}

@@ -17,7 +17,7 @@ from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.local.training import LocalOutput, LocalUpdate
+from lcfl.methods.local.training import LocalOutput
 from lcfl.models.layout import Layout
 from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset, other_layers
 
@@ -117,15 +117,7 @@ class AdaptedEmbedding(SharedEmbedding):
     """
 
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "global", "after_local")
-
-    def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """Returns the `adaptation` of the local update for the personal model.
-
-        Raises:
-            ValueError: if the local update has no adaptation.
-        """
-        personal = kind == "personal"
-        return self.adaptation_of(local_update) if personal else super().evaluation_update(kind, local_update)
+    adapts = "always"
 
     def evaluation_down(self, state: FederationState, client: int, kind: ModelKind, layout: Layout) -> Downlink:
         """Returns the global ``model``, or the server's current part for any other kind."""

@@ -3,16 +3,12 @@
 Legend: P parameters of a model, P_phi parameters of its embedding.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from lcfl.core.messages import Downlink
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange.base import Exchange, ModelKind
-from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
 __all__ = ["CentreAndEmbedding", "ClusterReference", "EnvelopeModel"]
@@ -31,18 +27,11 @@ class ClusterReference(Exchange):
     sends: ClassVar[tuple[str, ...]] = ("centre",)
     models: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster", "global", "after_local")
     reported: ClassVar[tuple[ModelKind, ...]] = ("personal", "cluster")
+    adapts = "if_any"
 
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """Returns the cluster centre Omega_{R_i}."""
         return Downlink({"centre": state.centre_of(client)})
-
-    def evaluation_update(self, kind: ModelKind, local_update: LocalUpdate) -> LocalUpdate | None:
-        """Returns the `adaptation` of the local update, if it has one, for the personal model."""
-        return local_update.adaptation if kind == "personal" else super().evaluation_update(kind, local_update)
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the trained model w_i."""
-        return {"model": output.model}
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,3 @@ class EnvelopeModel(Exchange):
     def down(self, state: FederationState, client: int, layout: Layout) -> Downlink:
         """Returns the cluster model Omega_{R_i}."""
         return Downlink({"model": state.centre_of(client)})
-
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns w, not the personal model theta_i."""
-        return {"model": output.for_server}

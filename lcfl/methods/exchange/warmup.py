@@ -76,10 +76,6 @@ class Signature(NoExchange):
     returns: ClassVar[tuple[str, ...]] = ("signature",)
     extras: ClassVar[tuple[str, ...]] = ("signature",)
 
-    def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns the signature U_i."""
-        return {"signature": output.extras["signature"]}
-
     def upload_forms(self, layout: Layout) -> dict[str, Array]:
         """Returns the form of the signature, which has a row for each number of a sample."""
         return {"signature": Array(("D", None))}

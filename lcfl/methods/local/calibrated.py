@@ -101,9 +101,6 @@ def _output_layer(module: FederatedModule) -> str:
 
 def _output_bias(module: FederatedModule) -> slice | None:
     """Returns the place of the output layer's bias ``[C]``; None if that layer is not linear with a trained bias."""
-    layer, shapes, offset = _output_layer(module), dict(module.layout.parameters), 0
-    for name, shape in module.layout.parameters:
-        if name == f"{layer}.bias" and len(shapes.get(f"{layer}.weight", ())) == 2:
-            return slice(offset, offset + shape.numel())
-        offset += shape.numel()
-    return None
+    layer, shapes = _output_layer(module), dict(module.layout.parameters)
+    is_linear = len(shapes.get(f"{layer}.weight", ())) == 2
+    return module.layout.places.get(f"{layer}.bias") if is_linear else None

@@ -54,6 +54,7 @@ class EnvelopeTraining(LocalUpdate):
 
     start: ClassVar[str] = "own"
     provides: ClassVar[tuple[str, ...]] = ("model",)
+    has_pulls: ClassVar[bool] = False
 
     steps: int | None = None
     epochs: int | None = None

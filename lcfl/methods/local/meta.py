@@ -78,6 +78,7 @@ class MetaTraining(LocalUpdate):
     """
 
     start: ClassVar[str] = "own"
+    has_pulls: ClassVar[bool] = False
 
     steps: int | None = None
     epochs: int | None = None

@@ -77,8 +77,14 @@ class AlternatingTraining(LocalTraining):
     @property
     def head_training(self) -> PartTraining:
         """The first run."""
-        fills = self.fill_batch and self.head_epochs is not None
-        return PartTraining(self.head_steps, self.head_epochs, self.start, 0.0, self.lr_decay, fills, "head")
+        return PartTraining(
+            steps=self.head_steps,
+            epochs=self.head_epochs,
+            start=self.start,
+            lr_decay=self.lr_decay,
+            fill_batch=self.fill_batch and self.head_epochs is not None,
+            part="head",
+        )
 
     def check(self, module: FederatedModule) -> None:
         """Checks that the network has an embedding and a decision head.

@@ -105,12 +105,14 @@ class LocalUpdate(CheckedFields, ABC):
         adds: the names that it adds to the downlink for runs of its own, such as a ``centre`` to be pulled to, or the
             ``model`` that it has chosen to start from.
         uses_own_model: whether it needs the model that the client keeps, whatever is sent.
+        has_pulls: whether its runs are pulled to the centre and the embedding in the downlink.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
     uses_own_model: ClassVar[bool] = False
+    has_pulls: ClassVar[bool] = True
 
     @property
     def adaptation(self) -> "LocalUpdate | None":

@@ -119,6 +119,14 @@ def test_a_draw_is_kept_if_every_model_has_its_share():
     assert server.logged == {"cluster/redraws": 1}
 
 
+def test_a_draw_that_nobody_answered_is_not_good_enough():
+    clustering, server, state = began(5)
+    chose(clustering, server, state, [])
+    assert clustering.extra_round(state, []) is not None
+    chose(clustering, server, state, [0, 1])
+    assert clustering.extra_round(state, []) is None and server.logged == {"cluster/redraws": 1}
+
+
 def test_the_best_draw_is_kept_if_none_is_good_enough():
     clustering, server, state = began(2, min_share=1.0)
     chose(clustering, server, state, [0] * 9 + [1])

@@ -230,6 +230,13 @@ def test_a_new_cluster_is_numbered_last_and_empty_ones_are_dropped():
     assert [len(each) for each in partition(s)] == [2, 2, 1]
 
 
+def test_a_client_without_a_cluster_joins_one():
+    s = state(4, [0, 0, 0, 0])
+    s.assignment[[2, 3]] = -1
+    grouped([answered(i, update(1 if i < 2 else -1)) for i in range(4)], s=s, incentive=False, candidates=0.25)
+    assert partition(s) == [[0, 1], [2, 3]] and s.num_clusters == 2
+
+
 @pytest.mark.parametrize("num_clients", [1, 2])
 def test_very_few_clients(num_clients):
     assert partition(grouped([answered(i, update(1)) for i in range(num_clients)])) == [list(range(num_clients))]
@@ -254,7 +261,7 @@ def test_once_clusters_only_once_even_after_a_resume():
 
 def test_without_a_proxy_set_it_warns():
     with pytest.warns(UserWarning, match=r"without a proxy set no candidate can be tested.*Set data.proxy"):
-        GreedyIncentive().on_fit_start(Proxy(has_proxy=False), state(2))
+        GreedyIncentive().on_fit_start(Proxy(has_proxy=False))
 
 
 def test_layers_output_needs_an_output_layer():

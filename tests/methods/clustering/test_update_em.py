@@ -42,6 +42,14 @@ def test_distances_to_means_follow_from_pairwise_distances():
     np.testing.assert_allclose(dispersion(square, label, 3), within, rtol=1e-10)
 
 
+@pytest.mark.parametrize("clustering", [UpdateEM(), SplitAndMerge("silhouette", start=0), SplitAndMerge(start=0)])
+def test_clients_that_another_clustering_left_without_a_cluster_stay_without_one(clustering):
+    s = state(5, [0, 0, 1, 1, 1])
+    s.assignment[4] = -1
+    clustering.on_round_end(Proxy(), s, sent(POINTS))
+    assert s.assignment[4] == -1 and (s.assignment[:4] >= 0).all()
+
+
 def test_the_distance_of_equal_updates_is_exactly_zero():
     assert torch.equal(squared_distances(torch.randn(1, 40).repeat(5, 1)), torch.zeros(5, 5, dtype=torch.float64))
 

@@ -5,7 +5,7 @@ Legend: P + Q length of a model's flat vector.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -17,8 +17,6 @@ __all__ = ["NAMES", "UploadTransform"]
 
 # Transforms accept the flat vectors that begin like the model's; these are their names.
 NAMES = ("model", "update", "embedding")
-
-Self = TypeVar("Self", bound="UploadTransform")
 
 
 class UploadTransform(CheckedFields, ABC):
@@ -43,6 +41,6 @@ class UploadTransform(CheckedFields, ABC):
         """Returns the vectors that the server reads from what was sent."""
         return payload
 
-    def calibrated(self: Self, num_uploads: int) -> Self:
+    def calibrated(self, num_uploads: int) -> Self:
         """Returns the same transform with the settings that follow from the most uploads of any client in the run."""
         return self

@@ -90,9 +90,7 @@ def _matrices(layout: Layout, length: int | None = None) -> Iterator[tuple[str, 
 
     With a `length`, only the parameters that lie within a vector of that length are yielded.
     """
-    offset = 0
     for name, shape in layout.parameters:
-        end = offset + shape.numel()
-        if len(shape) > 1 and (length is None or end <= length):
-            yield name, slice(offset, end), shape[0]
-        offset = end
+        place = layout.places[name]
+        if len(shape) > 1 and (length is None or place.stop <= length):
+            yield name, place, shape[0]
