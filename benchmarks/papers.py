@@ -267,12 +267,12 @@ class Runner:
         try:
             return self._run(task)
         except Exception:
-            print(f"{task.label}: failed\n{traceback.format_exc()}", flush=True)
+            _say(f"{task.label}: failed\n{traceback.format_exc()}")
             return False
 
     def _run(self, task: Task) -> bool:
         """Runs a cell; returns whether it succeeded."""
-        print(f"{task.label}: started", flush=True)
+        _say(f"{task.label}: started")
         begin, log = time.monotonic(), HOME / task.folder / "sweep.log"
         succeeded = self._lcfl(task.words, log)
         if succeeded and "newcomer_test_accuracy" in task.item.metrics:
@@ -280,12 +280,12 @@ class Runner:
             words = [["onboard", f"--ckpt_path={path}", f"--epochs={NEWCOMER_EPOCHS}"] for path in paths]
             succeeded = all(self._lcfl(each, log) for each in words)
         if not succeeded:
-            print(f"{task.label}: failed or stopped, see {log}", flush=True)
+            _say(f"{task.label}: failed or stopped, see {log}")
             return False
         self.results.put(task)
         for checkpoints in (HOME / task.folder).glob("*/version_*/checkpoints"):
             shutil.rmtree(checkpoints)  # of a large network, they would soon fill the disk
-        print(f"{task.label}: done in {(time.monotonic() - begin) / 60:.1f} min", flush=True)
+        _say(f"{task.label}: done in {(time.monotonic() - begin) / 60:.1f} min")
         return True
 
     def _lcfl(self, words: Sequence[str], log: Path) -> bool:
@@ -302,6 +302,11 @@ class Runner:
             status = command.wait()
             self._commands.discard(command)
         return status == 0
+
+
+def _say(line: str) -> None:
+    """Prints a line at once, so that those of cells that run at the same time do not mix."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def tasks_of(options: argparse.Namespace) -> list[Task]:

@@ -16,7 +16,6 @@ from lcfl import figures
 from lcfl.core.callback import Callback
 from lcfl.core.schema import Array, check_form
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choice
 from lcfl.data.population import Population
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
@@ -76,7 +75,6 @@ class Monitor(Callback):
     def __init__(self, figure_every: int = 10, figure_format: Literal["png", "svg", "pdf"] = "png") -> None:
         if figure_every < 1:
             raise ValueError(f"Monitor: got figure_every={figure_every}; it must be at least 1.")
-        check_choice("Monitor: got figure_format=", figure_format, ("png", "svg", "pdf"))
         self.figure_every, self.figure_format = figure_every, figure_format
         self._rounds: list[int] = []
         self._assignments: list[Tensor] = []

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan, nan
 from typing import Literal
 
-from lcfl.core.validation import check_choices
 from lcfl.server.server import Server
 
 __all__ = ["MonitoredMetric"]
@@ -37,7 +36,7 @@ class MonitoredMetric:
             nothing is known, larger is better, except for losses.
 
     Raises:
-        ValueError: for a metric of test data, which is reported but never used to choose, or for another mode.
+        ValueError: for a metric of test data, which is reported but never used to choose.
     """
 
     owner: str
@@ -50,7 +49,6 @@ class MonitoredMetric:
                 f"{self.owner}: got monitor={self.name}; test data must not decide anything. Use its validation twin, "
                 f"val/{self.name.removeprefix('test/')}."
             )
-        check_choices(self.owner, self)
 
     def among(self, metrics: Mapping[str, bool], default: str) -> "MonitoredMetric":
         """Returns the metric with a name and a mode, see `lcfl.core.callback.Callback.check_monitor`.

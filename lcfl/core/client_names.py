@@ -12,7 +12,7 @@ def client_number(client: str | int, names: Sequence[str] | None, num_clients: i
     """Returns the number of the client with this name or number.
 
     Raises:
-        ValueError: If there is no such client.
+        ValueError: if there is no such client.
     """
     client = str(client)
     if names is not None and client in names:

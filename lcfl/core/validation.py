@@ -14,7 +14,6 @@ __all__ = [
     "CheckedFields",
     "abbreviated",
     "check_choice",
-    "check_choices",
     "check_instance",
     "check_values",
     "errors_of",
@@ -52,11 +51,11 @@ UNCHECKED = (Any, object, NoneType, Parameter.empty)  # annotations that allow n
 class CheckedFields:
     """Base of the parts of a configuration, whose fields or arguments are checked first of all.
 
-    The parser accepts null for every option, and NaN for every number. Without this check they would fail later, in
-    the middle of a comparison.
+    The parser accepts null for every option, and NaN for every number, and from Python anything can be given. Without
+    this check it would fail later, in the middle of a comparison.
 
     Raises:
-        ValueError: see `check_values`; for a class with its own ``__init__`` also `check_choice`.
+        ValueError: see `check_values`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -97,15 +96,15 @@ def _checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
             is_one = parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
             if is_one and value is not parameter.default:
                 check_values(owner, {name: (parameter.annotation, value)})
-                if allowed := _choices(parameter.annotation):
-                    check_choice(f"{owner}: got {name}=", value, allowed)
         init(self, *args, **options)
 
     return checked
 
 
 def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Checks that null is given only where the annotation allows it, and a number, also a whole one, where it must be.
+    """Checks values by their annotations: null only where it is allowed, numbers, whole numbers, and the words listed.
+
+    A value of another kind is not looked at.
 
     Args:
         owner: the beginning of the message: the class or the option.
@@ -125,6 +124,8 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
             allowed = [word for word in allowed if word != OBJECT] or [OBJECT]  # a tensor, a path: not in a file
             raise ValueError(f"{owner}: got {name}={got}; it must be {' or '.join(allowed)}.")
+        if choices := _choices(annotation):
+            check_choice(f"{owner}: got {name}=", value, choices)
 
 
 @contextmanager
@@ -136,22 +137,6 @@ def errors_of(option: str) -> Iterator[None]:
         if str(error).startswith(f"{option}: "):
             raise
         raise ValueError(f"{option}: {error}") from error
-
-
-def check_choices(owner: str, part: Any) -> None:
-    """Checks that each field of a dataclass with a ``Literal`` annotation has one of the values that it lists.
-
-    Args:
-        owner: the beginning of the message: the class, or the option that it is given for.
-        part: the dataclass object; fields with other annotations are not checked.
-
-    Raises:
-        ValueError: if a value is not allowed; names the field, the value and what is allowed.
-    """
-    annotations = _annotations(part.__class__)
-    for field in fields(part):
-        if allowed := _choices(annotations[field.name]):
-            check_choice(f"{owner}: got {field.name}=", getattr(part, field.name), allowed)
 
 
 def check_choice(got: str, value: object, allowed: Iterable[object], more: str = "") -> None:

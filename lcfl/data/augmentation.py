@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lcfl.core.validation import CheckedFields, check_choices
+from lcfl.core.validation import CheckedFields
 
 __all__ = ["Augmentation", "CropAndFlip"]
 
@@ -41,14 +41,13 @@ class CropAndFlip(Augmentation):
         fill: ``zeros`` pads with black pixels, ``reflect`` reflects the image at its edges.
 
     Raises:
-        ValueError: If the padding is negative or the fill is unknown.
+        ValueError: if the padding is negative or the fill is unknown.
     """
 
     padding: int = 4
     fill: Literal["zeros", "reflect"] = "zeros"
 
     def __post_init__(self) -> None:
-        check_choices("CropAndFlip", self)
         if self.padding < 0:
             raise ValueError(f"CropAndFlip: got padding={self.padding}; it must be at least 0.")
 

@@ -47,7 +47,7 @@ def read_item(
         source: the class that the user has named, for messages.
 
     Raises:
-        ValueError: If the data set has no items or fails, the item is not a pair, `as_input` does not accept its input,
+        ValueError: if the data set has no items or fails, the item is not a pair, `as_input` does not accept its input,
             its label is not an integer, or `as_targets` does not accept its target.
     """
     where = f"{source}: item {index} of {name}"
@@ -82,7 +82,7 @@ def as_targets(value: Any, where: str) -> Tensor:
         where: where the value stands, for messages.
 
     Raises:
-        ValueError: If the value is anything else, or holds NaN or infinity.
+        ValueError: if the value is anything else, or holds NaN or infinity.
     """
     targets = as_input(value, where, "a target")
     if targets.is_floating_point() and not targets.isfinite().all():
@@ -110,7 +110,7 @@ def as_input(value: Any, where: str, what: str = "an input") -> Tensor:
         what: what the value is, for messages.
 
     Raises:
-        ValueError: If the value is anything else.
+        ValueError: if the value is anything else.
     """
     if not isinstance(value, Tensor | np.ndarray | np.generic | list | tuple | int | float):
         is_picture = any(kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lcfl.core import rng
 from lcfl.core.files import write_json
-from lcfl.core.validation import check_choice, check_instance, check_values, errors_of
+from lcfl.core.validation import check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.faults import Backdoor, ClientFault, find_faulty
 from lcfl.data.owners import TEST
@@ -77,8 +77,8 @@ class FederatedDataModule(LightningDataModule):
         seed: seed of partition, split, client transforms and faults.
 
     Raises:
-        TypeError: If data set or partition are of another class.
-        ValueError: If an argument is outside its range.
+        TypeError: if data set or partition are of another class.
+        ValueError: if an argument is outside its range.
     """
 
     def __init__(
@@ -338,7 +338,6 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
         if self.proxy < 0:
             raise ValueError(f"data.proxy must be 0 or a number of samples, got {self.proxy}")
-        check_choice("data.pool: got ", self.pool, ("train", "all"))
         unknown = [name for name in self.protocols if name not in PROTOCOLS]
         if unknown or not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise ValueError(

@@ -36,7 +36,7 @@ class DatasetSamples(Samples):
         source: the class that the user has named, for messages.
 
     Raises:
-        ValueError: If a data set is not map-style or is empty, an item is not a pair, or an input or a target is
+        ValueError: if a data set is not map-style or is empty, an item is not a pair, or an input or a target is
             unusable or unlike the first one. The message names the item.
     """
 

@@ -38,7 +38,7 @@ class Owners:
             num_train: the number of training samples, which come first. The others are test samples.
 
         Raises:
-            ValueError: If a sample has no owner.
+            ValueError: if a sample has no owner.
         """
         column = np.asarray(values)
         missing = [n for n, value in enumerate(column.tolist()) if value is None or value != value or value == ""]

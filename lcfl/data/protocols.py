@@ -45,7 +45,7 @@ class Split:
         """Returns the class of every sample ``[S]``.
 
         Raises:
-            ValueError: If targets are not classes, with the protocol that needs them.
+            ValueError: if targets are not classes, with the protocol that needs them.
         """
         if self.labels is None:
             raise ValueError(

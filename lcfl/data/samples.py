@@ -44,7 +44,7 @@ class Samples(ABC):
         num_samples: S, which must be given if there are no labels.
 
     Raises:
-        ValueError: If labels are not integers or lie outside 0, ..., C - 1, or if there are no training samples.
+        ValueError: if labels are not integers or lie outside 0, ..., C - 1, or if there are no training samples.
 
     Attributes:
         augmentation: changes the inputs of training batches; None if nothing changes them.

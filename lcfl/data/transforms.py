@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from lcfl.core import rng
-from lcfl.core.validation import CheckedFields, check_choices
+from lcfl.core.validation import CheckedFields
 from lcfl.data.partition.base import Indices
 from lcfl.data.spec import SampleSpec
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
@@ -45,7 +45,7 @@ class ClientTransform(CheckedFields, ABC):
             generator: source of all draws.
 
         Raises:
-            ValueError: If the rule cannot give these clients views, or if a view is not a dataclass.
+            ValueError: if the rule cannot give these clients views, or if a view is not a dataclass.
         """
         views = list(self.views(num_clients, num_classes, groups, generator))
         if len(views) != num_clients:
@@ -93,7 +93,6 @@ class Rotation(ClientTransform):
     def __post_init__(self) -> None:
         if not self.angles or any(angle % 90 for angle in self.angles):
             raise ValueError(f"Rotation: angles must be multiples of 90, at least one; got {list(self.angles)}")
-        check_choices("Rotation", self)
 
     def views(
         self, num_clients: int, num_classes: int | None, groups: Indices | None, generator: np.random.Generator
@@ -167,7 +166,6 @@ class LabelPermutation(ClientTransform):
     by: By = "group"
 
     def __post_init__(self) -> None:
-        check_choices("LabelPermutation", self)
         if self.num_groups is None and self.by != "group":
             raise ValueError(f"LabelPermutation: by {self.by!r} needs num_groups, the number of permutations")
         if self.num_groups is not None and self.num_groups < 1:

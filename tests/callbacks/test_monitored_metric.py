@@ -43,9 +43,10 @@ def test_metric_of_test_data_is_refused():
         monitored("test/a/b/acc")
 
 
-def test_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="Checkpoint: got mode='most'; allowed are max, min and null"):
-        monitored(mode="most")
+@pytest.mark.parametrize("kind", [Checkpoint, EarlyStopping])
+def test_unknown_mode_is_refused(kind):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: got mode='most'; allowed are max, min and null"):
+        kind(mode="most")
 
 
 @pytest.mark.parametrize("name", [ACC, f"{ACC}_worst10", "train/loss", "cluster/anything"])

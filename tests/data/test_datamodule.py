@@ -247,7 +247,7 @@ def test_all_but_own_split_need_official_test_images(protocol):
         ({"val_fraction": -0.1}, "data.val_fraction"),
         ({"val_fraction": float("nan")}, "data.val_fraction"),
         ({"test_fraction": 0.0}, "data.test_fraction must be > 0"),
-        ({"pool": "test"}, "data.pool: got 'test'"),
+        ({"pool": "test"}, "data.pool: got pool='test'"),
         ({"protocols": []}, "at least one of"),
         ({"protocols": ["own"]}, r"got \['own'\]"),
         ({"protocols": ["own_split", "own_split"]}, "once"),

@@ -116,7 +116,7 @@ def test_emnist_images_are_upright_and_labels_begin_at_0(tmp_path, split):
 def test_emnist_has_six_splits():
     classes = {split: EMNIST(split).num_classes for split in EMNIST.NUM_CLASSES}
     assert classes == {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-    with pytest.raises(ValueError, match=r"EMNIST: got split 'byclas'; .*may be byclass, bymerge, balanced"):
+    with pytest.raises(ValueError, match=r"EMNIST: got split='byclas'; allowed are byclass, bymerge, balanced"):
         EMNIST("byclas")
 
 
@@ -172,7 +172,7 @@ def test_grey_images_can_be_converted_to_the_shape_of_cifar(monkeypatch, dataset
 
 
 def test_an_unknown_normalisation_is_refused():
-    with pytest.raises(ValueError, match=r"CIFAR10: got normalisation 'own'.*standard, half, imagenet, none"):
+    with pytest.raises(ValueError, match=r"CIFAR10: got normalisation='own'; allowed are standard, half, imag"):
         CIFAR10(normalisation="own")
     with pytest.raises(ValueError, match=r"MNIST: got normalisation 'imagenet' .* 1 channel.*standard, half, none"):
         MNIST(normalisation="imagenet")

@@ -50,7 +50,7 @@ class FederatedDataset(CheckedFields, ABC):
             by: the name of a column or attribute with the owner of each sample; None for the data set's own owners.
 
         Raises:
-            ValueError: If there is no such column.
+            ValueError: if there is no such column.
         """
         return None
 
@@ -60,7 +60,7 @@ class FederatedDataset(CheckedFields, ABC):
         It is called once, on one process.
 
         Raises:
-            FileNotFoundError: If files are missing. The message says where they belong and how to get them.
+            FileNotFoundError: if files are missing. The message says where they belong and how to get them.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
         suffixes: the ends, in small letters, of the names of files with samples.
 
     Raises:
-        ValueError: If there are no clients, two clients have the same name, a client has no training files, or it is
+        ValueError: if there are no clients, two clients have the same name, a client has no training files, or it is
             not clear what a file or folder belongs to.
     """
     kinds = " or ".join(suffixes)

@@ -34,7 +34,7 @@ class Tensors(FederatedDataset):
             makes each owner a client.
 
     Raises:
-        ValueError: If ``train`` or ``test`` is not a pair, there are no samples, or inputs, targets and owners do not
+        ValueError: if ``train`` or ``test`` is not a pair, there are no samples, or inputs, targets and owners do not
             fit together.
     """
 
@@ -113,7 +113,7 @@ class Datasets(FederatedDataset):
         test: the official test samples, if there are any.
 
     Raises:
-        ValueError: If a data set cannot be read by position or its first item is unusable.
+        ValueError: if a data set cannot be read by position or its first item is unusable.
     """
 
     # Dataset has no type argument, because jsonargparse accepts no init_args for subclasses of Dataset[Any].

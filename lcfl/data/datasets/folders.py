@@ -34,7 +34,7 @@ class Folders(FederatedDataset):
             together, so that a class has the same number on every machine. None for the sorted classes of the files.
 
     Raises:
-        ValueError: If files are missing, unusable or unlike each other. The message names the client and the file.
+        ValueError: if files are missing, unusable or unlike each other. The message names the client and the file.
 
     Attributes:
         classes: the names of the classes 0, ..., C - 1; None if targets are not classes.

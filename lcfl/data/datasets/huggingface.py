@@ -52,9 +52,9 @@ class HuggingFace(FederatedDataset):
         padding: the number that stands for no token.
 
     Raises:
-        ModuleNotFoundError: If the library is not installed.
-        FileNotFoundError: If there is no such data set, or it cannot be downloaded.
-        ValueError: If a split or column is missing, the data set is streamed, or a value is unusable.
+        ModuleNotFoundError: if the library is not installed.
+        FileNotFoundError: if there is no such data set, or it cannot be downloaded.
+        ValueError: if a split or column is missing, the data set is streamed, or a value is unusable.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def column_values(part: Any, split: str, column: str) -> list[Any]:
     """Returns a column of texts or whole numbers [n], none of which is missing.
 
     Raises:
-        ValueError: If there is no such column, or a value is null or something else. The message names the row.
+        ValueError: if there is no such column, or a value is null or something else. The message names the row.
     """
     check_columns(part, split, [column])
     values: list[Any] = part.select_columns([column]).with_format("arrow")[:][column].to_pylist()
@@ -84,7 +84,7 @@ def numbers(part: Any, split: str, columns: Sequence[str], is_input: bool) -> ND
             0.0, as networks take them.
 
     Raises:
-        ValueError: If a column does not hold numbers, a value is missing, NaN or infinity, or shapes differ.
+        ValueError: if a column does not hold numbers, a value is missing, NaN or infinity, or shapes differ.
     """
     arrays = [_numbers(part, split, column, is_input) for column in columns]
     shapes = {each.shape for each in arrays}
@@ -100,7 +100,7 @@ def tokens(
     """Returns the numbers of the tokens of a column of texts [n, length], cut or filled up at the end.
 
     Raises:
-        ValueError: If a text is missing, or the tokenizer returns anything other than whole numbers.
+        ValueError: if a text is missing, or the tokenizer returns anything other than whole numbers.
     """
     found = np.full((len(part), length), padding, dtype=np.int64)
     for row, text in enumerate(part.select_columns([column]).with_format("arrow")[:][column].to_pylist()):

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.memory import check_memory
-from lcfl.core.validation import check_choices
 from lcfl.data.datasets.client_files import PartFiles, refuse
 from lcfl.data.datasets.images import NORMALISATIONS
 from lcfl.data.datasets.readers import Contents, Reader, refuse_unreadable
@@ -48,7 +47,6 @@ class ImageFiles(Reader):
     normalisation: Literal["none", "half", "imagenet"] = "none"
 
     def __post_init__(self) -> None:
-        check_choices("ImageFiles", self)
         if self.size is not None and not (len(self.size) == 2 and 1 <= min(self.size) <= max(self.size) < 2**15):
             raise ValueError(f"ImageFiles: size must be [height, width], each 1 or more; got {list(self.size)}")
         if self.normalisation == "imagenet" and self.mode == "L":

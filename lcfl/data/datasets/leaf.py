@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lcfl.core.validation import check_choice, shortened
+from lcfl.core.validation import shortened
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.owners import TEST, TRAIN, Owners
 from lcfl.data.samples import Samples, TensorSamples
@@ -37,7 +37,7 @@ class LEAF(FederatedDataset):
             ``all_data`` alone, whose samples are all training samples. They may also lie in ``root/data``.
 
     Raises:
-        ValueError: If a file is not of this form, a user is in two files of one folder or has no samples, or a sample
+        ValueError: if a file is not of this form, a user is in two files of one folder or has no samples, or a sample
             is unusable. The message names file and user.
     """
 
@@ -238,7 +238,7 @@ class Shakespeare(LEAF):
             text: ``refuse`` it, or make all of them one more class (``class``), number 80, so that there are 81.
 
     Raises:
-        ValueError: If `unknown` is something else, see also `LEAF`.
+        ValueError: if `unknown` is something else, see also `LEAF`.
     """
 
     shape, num_classes, dtype = (80,), len(CHARACTERS), torch.int64
@@ -246,7 +246,6 @@ class Shakespeare(LEAF):
 
     def __init__(self, root: str = "data/shakespeare", unknown: Literal["refuse", "class"] = "refuse") -> None:
         super().__init__(root)
-        check_choice("Shakespeare: got unknown=", unknown, ("refuse", "class"))
         self.unknown = unknown
         self.num_classes = len(CHARACTERS) + (unknown == "class")
 

@@ -34,7 +34,7 @@ class MedMNIST(FederatedDataset):
         augmentation: changes the images of training batches, e.g. ``CropAndFlip``.
 
     Raises:
-        ValueError: If an argument is not allowed, or the file does not hold what this set must have.
+        ValueError: if an argument is not allowed, or the file does not hold what this set must have.
     """
 
     # Classes (of chestmnist, labels) and channels.
@@ -71,8 +71,6 @@ class MedMNIST(FederatedDataset):
         check_choice("MedMNIST: got flag=", flag, self.SETS)
         is_volume = flag.endswith("3d")
         check_choice("MedMNIST: got size=", size, (28, 64) if is_volume else (28, 64, 128, 224))
-        check_choice("MedMNIST: got val=", val, ("train", "unused"))
-        check_choice("MedMNIST: got normalisation=", normalisation, ("half", "none"))
         if is_volume and augmentation is not None:
             raise ValueError(f"MedMNIST: {flag} has volumes, and an augmentation changes images; leave it out")
         self.flag, self.root, self.size, self.val = flag, root, size, val

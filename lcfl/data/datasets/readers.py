@@ -81,7 +81,7 @@ class Reader(CheckedFields, ABC):
             parts: the parts of all clients, in the order of the samples.
 
         Raises:
-            ValueError: If a file is unusable or does not fit the first one. The message names the client and the file.
+            ValueError: if a file is unusable or does not fit the first one. The message names the client and the file.
         """
 
 

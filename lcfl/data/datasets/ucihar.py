@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lcfl.core.validation import check_choice
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.owners import Owners
 from lcfl.data.samples import Samples, TensorSamples
@@ -32,14 +31,13 @@ class UCIHAR(FederatedDataset):
             for the raw signals: nine channels of 128 values, in the order of the sensors' files.
 
     Raises:
-        ValueError: If `signals` is something else, files do not fit together, or a value is unusable. The message
+        ValueError: if `signals` is something else, files do not fit together, or a value is unusable. The message
             names the file.
     """
 
     num_classes = 6
 
     def __init__(self, root: str = "data", signals: Literal["features", "inertial"] = "features") -> None:
-        check_choice("UCIHAR: got signals=", signals, ("features", "inertial"))
         self.root, self.signals = root, signals
         self.shape = (561,) if signals == "features" else (len(CHANNELS), 128)
 

@@ -28,7 +28,7 @@ def share_out(
         The sample indices of each client.
 
     Raises:
-        ValueError: If a class has fewer samples than its owners need.
+        ValueError: if a class has fewer samples than its owners need.
     """
     available = np.array([len(samples) for samples in members], dtype=np.int64)
     if sizes is None:

@@ -72,7 +72,7 @@ class Partition(CheckedFields, ABC):
             N shares, each sorted and not empty. No index occurs twice, or if shares overlap, twice within a client.
 
         Raises:
-            ValueError: If the arguments are unusable, or if these samples do not allow the partition.
+            ValueError: if the arguments are unusable, or if these samples do not allow the partition.
         """
         name = type(self).__name__
         pool = _checked_pool(name, pool, num_clients)

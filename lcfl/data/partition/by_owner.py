@@ -5,7 +5,6 @@ from typing import Literal
 
 import numpy as np
 
-from lcfl.core.validation import check_choices
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.pool import Pool, PoolOwners, places_of
 
@@ -34,7 +33,6 @@ class ByOwner(Partition):
     choose: Literal["largest", "random"] = "largest"
 
     def __post_init__(self) -> None:
-        check_choices("ByOwner", self)
         if self.min_samples < 1:
             raise ValueError(f"ByOwner: min_samples must be at least 1, got {self.min_samples}")
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from lcfl.core.validation import check_choices
 from lcfl.data.partition.allocation import check_demand, check_num_classes, share_out, take
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool, check_sizes, shuffled_classes
 
@@ -39,7 +38,6 @@ class LabelSkew(Partition):
     def __post_init__(self) -> None:
         if self.num_labels < 1:
             raise ValueError(f"LabelSkew: num_labels must be at least 1, got {self.num_labels}")
-        check_choices("LabelSkew", self)
         check_sizes("LabelSkew", self.sizes, minimum=self.num_labels)
 
     def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:

@@ -53,7 +53,7 @@ class Pool:
         """Returns the pool of samples with these labels ``[S]``, or the pool itself.
 
         Raises:
-            ValueError: If labels are not class numbers >= 0.
+            ValueError: if labels are not class numbers >= 0.
         """
         if isinstance(labels, Pool):
             return labels

@@ -15,7 +15,6 @@ from lcfl.core.clients import ClientStore
 from lcfl.core.messages import Uplink
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.base import Merge, Weights
 from lcfl.models.layout import Layout
 
@@ -102,7 +101,6 @@ class ClusterMean(Merge):
     weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
-        check_choices("method.aggregation", self)
         if self.weights == "samples" and self.uses_stored_models:
             raise ValueError(
                 f"method.aggregation: ClusterMean got weights='samples' with over={self.over!r} and embedding_over="

@@ -13,7 +13,6 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.base import Aggregation, Merge, Weights, mean_model
 from lcfl.models.layout import Layout
 
@@ -35,9 +34,6 @@ class GlobalMean(Merge):
 
     keeps_centres: ClassVar[bool] = False
     weights: Weights = "samples"
-
-    def __post_init__(self) -> None:
-        check_choices("method.aggregation", self)
 
     def __call__(self, state: FederationState, uploads: Sequence[Uplink], layout: Layout) -> None:
         """Replaces the global model."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.base import Weights
 from lcfl.methods.clustering.agglomerative import cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import Clustering, ServerInterface
@@ -83,7 +82,6 @@ class RecursiveBipartition(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_choices(name, self)
         if self.gamma_max is not None and not 0 <= self.gamma_max <= 1:
             raise ValueError(f"{name}: got gamma_max={self.gamma_max}; it must lie between 0 and 1, or be null.")
         for option, least in (("eps1", 0), ("eps2", 0), ("min_size", 2), ("min_round", 0), ("stale_max", 0)):

@@ -16,7 +16,6 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation.update_mean import updated_model
 from lcfl.methods.clustering.base import Clustering, ServerInterface
 from lcfl.methods.clustering.cluster_moves import drop_empty
@@ -83,7 +82,6 @@ class GreedyIncentive(Clustering):
     remembers: ClassVar[Forms] = {"done": bool}
 
     def __post_init__(self) -> None:
-        check_choices("GreedyIncentive", self)
         for name in ("theta", "candidates", "explained_variance"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

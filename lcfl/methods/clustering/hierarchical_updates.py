@@ -12,7 +12,6 @@ import torch
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, Metric, check_options, cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import NOTHING_USABLE, Clustering, ExtraRound, ServerInterface, check_num_clusters
 
@@ -49,7 +48,6 @@ class HierarchicalUpdates(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_choices(name, self)
         if self.after < 0:
             raise ValueError(f"{name}: got after={self.after}; it must be at least 0.")
         euclidean = self.metric == "l2"

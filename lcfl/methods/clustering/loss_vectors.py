@@ -13,7 +13,6 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Forms, Number
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, ExtraRound, ServerInterface, check_num_clusters
 from lcfl.methods.clustering.initialisation import balanced_labels, first_is_repeated, kmeans
 from lcfl.methods.exchange import ClusterLosses, Exchange
@@ -70,7 +69,6 @@ class LossVectorKMeans(Clustering):
     stable_rounds: int | None = None
 
     def __post_init__(self) -> None:
-        check_choices("LossVectorKMeans", self)
         if self.num_clusters < 1:
             raise ValueError(f"LossVectorKMeans: got num_clusters={self.num_clusters}; it must be at least 1.")
         if self.stable_rounds is not None and self.stable_rounds < 1:

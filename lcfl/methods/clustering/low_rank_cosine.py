@@ -16,7 +16,6 @@ from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.base import (
     NOTHING_USABLE,
@@ -90,7 +89,6 @@ class LowRankCosine(Clustering):
             raise ValueError("LowRankCosine: got offline_clients=1; principal components need at least 2 models.")
         if self.offline_steps is not None and self.offline_steps < 1:
             raise ValueError(f"LowRankCosine: got offline_steps={self.offline_steps}; it must be at least 1, or null.")
-        check_choices("LowRankCosine", self)
         self.forget()
 
     def forget(self) -> None:

@@ -15,7 +15,6 @@ from lcfl.core.clients import ClientStore
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.base import Clustering, ServerInterface, check_num_clusters
 from lcfl.methods.clustering.initialisation import kmeans
@@ -49,7 +48,6 @@ class ModelKMeans(Clustering):
     over: Literal["stored", "participants"] = "participants"
 
     def __post_init__(self) -> None:
-        check_choices("ModelKMeans", self)
         if self.num_clusters < 1:
             raise ValueError(f"ModelKMeans: got num_clusters={self.num_clusters}; it must be at least 1.")
         self.forget()

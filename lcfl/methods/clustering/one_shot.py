@@ -14,7 +14,6 @@ from lcfl import figures
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Choose, Linkage, check_options, cut_tree, pairwise_distances
 from lcfl.methods.clustering.base import (
     NOTHING_USABLE,
@@ -84,7 +83,6 @@ class OneShotHierarchical(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_choices(name, self)
         check_options(name, self.linkage, self.threshold, self.num_clusters, self.choose)
         if self.layers is not None and not self.layers:
             raise ValueError(f"{name}: got layers=[]; name at least one layer, or give null for the last one.")

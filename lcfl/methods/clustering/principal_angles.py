@@ -17,7 +17,6 @@ from torch.nn.functional import normalize
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array, Forms, Number
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.agglomerative import Linkage, check_options, cut_tree
 from lcfl.methods.clustering.base import Clustering, ExtraRound, NewcomerInterface, ServerInterface, check_num_clusters
 from lcfl.methods.exchange import Signature
@@ -94,7 +93,6 @@ class PrincipalAngles(Clustering):
     num_clusters: int | None = 4
 
     def __post_init__(self) -> None:
-        check_choices("PrincipalAngles", self)
         if self.num_vectors < 1:
             raise ValueError(f"PrincipalAngles: got num_vectors={self.num_vectors}; it must be at least 1.")
         if (self.threshold is None) == (self.num_clusters is None):

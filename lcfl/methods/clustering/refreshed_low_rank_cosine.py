@@ -13,7 +13,6 @@ from torch import Tensor
 from lcfl.core.messages import Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.clustering.base import Clustering, NewcomerInterface, ServerInterface
 from lcfl.methods.clustering.initialisation import balanced_labels, spherical_kmeans
 from lcfl.methods.clustering.low_rank_cosine import (
@@ -82,7 +81,6 @@ class RefreshedLowRankCosine(Clustering):
         for name in ("num_clusters", "dimension", "refresh_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"RefreshedLowRankCosine: got {name}={getattr(self, name)}; it must be at least 1.")
-        check_choices("RefreshedLowRankCosine", self)
         self.forget()
 
     def forget(self) -> None:

@@ -18,7 +18,6 @@ from lcfl.core import rng
 from lcfl.core.clients import ClientStore
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.base import Clustering, ServerInterface
 from lcfl.methods.clustering.cluster_moves import (
@@ -100,7 +99,6 @@ class ClusterTuning(Clustering):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_choices(name, self)
         if not 0 <= self.lower < self.upper:
             raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; 0 <= lower < upper must hold.")
         if self.literal and self.criterion != "ratio":

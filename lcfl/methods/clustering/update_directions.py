@@ -16,7 +16,6 @@ from lcfl.core import rng
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.schema import Array, Forms
 from lcfl.core.state import FederationState
-from lcfl.core.validation import check_choices
 from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.agglomerative import cut_tree
 from lcfl.methods.clustering.base import NOTHING_USABLE, Clustering, ExtraRound, NewcomerInterface, ServerInterface
@@ -85,7 +84,6 @@ class UpdateDirections(Clustering):
         for name in ("num_clusters", "pretrain_steps", "clients_per_group"):
             if getattr(self, name) < 1:
                 raise ValueError(f"UpdateDirections: got {name}={getattr(self, name)}; it must be at least 1.")
-        check_choices("UpdateDirections", self)
         self.forget()
 
     def forget(self) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
-from lcfl.core.validation import check_choices
 from lcfl.methods.local.engine import Engine
 from lcfl.methods.local.normalised import known_sgd
 from lcfl.methods.local.training import LocalData, LocalOutput, LocalTraining, draw_batches, mean_logged, mean_loss
@@ -55,7 +54,6 @@ class MixtureTraining(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices("method.local_update", self)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"method.local_update: got alpha={self.alpha}; allowed are shares from 0 to 1.")
 

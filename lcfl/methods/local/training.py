@@ -15,7 +15,7 @@ from torch import Tensor
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
-from lcfl.core.validation import CheckedFields, check_choices
+from lcfl.core.validation import CheckedFields
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout, Part
@@ -180,7 +180,6 @@ class LocalTraining(LocalUpdate):
 
     def __post_init__(self) -> None:
         amount = check_amount(self.steps, self.epochs)
-        check_choices("method.local_update", self)
         if not 0 <= self.stragglers <= 1 or (self.stragglers > 0 and amount < 2):
             raise ValueError(
                 f"method.local_update: got stragglers={self.stragglers} with steps={self.steps}, epochs={self.epochs}; "

@@ -160,7 +160,7 @@ def test_models_of_the_last_round_are_not_overwritten():
     ],
 )
 def test_a_misspelt_option_is_refused(make, option):
-    with pytest.raises(ValueError, match=rf"method.aggregation: got {option}='(sample|all)'; allowed are"):
+    with pytest.raises(ValueError, match=rf"Mean: got {option}='(sample|all)'; allowed are"):
         make()
 
 

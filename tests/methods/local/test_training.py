@@ -196,7 +196,7 @@ def test_exactly_one_of_steps_and_epochs(arguments):
 
 
 def test_a_misspelt_start_is_refused():
-    with pytest.raises(ValueError, match=r"method.local_update: got start='center'; allowed are own, centre and embed"):
+    with pytest.raises(ValueError, match=r"LocalTraining: got start='center'; allowed are own, centre and embed"):
         LocalTraining(steps=1, start="center")
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.messages import all_finite
-from lcfl.core.validation import check_choices
 from lcfl.methods.exchange.transforms.base import UploadTransform
 from lcfl.models.layout import Layout
 
@@ -87,7 +86,6 @@ class GaussianNoise(UploadTransform):
     secure: bool = False
 
     def __post_init__(self) -> None:
-        check_choices("GaussianNoise", self)
         if (self.sigma is None) == (self.epsilon is None):
             raise ValueError(
                 f"GaussianNoise: got sigma={self.sigma}, epsilon={self.epsilon}; set exactly one and leave the other "
