@@ -76,19 +76,20 @@ class Monitor(Callback):
         if figure_every < 1:
             raise ValueError(f"Monitor: got figure_every={figure_every}; it must be at least 1.")
         self.figure_every, self.figure_format = figure_every, figure_format
-        self._rounds: list[int] = []
-        self._assignments: list[Tensor] = []
+        self.forget()
         self._evaluation = Evaluation()
         self._first_step = 0
         self._step = -1
         self._written: set[str] = set()
         self._is_drawn = False
 
-    def on_fit_start(self, server: Server, state: FederationState) -> None:
-        """Draws which client has which samples, once.
+    def forget(self) -> None:
+        """Forgets the clusters of all rounds."""
+        self._rounds: list[int] = []
+        self._assignments: list[Tensor] = []
 
-        Also forgets an earlier run of this object, or the later rounds of a run that had gone further.
-        """
+    def on_fit_start(self, server: Server, state: FederationState) -> None:
+        """Draws which client has which samples, once, and drops later rounds of a run that had gone further."""
         kept = sum(number < state.round for number in self._rounds)
         self._rounds, self._assignments = self._rounds[:kept], self._assignments[:kept]
         self._evaluation, self._written, self._is_drawn = Evaluation(), set(), False

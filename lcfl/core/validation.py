@@ -117,8 +117,8 @@ def check_values(owner: str, values: Mapping[str, tuple[Any, Any]]) -> None:
         kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         words = [_word(kind) for kind in kinds]
         is_nan = isinstance(value, float) and isnan(value) and (int in kinds or float in kinds)
-        is_no_number = isinstance(value, str | bool) and set(kinds) <= {int, float, NoneType}
-        is_fraction = isinstance(value, float) and set(kinds) <= {int, NoneType}
+        is_no_number = isinstance(value, str | bool) and all(kind in (int, float, NoneType) for kind in kinds)
+        is_fraction = isinstance(value, float) and all(kind in (int, NoneType) for kind in kinds)
         if (value is None and all(words)) or is_nan or is_no_number or is_fraction:
             got = "null" if value is None else repr(value)
             allowed = [word for word in words if word and not (word == WORDS[int] and float in kinds)]
@@ -144,7 +144,8 @@ def check_choice(got: str, value: object, allowed: Iterable[object], more: str =
     allowed = list(allowed)
     if value not in allowed:
         *words, last = ["null" if choice is None else str(choice) for choice in allowed]
-        raise ValueError(f"{got}{value!r}; allowed are {', '.join(words)} and {last}.{more}")
+        these = f"allowed are {', '.join(words)} and {last}" if words else f"only {last} is allowed"
+        raise ValueError(f"{got}{value!r}; {these}.{more}")
 
 
 def check_instance(name: str, value: object, kind: type, more: str = "") -> None:
@@ -190,14 +191,17 @@ def _word(kind: Any) -> str | None:
     if get_origin(kind) is Literal:
         return None if None in get_args(kind) else " or ".join(map(str, get_args(kind)))
     kind = get_origin(kind) or kind
-    return WORDS.get(kind, OBJECT if isinstance(kind, type) and kind not in UNCHECKED else None)
+    if not isinstance(kind, type) or kind in UNCHECKED:
+        return None
+    return WORDS.get(kind, OBJECT)
 
 
 def _choices(annotation: Any) -> list[object]:
     """Returns the values of a ``Literal``, with None if it is optional, or an empty list for any other annotation."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
-    if get_origin(annotation) not in (Union, UnionType):
-        return []
-    choices = [choice for each in get_args(annotation) for choice in _choices(each)]
-    return [*choices, None] if choices and NoneType in get_args(annotation) else choices
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    if not all(kind is NoneType or get_origin(kind) is Literal for kind in kinds):
+        return []  # another kind is allowed, too
+    choices = [choice for kind in kinds for choice in _choices(kind)]
+    return [*choices, None] if NoneType in kinds else choices

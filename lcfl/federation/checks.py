@@ -266,7 +266,9 @@ def _warn_of_own_starts(method: Method) -> None:
 
 def _warn_of_weights(method: Method) -> None:
     """Warns if a clustering tests another mean of the updates than the aggregation takes."""
-    taken = getattr(method.aggregation, "weights", "uniform")
+    taken = getattr(method.aggregation, "weights", None)
+    if taken is None or getattr(method.aggregation, "rule", None) is not None:
+        return  # it takes no mean, or nobody knows which
     for clustering in method.clustering:
         if isinstance(clustering, RecursiveBipartition) and clustering.weights != taken:
             warnings.warn(

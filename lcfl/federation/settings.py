@@ -170,10 +170,8 @@ class Settings(CheckedFields):
                 f"trainer.client_timeout: got {self.client_timeout}; it must be a number of seconds above 0 and below "
                 f"{LONGEST_TIMEOUT:.0f} (a month), or null for no limit."
             )
-        check_choice("trainer.client_store: got ", self.client_store, get_args(ClientStorage))
         check_choice("trainer.strategy: got ", self.strategy, STRATEGIES, NO_SPLITTING)
         check_choice("trainer.precision: got ", self.precision, get_args(Precision), ONLY_STEPS)
-        check_choice("trainer.accelerator: got ", self.accelerator, get_args(Accelerator))
         if self.device_type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"trainer.accelerator: got {self.accelerator}, but torch finds no GPU; use auto or cpu.")
         if self.precision == "16-mixed" and self.device_type == "cpu":

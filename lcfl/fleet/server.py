@@ -118,11 +118,12 @@ def _check(federation: Federation, method: Method) -> None:
         raise ValueError(
             "trainer.client_timeout: a fleet has the run-config deadline instead; set client_timeout to null."
         )
-    if any(clustering.hands_out_uploads for clustering in method.clustering):
-        raise ValueError(
-            "method.clustering: LowRankCosine got keep_offline_models=true, but clients keep nothing of warm-up rounds "
-            "on a fleet. Set it to false."
-        )
+    for clustering in method.clustering:
+        if clustering.hands_out_uploads:
+            raise ValueError(
+                f"method.clustering: {type(clustering).__name__} gives clients their models of a warm-up round, but on "
+                "a fleet they keep nothing of it. Set keep_offline_models to false."
+            )
     if any(noise.epsilon is not None for noise in method.exchange.noises):
         raise ValueError(
             "method.exchange: GaussianNoise got an epsilon, but the nodes of a fleet do not know how often they will "

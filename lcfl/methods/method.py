@@ -68,6 +68,12 @@ class Method(CheckedFields):
                 f"{_name(exchange)} sends {', '.join(exchange.sends) or 'nothing'}. Use an exchange that sends it: "
                 f"{', '.join(_exchanges_that('sends', unsent)) or 'a custom one'}."
             )
+        unmade = [name for name in exchange.returns if name != "model" and name not in exchange.extras]
+        if unmade and type(exchange).up is Exchange.up:
+            raise ValueError(
+                f"method: {_name(exchange)} returns {', '.join(unmade)}, but nothing makes it. Define up, or list it "
+                "in extras if the local update provides it."
+            )
         provided = self.local_update.provides
         missing = [name for name in exchange.extras if name in exchange.returns and name not in provided]
         if missing:

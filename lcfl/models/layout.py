@@ -127,8 +127,9 @@ class Layout:
                 "network that the model was trained with."
             )
         named: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        shapes = dict(self.parameters) | {name: shape for name, shape, _ in self.buffers}
         for name, place in self.places.items():
-            named[name].copy_(vector[place].view(named[name].shape))
+            named[name].copy_(vector[place].view(shapes[name]))
         return network
 
     def range_of(self, part: Part) -> slice:

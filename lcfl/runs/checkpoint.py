@@ -97,8 +97,7 @@ class LoadedCheckpoint:
             kept = self.state.callbacks[key]
             try:
                 if type(callback).state_dict is Callback.state_dict:
-                    forms = {name: form for name, form in callback.remembers.items() if name in kept}
-                    check_form(key, kept, forms, dict(self.sizes))
+                    check_form(key, kept, dict(callback.remembers), dict(self.sizes))
                 callback.load_state_dict(kept)
             except Exception as error:  # of any kind, because a user's callback may raise anything
                 raise CheckpointError(f"{self.path}: {key} cannot be restored ({_reason(error)}).") from None
@@ -210,6 +209,8 @@ def read(
         if manifest["schema"] == 2:
             velocity = server.pop("velocity")
             server["aggregation"] = {} if velocity is None else {"velocity": velocity}
+            if (split := server["callbacks"].get("RecursiveBipartition")) is not None:
+                split["samples"] = dict.fromkeys(split["updates"], 1)  # which only weights by samples use
         sizes = check_state(server, expected)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged: state.pt: {_reason(error)}.") from None

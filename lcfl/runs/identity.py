@@ -20,7 +20,7 @@ __all__ = ["describe", "describe_module", "differences"]
 
 LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
 # Options of later versions, with the value that an earlier checkpoint implies.
-IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False}
+IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False, "weights": "uniform"}
 PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 

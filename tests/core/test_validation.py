@@ -92,6 +92,16 @@ def test_arguments_of_an_init_are_checked_like_fields(args, options, says):
     assert str(caught.value) == says
 
 
+def test_words_beside_another_kind_are_not_looked_at():
+    class Mixed(CheckedFields):
+        def __init__(self, share: float | Literal["auto"] = "auto", only: Literal["only"] = "only") -> None:
+            self.share = share
+
+    assert Mixed(0.7).share == 0.7
+    with pytest.raises(ValueError, match=r"Mixed: got only='x'; only only is allowed\."):
+        Mixed(only="x")
+
+
 def test_an_init_gets_what_it_was_given():
     assert WithInit(1, None, 2.0, float("nan"), share=1, other=None).number == 2
     assert list(inspect.signature(WithInit).parameters) == ["number", "colour", "more", "share", "options"]

@@ -24,7 +24,7 @@ from tests.helpers.builders import blobs, blobs_module, fedavg, fit
         ({"strategy": "fsdp"}, "trainer.strategy: got 'fsdp'; .* a client's model fits on one device"),
         ({"precision": "64-true"}, "trainer.precision: got '64-true'; allowed are 32-true, .* aggregated in float32"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "trainer.precision: got 16-mixed on a CPU, .*bf16-mixed"),
-        ({"accelerator": "tpu"}, "trainer.accelerator: got 'tpu'; allowed are auto, cpu, cuda and gpu"),
+        ({"accelerator": "tpu"}, "Federation: got accelerator='tpu'; allowed are auto, cpu, cuda and gpu"),
         ({"name": "a/b"}, "trainer.name: got 'a/b'; it must be the name of one folder"),
         ({"name": ".."}, "trainer.name: got '..'"),
     ],

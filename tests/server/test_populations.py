@@ -86,7 +86,7 @@ def test_mapped_files_end_with_the_run_and_a_resumed_run_has_the_bits_of_an_unin
 
 
 def test_an_unknown_store_is_refused():
-    with pytest.raises(ValueError, match=r"trainer.client_store: got 'disk'; allowed are memory and mapped"):
+    with pytest.raises(ValueError, match=r"Federation: got client_store='disk'; allowed are memory and mapped"):
         Federation(client_store="disk")
 
 

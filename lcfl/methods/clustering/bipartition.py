@@ -132,7 +132,6 @@ class RecursiveBipartition(Clustering):
             ValueError: if they are not of the same clients.
         """
         super().load_state_dict(state)
-        self._samples = dict.fromkeys(self._updates, 1) | self._samples  # older checkpoints have none
         if not self._updates.keys() == self._rounds.keys() == self._samples.keys():
             raise ValueError("updates, rounds and samples must be those of the same clients")
 

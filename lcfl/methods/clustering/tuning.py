@@ -42,7 +42,7 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
 
     Both are mean squared L2 distances of whole models. Dist_intra is that of the members that have taken part to their
     centre. Dist_inter is that of the centre to the K - 1 other centres, and nan for K = 1. A cluster without members
-    that have taken part has no model. It does not count, and its Dist_intra is nan.
+    that have taken part has no model. It does not count, and both are nan for it.
     """
     centre_KP = state.centres[:, :num_parameters].double()
     intra = []
@@ -53,7 +53,8 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
     intra_K = torch.tensor(intra, dtype=torch.float64)
     counts_K = ~intra_K.isnan()
     square_KK = torch.cdist(centre_KP, centre_KP[counts_K]).square()
-    return intra_K, square_KK.sum(dim=1) / (int(counts_K.sum()) - 1 or nan)
+    inter_K = square_KK.sum(dim=1) / (int(counts_K.sum()) - 1 or nan)
+    return intra_K, torch.where(counts_K, inter_K, nan)
 
 
 def _squared_distances(store: ClientStore, clients: list[int], centre_P: Tensor) -> list[float]:

@@ -146,11 +146,12 @@ class Exchange(CheckedFields, ABC):
         return uplink
 
     def up(self, output: LocalOutput, downlink: Downlink, layout: Layout) -> Mapping[str, Tensor]:
-        """Returns what the client sends: what `returns` names.
+        """Returns what the client sends: the names in `returns` that are ``model`` or in `extras`.
 
-        ``model`` is the model ``[P + Q]`` that was trained for the server; everything else is in the run's extras.
+        ``model`` is the model ``[P + Q]`` that was trained for the server. An exchange adds whatever else it sends.
         """
-        return {name: output.for_server if name == "model" else output.extras[name] for name in self.returns}
+        names = [name for name in self.returns if name == "model" or name in self.extras]
+        return {name: output.for_server if name == "model" else output.extras[name] for name in names}
 
     def change_of(self, payload: Mapping[str, Tensor], downlink: Downlink, layout: Layout) -> Tensor | None:
         """Returns the change of the parameters ``[P]`` that an upload brings; None if it brings no parameters."""

@@ -173,16 +173,6 @@ def test_a_weighted_mean_vanishes_at_the_weighted_optimum(weights, splits):
     assert logged["cluster/mean_update_0"] == pytest.approx(0.0 if splits else 1.0)
 
 
-def test_a_checkpoint_from_before_there_were_weights_is_restored():
-    clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
-    played(clustering, [{0: axis(0)}], 2)
-    kept = clustering.state_dict()
-    del kept["samples"]
-    again = RecursiveBipartition(**ALWAYS, stale_max=9)
-    again.load_state_dict(kept)
-    assert again.state_dict()["samples"] == {0: 1}
-
-
 def test_a_split_discards_the_earlier_updates():
     clustering = RecursiveBipartition(**ALWAYS, stale_max=9)
     state = played(clustering, [{i: axis(i % 2, 1 + i) for i in range(4)}, {0: axis(0)}], 4)

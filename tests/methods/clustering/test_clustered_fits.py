@@ -157,6 +157,20 @@ def test_the_same_objects_go_on_after_a_round_that_failed(tmp_path, made):
     assert resumed.total_bytes == whole.total_bytes
 
 
+@pytest.mark.parametrize("made", [fl_hc, fesem, pacfl, cfl, ifca, clove])
+def test_the_same_objects_begin_anew_in_a_second_run(tmp_path, made):
+    method, checkpoint = made(), Checkpoint(every_n_rounds=1, monitor="val/own_split/cluster/acc")
+    runs = []
+    for name in ("first", "second"):
+        options = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False, "name": name}
+        federation = Federation(3, 0.5, evaluate_every=1, default_root_dir=tmp_path, callbacks=[checkpoint], **options)
+        fitted = federation.fit(blobs_module(), blobs(12), method)
+        runs.append((fitted.state, (tmp_path / name / "version_0" / "checkpoints" / "best.json").read_text()))
+    (first, best), (second, again) = runs
+    assert_same_state(second, first)
+    assert again == best
+
+
 def test_no_cluster_is_split_in_a_cooldown(whole):
     """Without the cooldown, a cluster would be split in round 4."""
     counts = [float(row["cluster/count"]) for row in rows(whole("ascfl, cooldown").path)]
