@@ -131,6 +131,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.exchange.check(module.layout)
     method.local_update.check(module)
     _check_start(method)
+    _check_parameters(module)
     _warn_of_hooks(module)
     _warn_of_feddyn(method)
     _warn_of_own_starts(method)
@@ -335,6 +336,19 @@ def warn_of_leavers(method: Method) -> None:
             "client that leaves stays a part of it. So the model does not reach the optimum of the other clients. A "
             "method that remembers nothing of its clients does, e.g. fedprox.",
             stacklevel=3,
+        )
+
+
+def _check_parameters(module: FederatedModule) -> None:
+    """Refuses parameters that are trained but are no part of a model, so that one client would go on with another's."""
+    outside = [
+        name for name, each in module.named_parameters() if each.requires_grad and not name.startswith("network.")
+    ]
+    if outside:
+        raise ValueError(
+            f"model: {type(module).__name__} has parameters outside of its network: {abbreviated(outside)}. They would "
+            "be neither sent nor saved, and each client would go on with those of another one. Make them a part of "
+            "model.network, or set requires_grad to False."
         )
 
 

@@ -151,7 +151,9 @@ class Federation(Settings):
         if stage == "fit":
             resumed = checkpoint_lookup.find_if_any(wanted, self.root, self.name)
         else:
-            resumed = checkpoint_lookup.find(str(ckpt_path), self.root, self.name)
+            if wanted in (None, "auto"):  # a run's config.yaml says how it began
+                wanted = "last"
+            resumed = checkpoint_lookup.find(str(wanted), self.root, self.name)
         if stage == "fit" and resumed is not None and any(noise.secure for noise in method.exchange.noises):
             raise ValueError(
                 "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "

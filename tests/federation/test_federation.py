@@ -131,3 +131,12 @@ def test_a_run_trains_where_gradients_are_switched_off(tmp_path, context):
     with context():
         found = fit(module, data, fedavg(), tmp_path / "off").state.global_model
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("ckpt_path", [None, "auto"])
+def test_an_evaluation_without_a_checkpoint_takes_the_last(tmp_path, ckpt_path):
+    """A run's config.yaml says how the run began, and may be given to ``lcfl test`` as it is."""
+    federation = Federation(1, accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path)
+    federation.fit(blobs_module(), blobs(4), fedavg())
+    last = federation.test(blobs_module(), blobs(4), fedavg())
+    assert federation.test(blobs_module(), blobs(4), fedavg(), ckpt_path) == last

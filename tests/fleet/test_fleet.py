@@ -431,7 +431,7 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(tmp_path, monk
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        (partial(lcfed, keep_offline_models=True), {}, "got keep_offline_models=true, but clients keep nothing"),
+        (partial(lcfed, keep_offline_models=True), {}, "LowRankCosine gives clients their models of a warm-up round"),
         (fedavg, {"fast_dev_run": True}, "trainer.fast_dev_run: it tries a run on one machine"),
     ],
 )

@@ -63,7 +63,7 @@ class ClientChoice(Clustering):
 
     def forget(self) -> None:
         """Forgets the last run."""
-        self._draw = 0  # the draw that the centres come from, for who reads a checkpoint
+        self._draw = 0  # the draw that the centres come from, for readers of a checkpoint
         self._least: list[int] = []  # for each tried draw, how often its least chosen model was chosen
         self._is_settled = self.max_redraws == 0 or self.num_clusters == 1
 
