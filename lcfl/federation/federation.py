@@ -78,7 +78,11 @@ class Federation(Settings):
         return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
 
     def validate(
-        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None = "last",
     ) -> dict[str, float]:
         """Evaluates every kind of model of a checkpoint on the clients' validation data; writes nothing.
 
@@ -86,12 +90,16 @@ class Federation(Settings):
             model: network and metrics.
             datamodule: the clients and their data.
             method: the method that was trained.
-            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name) or ``best``.
+            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name; None is the same) or ``best``.
         """
         return dict(self._launch("val", model, datamodule, method, ckpt_path)["metrics"])
 
     def test(
-        self, model: FederatedModule, datamodule: FederatedDataModule, method: Method, ckpt_path: str | Path = "last"
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        method: Method,
+        ckpt_path: str | Path | None = "last",
     ) -> dict[str, float]:
         """Evaluates every kind of model of a checkpoint on all local test sets; writes nothing.
 
@@ -99,7 +107,7 @@ class Federation(Settings):
             model: network and metrics.
             datamodule: the clients and their data.
             method: the method that was trained.
-            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name) or ``best``.
+            ckpt_path: the checkpoint: a path, ``last`` (the newest of this name; None is the same) or ``best``.
         """
         return dict(self._launch("test", model, datamodule, method, ckpt_path)["metrics"])
 
