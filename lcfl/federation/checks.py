@@ -131,7 +131,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.exchange.check(module.layout)
     method.local_update.check(module)
     _check_start(method)
-    _check_parameters(module)
+    _check_parameters(module, optimizer)
     _warn_of_hooks(module)
     _warn_of_feddyn(method)
     _warn_of_own_starts(method)
@@ -339,16 +339,15 @@ def warn_of_leavers(method: Method) -> None:
         )
 
 
-def _check_parameters(module: FederatedModule) -> None:
-    """Refuses parameters that are trained but are no part of a model, so that one client would go on with another's."""
-    outside = [
-        name for name, each in module.named_parameters() if each.requires_grad and not name.startswith("network.")
-    ]
-    if outside:
+def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
+    """Refuses an optimizer of parameters that are no part of a model: one client would go on with those of another."""
+    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    names = [name for name, each in module.named_parameters() if id(each) in trained]
+    if outside := [name for name in names if not name.startswith("network.")]:
         raise ValueError(
-            f"model: {type(module).__name__} has parameters outside of its network: {abbreviated(outside)}. They would "
-            "be neither sent nor saved, and each client would go on with those of another one. Make them a part of "
-            "model.network, or set requires_grad to False."
+            f"{type(module).__name__}.configure_optimizers: got parameters outside of the network: "
+            f"{abbreviated(outside)}. They would be neither sent nor saved, and each client would go on with those of "
+            "another one. Make them a part of model.network, or leave them out."
         )
 
 

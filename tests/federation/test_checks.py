@@ -653,13 +653,16 @@ def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_
         warn_of_idle_clusterings([LowRankCosine()], 0, 3, 5)  # its offline round takes place
 
 
-def test_a_parameter_outside_of_the_network_is_refused_unless_it_is_frozen():
-    module, method = linear_module(), Method(LocalTraining(1), FullModel(), GlobalMean())
-    module.temperature = nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match=r"FederatedModule has parameters outside of its network: temperature\. They"):
-        check_method(method, module, 5)
-    module.temperature.requires_grad_(False)
+def test_an_optimizer_of_parameters_outside_of_the_network_is_refused():
+    class Tempered(FederatedModule):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module, method = Tempered(partial(MLP, 4, [], 2)), Method(LocalTraining(1), FullModel(), GlobalMean())
     check_method(method, module, 5)
+    module.temperature = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match=r"Tempered.configure_optimizers: got parameters outside of the network: temp"):
+        check_method(method, module, 5)
 
 
 @pytest.mark.parametrize("other", [ChoiceBeforeTraining(4), HierarchicalUpdates(after=2, num_clusters=4)])
