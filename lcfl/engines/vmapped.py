@@ -55,8 +55,8 @@ class VmappedModule:
         self.module = module
         self._step = _Step(module)
         dtypes = {name: buffer.dtype for name, buffer in module.network.named_buffers()}
-        with_buffers = module.layout if module.buffer_layout is None else module.buffer_layout
-        self._buffers = [(name, shape, dtypes[name]) for name, shape, _ in with_buffers.buffers]
+        alone = module.layout.split_buffers()[1] if module.buffer_layout is None else module.buffer_layout
+        self._buffers = [(name, shape, alone.places[name], dtypes[name]) for name, shape, _ in alone.buffers]
 
     def parameters(self, models: Tensor) -> Named:
         """Copies the parameters in models ``[C, P + ...]``, by name. They require gradients."""
@@ -68,11 +68,10 @@ class VmappedModule:
 
     def buffers(self, vectors: Tensor) -> Named:
         """Copies the buffers in vectors ``[C, Q]``, by name."""
-        buffers, offset = {}, 0
-        for name, shape, dtype in self._buffers:
-            part = vectors[:, offset : offset + shape.numel()].reshape(-1, *shape)
+        buffers = {}
+        for name, shape, place, dtype in self._buffers:
+            part = vectors[:, place].reshape(-1, *shape)
             buffers[name] = part.to(dtype, copy=True, memory_format=torch.contiguous_format)
-            offset += shape.numel()
         return buffers
 
     def step(
