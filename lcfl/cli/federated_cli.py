@@ -34,7 +34,7 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs.result import Run
 
-__all__ = ["FederatedCLI", "class_paths", "instantiate", "instantiate_data", "instantiate_trainer", "main"]
+__all__ = ["FederatedCLI", "class_paths", "instantiate", "instantiate_data", "instantiate_trainer", "main", "refusal"]
 
 
 class SaveConfig(SaveConfigCallback):

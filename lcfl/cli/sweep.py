@@ -152,12 +152,14 @@ class Sweep:
         Raises:
             ValueError: if any of them would be refused; names each reason with its trials.
         """
+        waiting = [each for each in trials if not (self.root / each.name / "version_0" / "summary.json").is_file()]
+        if not waiting:
+            return
         from lcfl.cli.federated_cli import refusal  # imports torch, which a finished sweep does not need
 
         reasons: dict[str, list[str]] = {}
-        for trial in trials:
-            is_finished = (self.root / trial.name / "version_0" / "summary.json").is_file()
-            if not is_finished and (reason := refusal(self.command(trial))):
+        for trial in waiting:
+            if reason := refusal(self.command(trial)):
                 reasons.setdefault(reason, []).append(trial.name)
         if reasons:
             number = sum(map(len, reasons.values()))
