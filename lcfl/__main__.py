@@ -79,7 +79,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
     """Runs a command.
 
     An error that the user can fix is reported in one line and ends with status 1, an error in the user's code in two.
-    Ctrl-C outside of a round ends with status 130.
+    Ctrl-C outside of a round ends with status 130, SIGTERM with 143.
     """
     debug = bool(os.environ.get("LCFL_DEBUG"))
     before = warnings.showwarning
@@ -87,7 +87,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
         warnings.showwarning = _show_warning
     try:
         if words[0] in COMMANDS:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the command in the same way as Ctrl-C
+            signal.signal(signal.SIGTERM, _interrupt)
             import_module(COMMANDS[words[0]]).main(words[1:])
         else:
             # args and not words, because LightningCLI warns if it is given arguments that the process has, too.
@@ -96,8 +96,8 @@ def _run(words: list[str], args: list[str] | None) -> None:
     except BrokenPipeError:  # the reader, such as head, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
     except Exception as error:
         origin = _origin(error)
         if debug or not (origin or isinstance(error, _user_errors())):
@@ -109,6 +109,11 @@ def _run(words: list[str], args: list[str] | None) -> None:
         sys.exit(f"lcfl: error: {error}")
     finally:
         warnings.showwarning = before
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Ends a command in the same way as Ctrl-C; the status is that of the signal."""
+    raise KeyboardInterrupt(number)
 
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:

@@ -23,7 +23,7 @@ import lcfl.models
 from lcfl.core.callback import Callback
 from lcfl.methods.exchange.transforms import UploadTransform
 
-__all__ = ["CLASSES", "OTHERS", "classes", "closest", "with_modules"]
+__all__ = ["CLASSES", "OTHERS", "PARTS", "classes", "closest", "with_modules"]
 
 # The modules whose classes can be given by name alone, and the base of these classes. A misspelt name is compared with
 # their names.

@@ -1,10 +1,13 @@
 """LightningCLI for a `Federation`, with the option groups trainer, method, model and data."""
 
+import contextlib
 import functools
+import io
 import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +17,7 @@ import rich
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lcfl
 from lcfl.cli.layered_config import LayeredConfig, names_class
@@ -31,7 +34,16 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs.result import Run
 
-__all__ = ["FederatedCLI", "class_paths", "instantiate", "instantiate_data", "instantiate_trainer", "main"]
+__all__ = ["FederatedCLI", "class_paths", "instantiate", "instantiate_data", "instantiate_trainer", "main", "refusal"]
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml``. It is that of a run from the beginning, even if this one is resumed."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **options: Any) -> None:
+        started = config.clone()
+        started["ckpt_path"] = None
+        super().__init__(parser, started, **options)
 
 
 class FederatedCLI(LightningCLI):
@@ -64,6 +76,7 @@ class FederatedCLI(LightningCLI):
             "parser_kwargs": {"prog": "lcfl"},
             "auto_configure_optimizers": False,
             "load_from_checkpoint_support": False,  # its hooks would be pickled, with the whole CLI, for spawned ranks
+            "save_config_callback": SaveConfig,
             "save_config_kwargs": {"overwrite": True},
             # A user-defined class must be named in config.yaml, so that the run can be opened with the same class.
             "subclass_mode_model": model_class is not FederatedModule or names_class(words, "model"),
@@ -171,14 +184,36 @@ def main(args: list[str] | None = None) -> Run | dict[str, float]:
     Args:
         args: the arguments of the command line; None stands for those of this process.
     """
-    if not os.environ.get("LCFL_DEBUG"):  # messages about the seed are of no interest
-        for name in ("lightning.fabric", "lightning.pytorch"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    _quieten_lightning()
     ours = logging.getLogger("lcfl")
     if not ours.hasHandlers():
         ours.addHandler(logging.StreamHandler())
         ours.setLevel(logging.INFO)
     return FederatedCLI(args=args).result
+
+
+def refusal(args: list[str]) -> str:
+    """Returns why ``lcfl fit <args>`` would be refused before its data are read; an empty text if it would not be."""
+    _quieten_lightning()
+    printed = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")  # the run itself prints them
+            _CheckingCLI(args=["fit", *args])
+    except SystemExit:
+        message, _, _ = printed.getvalue().partition("lcfl: error: ")[2].strip().rpartition("\n")  # the last is --help
+        return message
+    except Exception as error:  # of any kind, because it may come from a user's class
+        return str(error) or type(error).__name__
+    return ""
+
+
+class _CheckingCLI(FederatedCLI):
+    """Checks the configuration of ``lcfl fit`` instead of training."""
+
+    def fit(self, **arguments: Any) -> None:
+        """Checks the parts together."""
+        self.trainer.check(*(arguments[part] for part in ("model", "datamodule", "method")))
 
 
 def instantiate(config: Path, with_weights: bool = False) -> tuple[FederatedModule, Method]:
@@ -261,6 +296,12 @@ def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"], r
 
     for table in evaluation_tables(metrics, stage, reported):
         rich.print(table)
+
+
+def _quieten_lightning() -> None:
+    if not os.environ.get("LCFL_DEBUG"):  # messages about the seed are of no interest
+        for name in ("lightning.fabric", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @rank_zero_only

@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
 from lcfl.cli.class_options import with_modules
+from lcfl.cli.type_errors import WORDS
 from lcfl.core.renamed import current_path, with_current_names
 
 __all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
@@ -195,6 +196,16 @@ def yaml_error(path: Path) -> str:
     return ""
 
 
+def _unusable(layer: Any) -> str:
+    """Returns why the content of a file is no configuration, else nothing."""
+    if isinstance(layer, dict) and "described" in layer:
+        return "describes a run that was started from Python. Test or resume it from Python, with its model and method"
+    if isinstance(layer, dict):
+        return ""
+    got = "is empty" if layer is None else f"holds {WORDS.get(type(layer).__name__, 'a value')}"
+    return f"{got}; a configuration is a mapping, such as trainer: {{rounds: 5}}"
+
+
 class LayeredConfig(ActionConfigFile):
     """The action of ``-c``. It drops what the layer replaces and then reads the layer as jsonargparse does.
 
@@ -214,6 +225,8 @@ class LayeredConfig(ActionConfigFile):
         if os.path.isfile(values) and (problem := yaml_error(Path(values))):
             parser.error(f"{values} is not valid YAML: {problem}.")
         folder, layer, of_method = "", _read(values), None
+        if os.path.isfile(values) and (problem := _unusable(layer)):
+            parser.error(f"{values} {problem}.")
         if not isinstance(cfg.get(self.dest), list):  # the first layer
             self._of_methods = {}
         if isinstance(layer, dict):

@@ -30,15 +30,16 @@ class Help(argparse._HelpAction):
 
     def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
         super().__init__(option_strings, dest, help="this help, or that of one option, group or class: see below")
-        self.nargs, self.metavar = "?", "PATH"
+        self.nargs, self.metavar = "*", "PATH"
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Prints the help and exits."""
+        path = " ".join(values)
         try:
             with restore_suppressed_required():  # no option counts as required while a command is parsed
-                text = described(parser, values) if values else parser.format_help()
+                text = described(parser, path) if path else parser.format_help()
         except ValueError as error:
-            parser.error(f"--help {values}: {error}")
+            parser.error(f"--help {path}: {error}")
         print(text, end="")
         parser.exit()
 
@@ -92,6 +93,8 @@ def described(parser: ArgumentParser, path: str) -> str:
     Raises:
         ValueError: if there is no such option or class.
     """
+    if len(words := path.split()) > 1:
+        raise ValueError(f"got {len(words)} names; --help is about one. Give one option, group or class.")
     name, _, kind = _short(path.lstrip("-")).partition("=")
     known = options(parser)
     nested = [_short(option) for option in CLASSES if _short(option) not in known]

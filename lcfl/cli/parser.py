@@ -18,13 +18,14 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lcfl.cli import option_help
-from lcfl.cli.class_options import CLASSES, classes, closest
+from lcfl.cli.class_options import CLASSES, PARTS, classes, closest
 from lcfl.cli.layered_config import as_layers
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core import renamed
 from lcfl.core.renamed import current_path
 from lcfl.core.validation import check_values
+from lcfl.federation.settings import in_place_of
 
 __all__ = ["Parser", "Seed", "check_given"]
 
@@ -133,7 +134,7 @@ def _missing(options: str) -> str:
     whole = configurations() / "quickstart.yaml"
     return (
         f"{options}: no value is given. Add a configuration with -c, such as {whole}, or one of each of the folders "
-        "data and methods next to it."
+        "data and methods next to it. That of a run is its config.yaml."
     )
 
 
@@ -144,18 +145,15 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
     for path in re.findall(r"\blcfl(?:\.\w+)+", message):
         if (now := current_path(path)) != path:
             return f"{option}: {path} is an import path of lcfl 0.1; its name is now {now}."
-    match = re.search(r"Expected a dot import path string: (\w+)", message)
-    if match and (takes_class or not is_union(message)):
-        if match[1] in renamed.RENAMED:
-            return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
-        known = list(classes(option))
-        ours = f"{closest(match[1], known)} Classes of lcfl: {', '.join(known)}; any other class" if known else " It"
-        return f"{option}: there is no class {match[1]!r}.{ours} needs its import path, package.module.Class."
+    if said := _without_class(option, message, takes_class):
+        return said
     if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name in dir(sys.modules[match[1]]) if not name.startswith("_")]
         return f"{option}: there is no {match[2]!r} in {match[1]}.{closest(match[2], known)}"
     if match := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         known = [action.dest for action in parser._actions if action.option_strings]
+        if instead := in_place_of(match[1].removeprefix("trainer.")):
+            return f"{message.strip()}.{instead}"
         return f"{message.strip()}.{closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
     if "does not correspond to a subclass of Callback" in message:
         got = message.rstrip().rpartition("Given value: ")[2]
@@ -173,6 +171,26 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
     if match := re.search(r"Option '(\w+)' is not accepted\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _unknown(option, match[2], match[1])
     return _located(without_types(message).strip())
+
+
+def _without_class(option: str, message: str, takes_class: bool) -> str:
+    """Returns a message about a class that is misspelt, or not named although its arguments are; else an empty text."""
+    if re.search(r"'init_args': .*\n\s*Subclass types expect one of|class_path='torch\.nn\.Module'\)$", message):
+        return f"{option}: got init_args, but no class. Add its class_path, or give this layer after one that names it."
+    match = re.search(r"Expected a dot import path string: (\w+)", message)
+    nested = re.search(r"Given value: NestedArg\(key='(\w+)\.(?:init_args\.)?([\w.]+)', val='(.*?)'\)", message)
+    if nested and (match or "Not a valid subclass" in message):
+        name, argument, value = f"--{option}.{nested[1]}", nested[2], nested[3]
+        return f"{option}: got {argument}={value} for no class. Name it first: {name}=CLASS {name}.{argument}={value}"
+    if match and (takes_class or not is_union(message)):
+        if match[1] in renamed.RENAMED:
+            return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
+        known = list(classes(option))
+        if places := [each for each in PARTS if match[1] in classes(each)]:
+            return f"{option}: {match[1]} is no class for this option, but for {' and '.join(places)}."
+        ours = f"{closest(match[1], known)} Classes of lcfl: {', '.join(known)}; any other class" if known else " It"
+        return f"{option}: there is no class {match[1]!r}.{ours} needs its import path, package.module.Class."
+    return ""
 
 
 def _located(message: str) -> str:

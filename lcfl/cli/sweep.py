@@ -146,6 +146,28 @@ class Sweep:
         words += [f"--seed_everything={trial.seed}", f"--trainer.default_root_dir={self.root}"]
         return [*words, f"--trainer.name={trial.name}"]
 
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Checks the configurations of the trials that are not finished, so that no sweep ends with a wrong one.
+
+        Raises:
+            ValueError: if any of them would be refused; names each reason with its trials.
+        """
+        waiting = [each for each in trials if not (self.root / each.name / "version_0" / "summary.json").is_file()]
+        if not waiting:
+            return
+        from lcfl.cli.federated_cli import refusal  # imports torch, which a finished sweep does not need
+
+        reasons: dict[str, list[str]] = {}
+        for trial in waiting:
+            if reason := refusal(self.command(trial)):
+                reasons.setdefault(reason, []).append(trial.name)
+        if reasons:
+            number = sum(map(len, reasons.values()))
+            lines = [f"\n  {abbreviated(names)}: {reason}" for reason, names in reasons.items()]
+            raise ValueError(
+                f"sweep: {number} of {len(trials)} configurations are refused, so nothing was started:{''.join(lines)}"
+            )
+
     def run(self, trials: Sequence[Trial], jobs: int = 1) -> list[FinishedRun | None]:
         """Runs the trials, and resumes those that were interrupted.
 
@@ -188,8 +210,8 @@ class Sweep:
 
     def tune(
         self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
-    ) -> Point:
-        """Returns the point with the best reported metric on validation data.
+    ) -> Point | None:
+        """Returns the point with the best reported metric on validation data; None if every trial failed.
 
         It is that of the kind of model that the method's paper reports first.
 
@@ -211,10 +233,14 @@ class Sweep:
         if finalists >= len(points):
             rounds = None  # the shorter trials would not exclude any point
         scores = self._scores(method, [Trial(method, point, seed, rounds) for point in points], jobs)
+        if not scores:
+            return None
         failed = f" ({len(points) - len(scores)} of them without a result)" * (len(scores) < len(points))
         if rounds is not None and finalists > 1:
             best = sorted(scores, key=lambda point: -scores[point].score)[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
+            if not scores:
+                return None
         chosen = max(scores, key=lambda point: round(scores[point].score, 6))  # of equals, the first
         words = " ".join(f"{option}={value}" for option, value in chosen)
         self.say(
@@ -232,7 +258,7 @@ class Sweep:
             )
         found = {trial.point: validation_of(run) for trial, run in zip(trials, runs, strict=True) if run}
         scores = {point: each for point, each in found.items() if each is not None}
-        if not scores:
+        if any(runs) and not scores:
             raise ValueError(
                 f"sweep: no trial of {method} has the reported metric on validation data; see the logs in {self.root}."
             )

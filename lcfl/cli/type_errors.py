@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["is_union", "without_types"]
+__all__ = ["WORDS", "is_union", "without_types"]
 
 WORDS = {
     "int": "a whole number",
@@ -12,6 +12,7 @@ WORDS = {
     "NoneType": "null",
     "null": "null",
     "dict": "a mapping",
+    "Mapping": "a mapping",
     "list": "a list",
     "tuple": "a list",
     "Iterable": "a list",
@@ -19,6 +20,7 @@ WORDS = {
 }
 NUMBERS = "a list of numbers"  # as which a tensor is written
 CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|'\w+' object)")
+NO_INTEGER = re.compile(r"(?:- )?invalid literal for int\(\) with base 10: ")
 NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
 NESTED = re.compile(  # a class that may be null, of which an argument may be null, too
@@ -49,7 +51,7 @@ def without_types(message: str) -> str:
     If one of several allowed types has a reason of its own, such as a class that refused its arguments, the reason
     alone is the message.
     """
-    message = PATH.sub(" ", CALLABLE.sub("", message))
+    message = NO_INTEGER.sub("expected a whole number, got ", PATH.sub(" ", CALLABLE.sub("", message)))
     message = NESTED.sub(r"\g<problem>", message)
     if match := NO_MAPPING.search(message):
         return f"{message[: match.start()]}expected a mapping as init_args, got {WORDS.get(match[1], match[1])}"

@@ -114,13 +114,13 @@ def with_state_keys(callbacks: Iterable["Callback"]) -> list[tuple[str, "Callbac
     return list(by_key.items())
 
 
-def check_hooks(callbacks: Iterable[object]) -> None:
+def check_hooks(callbacks: Iterable[object], option: str = "trainer.callbacks") -> None:
     """Raises a ValueError for a public ``on_*`` method that is not a hook or requires an argument it does not get."""
     for callback in callbacks:
         for name in dir(callback):
             if not name.startswith("on_"):
                 continue
-            where = f"trainer.callbacks: {type(callback).__name__}.{name}"
+            where = f"{option}: {type(callback).__name__}.{name}"
             if name not in HOOKS:
                 close = get_close_matches(name, HOOKS, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""

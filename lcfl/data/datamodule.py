@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +105,8 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         self.dataset, self.partition = dataset, partition
         self.batch_size, self.drop_last = batch_size, drop_last
+        check_instance("data.newcomers", newcomers, Real, " That many clients are drawn at random.")
+        check_instance("data.leavers", leavers or {}, Mapping)
         self.newcomers, self.leavers = newcomers, dict(leavers or {})
         self.protocols: list[str] = list(protocols)
         self.proxy = proxy
@@ -361,9 +363,10 @@ class FederatedDataModule(LightningDataModule):
                 stacklevel=3,
             )
         for client, number in self.leavers.items():
-            if not 0 <= client < self.num_clients or client in newcomers or number < 0:
+            are_numbers = isinstance(client, Integral) and isinstance(number, Integral)
+            if not are_numbers or not 0 <= client < self.num_clients or client in newcomers or number < 0:
                 raise ValueError(
-                    f"data.leavers: got client {client}, round {number}; allowed are client numbers from 0 to "
+                    f"data.leavers: got client {client!r}, round {number!r}; allowed are client numbers from 0 to "
                     f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
                 )
         if len(self.leavers) == self.num_initial_clients:

@@ -64,7 +64,7 @@ class StopFlag:
         elif self._asked:
             for child in multiprocessing.active_children():
                 child.kill()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         else:
             self._asked = True
             self._shared.fill_(number)

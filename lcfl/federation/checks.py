@@ -76,7 +76,7 @@ def number_of_clients(option: str, wanted: int | float, num_clients: int, num_ne
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuses callbacks of ``lightning.Trainer``, other objects, misspelt hooks, and a second `Checkpoint`.
+    """Refuses callbacks of ``lightning.Trainer``, clusterings, misspelt hooks, a second `Checkpoint`, other objects.
 
     Nothing would call a callback of ``lightning.Trainer``, and two `Checkpoint` would remove each other's files.
     """
@@ -88,6 +88,11 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 "lcfl.Callback."
             )
         check_instance("trainer.callbacks", callback, Callback)
+        if isinstance(callback, Clustering):
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} is a clustering, which is a part of the method. List it "
+                "in method.clustering."
+            )
     if (number := sum(isinstance(callback, Checkpoint) for callback in callbacks)) > 1:
         raise ValueError(
             f"trainer.callbacks: got {number} Checkpoint; allowed is one, because each would remove the files of the "
@@ -115,7 +120,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
             something other than one optimizer with finite settings.
     """
     optimizer = _checked_optimizer(module)
-    check_hooks(method.clustering)
+    check_hooks(method.clustering, "method.clustering")
     _check_rounds(method, num_clients)
     for clustering in method.clustering:
         clustering.check(num_clients)

@@ -130,6 +130,16 @@ class Federation(Settings):
             run.state, run.metrics  # noqa: B018 - reads the checkpoint and the summary back while they exist
         return run
 
+    def check(self, model: FederatedModule, datamodule: FederatedDataModule, method: Method) -> Schedule:
+        """Refuses what does not fit together, before any data are loaded; returns the schedule of the run."""
+        check_parts(model, datamodule, method)
+        schedule = self._schedule(datamodule)
+        check_method(method, model, datamodule.num_initial_clients)
+        if self.device_type == "cpu":
+            check_optimizer(model)
+        check_network(model, datamodule)
+        return schedule
+
     @gradients_on()
     @one_thread()  # before the first tensor, because a forked process may hang with more threads
     def _launch(
@@ -142,9 +152,7 @@ class Federation(Settings):
         transport: Transport | None = None,
     ) -> dict[str, Any]:
         """Checks what can be checked before launch, then starts the ranks; returns the result of rank 0."""
-        check_parts(model, datamodule, method)
-        schedule = self._schedule(datamodule)
-        check_method(method, model, datamodule.num_initial_clients)
+        schedule = self.check(model, datamodule, method)
         warn_of_idle_faults(datamodule.faults, self.rounds, method.exchange)
         if datamodule.leavers:
             warn_of_leavers(method)
@@ -152,9 +160,6 @@ class Federation(Settings):
             warn_of_late_leavers(datamodule.leavers, self.rounds)
             num_clients = datamodule.num_initial_clients
             warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)
-        if self.device_type == "cpu":
-            check_optimizer(model)
-        check_network(model, datamodule)
         wanted = None if ckpt_path is None else str(ckpt_path)
         if stage == "fit":
             resumed = checkpoint_lookup.find_if_any(wanted, self.root, self.name)

@@ -233,6 +233,12 @@ class Session:
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 f"Take the configuration in its run directory (config.yaml){instead}."
             )
+        done = checkpoint.read_manifest(resumed)["round"]
+        if self.stage == "fit" and done > self.schedule.rounds:
+            raise checkpoint.CheckpointError(
+                f"{resumed} has {done} rounds, but trainer.rounds, which counts them, too, is {self.schedule.rounds}. "
+                f"Set it to {done} or more, or resume an earlier checkpoint."
+            )
         sizes = self.data.num_clients, self.data.num_initial_clients
         loaded = checkpoint.read(resumed, new_store, expected(self.module, self.method, *sizes))
         if self.stage == "fit":

@@ -1,8 +1,11 @@
 """Settings of a federation: the options below ``trainer`` in a YAML file."""
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -18,7 +21,7 @@ from lcfl.distributed.placement import STRATEGIES, device_type
 from lcfl.federation.checks import check_callbacks
 from lcfl.methods.exchange import ModelKind
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "in_place_of"]
 
 Accelerator = Literal["auto", "cpu", "cuda", "gpu"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -29,6 +32,24 @@ NO_SPLITTING = (
 )
 MOST_ROUNDS = 10**7  # with more, no run would end
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
+CLIPPING = "an optimizer that clips gradients (docs/howto/network.md); trainer.max_update_norm limits uploads"
+ROUNDS = "trainer.rounds; what a client does in a round is steps or epochs of method.local_update"
+IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl
+    "max_epochs": ROUNDS,
+    "min_epochs": ROUNDS,
+    "max_steps": ROUNDS,
+    "min_steps": ROUNDS,
+    "limit_train_batches": "steps of method.local_update",
+    "limit_val_batches": "trainer.evaluate_clients",
+    "check_val_every_n_epoch": "trainer.evaluate_every",
+    "val_check_interval": "trainer.evaluate_every",
+    "gradient_clip_val": CLIPPING,
+    "gradient_clip_algorithm": CLIPPING,
+    "accumulate_grad_batches": "data.batch_size",
+    "sync_batchnorm": "model.buffer_policy",
+    "log_every_n_steps": "nothing, because every round is logged",
+    "deterministic": "nothing, because equal commands give equal bits",
+}
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
 
@@ -178,6 +199,29 @@ class Settings(CheckedFields):
             raise ValueError("trainer.precision: got 16-mixed on a CPU, which has no fast float16; use bf16-mixed.")
         if os.path.basename(self.name) != self.name or self.name in ("", ".", ".."):
             raise ValueError(f"trainer.name: got {self.name!r}; it must be the name of one folder.")
+
+
+def in_place_of(name: str) -> str:
+    """Returns a sentence about what to set in place of an option of lightning.Trainer; empty for any other name."""
+    return f" In place of this option of lightning.Trainer, set {IN_PLACE[name]}." if name in IN_PLACE else ""
+
+
+def _with_known_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Returns an ``__init__`` whose error for an unknown argument names the one to use."""
+    known = list(signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked(self: Settings, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                close = [f" Did you mean {each}?" for each in get_close_matches(name, known, n=1)]
+                raise TypeError(f"{type(self).__name__}: there is no {name}.{in_place_of(name) or ''.join(close)}")
+        init(self, *args, **options)
+
+    return checked
+
+
+Settings.__init__ = _with_known_names(Settings.__init__)  # type: ignore[method-assign]
 
 
 def _as_list(callbacks: Any) -> list[Any]:

@@ -4,10 +4,12 @@ Legend: P parameters, of which P_phi belong to the embedding; Q buffer entries; 
 """
 
 import copy
+import functools
 import hashlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -163,7 +165,9 @@ class FederatedModule(pl.LightningModule):
                 stacklevel=2,
             )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
-        self.optimizer = optimizer
+        # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
+        is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
+        self.optimizer = functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()

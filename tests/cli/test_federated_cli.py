@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
+from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from lightning.fabric.utilities import warnings as lightning_warnings
 
 import lcfl as package
 from lcfl import __main__
+from lcfl.distributed.stop_flag import handlers_kept
 from lcfl.runs import checkpoint
 from tests.helpers.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 
@@ -126,8 +129,14 @@ def test_a_resumed_run_continues_in_its_directory_and_ends_with_the_same_bits():
     first = lcfl(*FIT)
     resumed = lcfl(*FIT, "--trainer.rounds=4", "--ckpt_path=last")
     assert resumed.path.samefile(first.path) and not (first.path.parent / "version_1").exists()
-    assert yaml.safe_load((first.path / "config.yaml").read_text())["trainer"]["rounds"] == 4
+    saved = yaml.safe_load((first.path / "config.yaml").read_text())
+    assert saved["trainer"]["rounds"] == 4 and saved["ckpt_path"] is None
     assert equal(whole, resumed)
+    assert lcfl("fit", "-c", first.path / "config.yaml").path.name == "version_1"
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"has 4 rounds, but trainer\.rounds, .* is 3\. Set it to 4 or mo"
+    ):
+        lcfl(*FIT, "--trainer.rounds=3", f"--ckpt_path={first.path}")
 
 
 def test_a_checkpoint_is_given_by_its_path_or_as_last_or_best(tmp_path):
@@ -303,14 +312,13 @@ def test_a_signal_stops_a_run_after_its_round_with_the_status_of_the_signal(part
     assert package.load("logs/lcfl/version_0").summary()["rounds"] == 3
 
 
-def test_an_interrupt_outside_of_a_round_gives_status_130(monkeypatch):
-    def interrupted(args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lcfl.cli.federated_cli.main", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        __main__.main(["fit"])
-    assert ended.value.code == 130
+@pytest.mark.parametrize(("command", "number"), [("fit", SIGINT), ("sweep", SIGINT), ("sweep", SIGTERM)])
+def test_a_signal_outside_of_a_round_gives_its_status(monkeypatch, command, number):
+    module = "federated_cli" if command == "fit" else f"commands.{command}"
+    monkeypatch.setattr(f"lcfl.cli.{module}.main", lambda args: signal.raise_signal(number))
+    with handlers_kept(), pytest.raises(SystemExit) as ended:
+        __main__.main([command])
+    assert ended.value.code == 128 + number
 
 
 def test_fast_dev_run_of_the_quickstart_writes_no_files_and_prints_one_line(tmp_path, capsys):

@@ -233,6 +233,29 @@ def test_a_file_that_is_not_yaml_is_named(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# nothing", "is empty; a configuration is a mapping, such as trainer: {rounds: 5}."),
+        ("[1]", "holds a list; a configuration is a mapping"),
+        ("described: {}", "describes a run that was started from Python. Test or resume it from Python"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(capsys, tmp_path, text, says):
+    (tmp_path / "bad.yaml").write_text(text)
+    assert f"lcfl: error: bad.yaml {says}" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml")
+
+
+@pytest.mark.parametrize("option", ["method.local_update", "data.dataset", "model.network"])
+def test_arguments_before_their_class_are_refused(capsys, option):
+    group, name = option.split(".")
+    said = failure(capsys, "fit", "-c", f"{group}: {{{name}: {{init_args: {{size: 3}}}}}}", *SYNTHETIC, *FEDAVG)
+    assert said.startswith(
+        f"lcfl: error: {option}: got init_args, but no class. Add its class_path, or give this layer"
+    )
+    assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("data: [", "is not valid YAML: while"),

@@ -106,6 +106,8 @@ def test_the_command_prints_what_was_asked_for(capsys, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             lcfl("fit", *words)
         assert ended.value.code == 0 and said in capsys.readouterr().out
+    said = failure(capsys, "fit", "--help", "trainer", "model")
+    assert said.startswith("lcfl: error: --help trainer model: got 2 names;")
     said = failure(capsys, "fit", "--help", "trainer.round")
     assert said.startswith("lcfl: error: --help trainer.round: there is no such option. Did you mean trainer.rounds?")
     assert len(said.splitlines()) == 2

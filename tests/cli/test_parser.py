@@ -92,6 +92,12 @@ def test_an_unknown_key_is_reported_with_the_closest_one(capsys, words):
     assert len(said.splitlines()) == 2 and "lcfl fit --help" in said
 
 
+@pytest.mark.parametrize("words", [["--trainer.max_epochs=2"], ["-c", "trainer: {max_epochs: 2}"]])
+def test_an_option_of_the_lightning_trainer_is_reported_with_the_one_to_use(capsys, words):
+    said = failure(capsys, *FIT, *words)
+    assert "trainer.max_epochs" in said and "In place of this option of lightning.Trainer, set trainer.rounds;" in said
+
+
 @pytest.mark.parametrize(
     ("layer", "key"),
     [
@@ -211,6 +217,16 @@ def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
         ("--model.metrics={a: null}", "model.metrics: expected a class, got None in {'a': None}"),
         ("--method.clustering=3", "method.clustering: expected a list, got 3"),
         ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
+        ("--data.leavers={alice: 3}", "data.leavers: expected a whole number, got 'alice'\n"),
+        ("--data.leavers=[3]", "data.leavers: expected a mapping or null, got [3]\n"),
+        (
+            "--data.dataset=Table",
+            "data.dataset: Table is no class for this option, but for data.dataset.init_args.reader.",
+        ),
+        (
+            "--model.metrics.f1.init_args.task=x",
+            "model.metrics: got task=x for no class. Name it first: --model.metrics.f1=",
+        ),
         ("--model.network.hiden=3", "model.network: lcfl.models.MLP has no argument 'hiden'. Did you mean hidden"),
     ],
 )

@@ -21,8 +21,9 @@ def test_the_first_signal_is_recorded_and_the_second_ends_everything():
         assert flag.signal == 0
         signal.raise_signal(signal.SIGTERM)
         assert flag.signal == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(signal.SIGINT)
+        assert raised.value.args == (signal.SIGINT,), "the status of the process"
     assert handlers() == before
 
 

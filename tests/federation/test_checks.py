@@ -128,6 +128,7 @@ class Misspelt(Callback):
     [
         (LearningRateMonitor(), "trainer.callbacks: LearningRateMonitor is a callback of lightning.Trainer"),
         (Misspelt(), r"Misspelt.on_round_ends is not a hook.*Did you mean on_round_end\?"),
+        (LowRankCosine(2), r"trainer.callbacks: LowRankCosine is a clustering, .* List it in method\.clustering\.$"),
         (Checkpoint(monitor="val/own_split/personal/acc"), r"got 2 Checkpoint; allowed is one.*every_n_rounds and mon"),
     ],
 )
@@ -145,7 +146,7 @@ class Clusters(LowRankCosine):
     ("clustering", "words"),
     [
         (LowRankCosine(6), "num_clusters=6 for data.num_clients=5"),
-        (Clusters(2), r"Clusters.on_aggregate is not a hook.*Did you mean on_aggregated\?"),
+        (Clusters(2), r"method.clustering: Clusters.on_aggregate is not a hook.*Did you mean on_aggregated\?"),
     ],
 )
 def test_clustering_that_cannot_work_is_refused(clustering, words):

@@ -84,6 +84,23 @@ def test_objects_that_are_not_callbacks_or_loggers_are_named(settings, message):
         Federation(**settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        (
+            "max_epochs",
+            r"In place of this option of lightning.Trainer, set trainer\.rounds; .* epochs of method\.local_up",
+        ),
+        ("gradient_clip_val", r"In place of this option of lightning.Trainer, set an optimizer that clips gradients"),
+        ("round", r"Did you mean rounds\?$"),
+        ("nothing", "$"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_one_to_use(name, instead):
+    with pytest.raises(TypeError, match=rf"^Federation: there is no {name}\. ?{instead}"):
+        Federation(**{name: 3})
+
+
 def test_objects_of_another_class_are_named(tmp_path):
     data, module, method = blobs(), blobs_module(), fedavg()
     federation = Federation(default_root_dir=tmp_path)
@@ -103,6 +120,10 @@ def test_objects_of_another_class_are_named(tmp_path):
         TypeError, match=r"^data.dataset: got TensorDataset; .* Datasets makes one of your own data sets"
     ):
         blobs(dataset=TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+    with pytest.raises(
+        TypeError, match=r"^data.newcomers: got list; .* Real. That many clients are drawn at random\.$"
+    ):
+        blobs(newcomers=["alice"])
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,6 @@
 """The regularised loss of LCFed Eq. 2, and a module that both a federation and lightning.Trainer can train."""
 
+import pickle
 import warnings
 from functools import partial
 
@@ -134,7 +135,8 @@ def test_an_overridden_configure_optimizers_takes_effect(tmp_path):
 
 
 def test_the_default_optimizer_is_sgd_with_rate_0_01():
-    optimizer = FederatedModule(partial(MLP, 4, [5], 3)).configure_optimizers()
+    module = pickle.loads(pickle.dumps(FederatedModule(partial(MLP, 4, [5], 3))))  # as a spawned rank gets it
+    optimizer = module.configure_optimizers()
     assert isinstance(optimizer, torch.optim.SGD)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.01, 0)
 

@@ -113,19 +113,29 @@ def main(args: Sequence[str]) -> None:
 
     own = {method: given_to(method, grids) for method in methods}
     sweep = Sweep(options.out, options.config, others, own)
+    sweep.check(
+        [
+            Trial(method, point, seeds[0], options.tuning_rounds if len(points[method]) > 1 else None)
+            for method in methods
+            for point in points[method]
+        ]
+    )
     chosen = {
         method: sweep.tune(method, points[method], seeds[0], options.tuning_rounds, options.jobs, options.finalists)
         for method in methods
     }
-    trials = [Trial(method, chosen[method], seed) for method in methods for seed in seeds]
+    trials = [Trial(method, point, seed) for method, point in chosen.items() if point is not None for seed in seeds]
     runs = sweep.run(trials, options.jobs)
     paths = [str(run.path) for run in runs if run is not None]
     if paths:
         target = [] if options.target is None else [f"--target={options.target}"]
         compare.main([*paths, f"--out={options.out / 'comparison'}", *target])
     failed = [trial.name for trial, run in zip(trials, runs, strict=True) if run is None]
+    failed += [f"every trial of {method}" for method, point in chosen.items() if point is None]
     if failed:
-        raise ValueError(f"sweep: {len(failed)} of {len(trials)} runs failed: {', '.join(failed)}.")
+        wanted = len(methods) * len(seeds)
+        number = f"{wanted - len(paths)} of {wanted}" if paths else f"all {wanted}"
+        raise ValueError(f"sweep: {number} runs failed: {', '.join(failed)}; see the logs in {options.out}.")
 
 
 def _check(options: argparse.Namespace, methods: Sequence[str], seeds: Sequence[int]) -> None:

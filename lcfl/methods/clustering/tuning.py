@@ -104,9 +104,10 @@ class ClusterTuning(Clustering):
             raise ValueError(f"{name}: got lower={self.lower}, upper={self.upper}; 0 <= lower < upper must hold.")
         if self.literal and self.criterion != "ratio":
             raise ValueError(f"{name}: literal=true works with criterion=ratio only; set that, or literal=false.")
-        for option, least in (("interval", 1), ("cooldown", 0), ("min_clusters", 1), ("margin", 0)):
-            if getattr(self, option) < least:
-                raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {least}.")
+        least = {"start": 0, "interval": 1, "cooldown": 0, "min_clusters": 1, "margin": 0}
+        for option, value in least.items():
+            if getattr(self, option) is not None and getattr(self, option) < value:
+                raise ValueError(f"{name}: got {option}={getattr(self, option)}; it must be at least {value}.")
         self.forget()
 
     def forget(self) -> None:

@@ -60,7 +60,7 @@ class ControlledTraining(LocalTraining):
         if "control" not in downlink.payload:
             return output
         start, sgd = starting_model(self.start, state, downlink, engine.layout), known_sgd(engine.module, self)
-        rate = sgd.rate * self.lr_factor(data)
+        rate = sgd.rate * self.rate_scale(data)
         length = rate * normaliser(output.num_steps, sgd.momentum, sgd.dampening, sgd.nesterov)
         change = (start[:end] - output.model[:end]) / length - downlink.payload["control"]
         return replace(output, memory=_memory(state, engine.layout) + change, extras={"control_change": change})

@@ -33,11 +33,18 @@ class GradientStep(LocalUpdate):
 
     Args:
         rate: alpha.
+
+    Raises:
+        ValueError: for a negative rate.
     """
 
     start: ClassVar[str] = "own"
 
     rate: float
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"GradientStep: got rate={self.rate}; it must be at least 0.")
 
     def __call__(self, state: ClientState, downlink: Downlink, data: LocalData, engine: Engine) -> LocalOutput:
         """Takes one step from what the server sends."""

@@ -71,7 +71,7 @@ class MixtureTraining(LocalTraining):
         The loss is that of m_i.
         """
         assert state.model is not None, "the exchange keeps models at the clients"
-        end, sgd, factor = engine.layout.num_parameters, known_sgd(engine.module, self), self.lr_factor(data)
+        end, sgd, factor = engine.layout.num_parameters, known_sgd(engine.module, self), self.rate_scale(data)
         w = downlink.payload["model"].to(engine.device, copy=True)
         memory = torch.cat([state.model[:end], torch.tensor([self.alpha])]) if state.memory is None else state.memory
         v, alpha = memory.to(engine.device, copy=True).split([end, 1])

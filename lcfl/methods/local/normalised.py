@@ -73,7 +73,7 @@ class NormalisedTraining(LocalTraining):
         """Returns w_i as `LocalTraining` does, and a_i or (a_i, tau_i)."""
         trained = super().__call__(state, downlink, data, engine)
         sgd = known_sgd(engine.module, self)
-        rate = sgd.rate * self.lr_factor(data)
+        rate = sgd.rate * self.rate_scale(data)
         pull = rate * engine.module.cluster_weight if "centre" in downlink.payload else 0.0
         numbers = [normaliser(trained.num_steps, sgd.momentum, sgd.dampening, sgd.nesterov, pull)]
         if self.effective_steps == "steps":

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
+from sys import float_info
 from typing import ClassVar, Literal
 
 import torch
@@ -203,7 +205,7 @@ class LocalTraining(LocalUpdate):
         batches = batches[: engine.max_steps]
         correction = self.correction(state, downlink, engine.layout)
         pulls = Pulls(downlink.payload.get("centre"), downlink.payload.get("embedding"), correction)
-        model, loss, logged = engine.run_optimizer(start, batches, pulls, self.lr_factor(data), self.trained)
+        model, loss, logged = engine.run_optimizer(start, batches, pulls, self.rate_scale(data), self.trained)
         return LocalOutput(model, consumed, loss, logged, len(batches))
 
     @property
@@ -221,7 +223,21 @@ class LocalTraining(LocalUpdate):
         Override it for another schedule, with factors above 0. Warm-up rounds have negative numbers.
         The run of the head in `AlternatingTraining` and the fine-tuning in `FineTunedTraining` have `lr_decay` alone.
         """
-        return self.lr_decay ** max(data.round, 0)
+        return max(self.lr_decay ** max(data.round, 0), float_info.min)  # a long run would reach 0
+
+    def rate_scale(self, data: LocalData) -> float:
+        """Returns `lr_factor`, which may be the user's own.
+
+        Raises:
+            ValueError: if it is not a finite number above 0.
+        """
+        factor = self.lr_factor(data)
+        if not 0 < factor < inf:
+            raise ValueError(
+                f"{type(self).__name__}.lr_factor: got {factor} in round {data.round}; it must be a finite number "
+                "above 0."
+            )
+        return factor
 
     def _steps_and_epochs(self, data: LocalData) -> tuple[int | None, int | None]:
         """Returns the steps and epochs of this round, which are fewer if the client is a straggler."""

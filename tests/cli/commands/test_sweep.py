@@ -1,8 +1,12 @@
 """Tests what ``lcfl sweep`` refuses, and one complete sweep (slow, because it has four processes)."""
 
+import sys
+from functools import partial
+
 import pytest
 
 from lcfl.cli.commands import sweep
+from lcfl.cli.sweep import Sweep
 from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
 
 
@@ -41,6 +45,32 @@ def test_finalists_of_full_length_trials_give_a_warning():
         pytest.raises(FileNotFoundError),
     ):
         sweep.main(["--methods=nothing", "--finalists=2"])
+
+
+@pytest.mark.usefixtures("here")
+def test_all_configurations_are_checked_before_the_first_run(tmp_path, recwarn):
+    words = [*map(str, SYNTHETIC), "--methods=fedavg,lcfed,lg_fedavg", "--grid=fedavg:data.batch_size=8,a"]
+    words += ["--grid=lcfed:method.clustering.num_clusters=30", "--grid=lg_fedavg:method.exchange.global_layers=9"]
+    with pytest.raises(
+        ValueError, match=r"^sweep: 3 of 4 configurations are refused, so nothing was started:"
+    ) as error:
+        sweep.main(words)
+    _, *lines = str(error.value).splitlines()
+    assert lines[0] == "  fedavg-batch_size=a-seed0: data.batch_size: expected a whole number, got a"
+    assert lines[1].startswith("  lcfed-seed0: method.clustering: LowRankCosine got num_clusters=30")
+    assert lines[2].startswith("  lg_fedavg-seed0: method.exchange: SharedLayers: got 9 layers")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("here")
+def test_the_last_line_says_that_all_runs_failed(monkeypatch, recwarn):
+    failing = (sys.executable, "-c", "raise SystemExit(1)")
+    monkeypatch.setattr(sweep, "Sweep", partial(Sweep, program=failing))
+    words = [*map(str, SYNTHETIC), "--methods=fedavg,local", "--grid=fedavg:trainer.rounds=1,2", "--seeds=0,1"]
+    with pytest.raises(
+        ValueError, match=r"^sweep: all 4 runs failed: local-seed0, local-seed1, every trial of fedavg;"
+    ):
+        sweep.main(words)
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ from lcfl.methods.clustering import (
         ),
         (ClusterNumberTuning, {"interval": 0}, "interval=0; it must be at least 1"),
         (ClusterNumberTuning, {"cooldown": -1}, "cooldown=-1"),
+        (ClusterNumberTuning, {"start": -1}, "start=-1; it must be at least 0"),
         (ClusterNumberTuning, {"min_clusters": 0}, "min_clusters=0"),
         (ClusterNumberTuning, {"margin": -0.1}, "margin=-0.1"),
         (LowRankCosine, {"num_clusters": 0}, "LowRankCosine: got num_clusters=0; it must be at least 1"),

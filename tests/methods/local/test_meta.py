@@ -134,6 +134,8 @@ def test_rates_and_momentum_are_checked(arguments):
     text = r"method.local_update: got inner_lr=.*; allowed are rates >= 0 and a momentum"
     with pytest.raises(ValueError, match=text):
         MetaTraining(**{"steps": 1, **arguments})
+    with pytest.raises(ValueError, match=r"GradientStep: got rate=-1; it must be at least 0"):
+        GradientStep(-1)
 
 
 def test_without_an_outer_rate_the_optimizer_must_have_one():

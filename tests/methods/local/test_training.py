@@ -1,8 +1,9 @@
 """Tests of what a local run starts from, which batches it gets and how many samples it has consumed."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -206,6 +207,24 @@ def test_the_learning_rate_decays_with_the_training_round(number, scale):
     assert recorder.rate_scale == scale
     recorder, _ = run(LocalTraining(steps=1), local=data(round=number))
     assert recorder.rate_scale == 1.0
+
+
+def test_a_learning_rate_that_decays_for_long_stays_above_0():
+    recorder, _ = run(LocalTraining(steps=1, lr_decay=0.5), local=data(round=10**6))
+    assert 0 < recorder.rate_scale < 1e-300
+
+
+@pytest.mark.parametrize("factor", [0, -0.5, nan, inf])
+def test_a_factor_of_the_learning_rate_that_is_not_above_0_is_refused(factor):
+    @dataclass(frozen=True)
+    class Scheduled(LocalTraining):
+        def lr_factor(self, data):
+            return factor
+
+    with pytest.raises(
+        ValueError, match=rf"^Scheduled.lr_factor: got {factor} in round 3; it must be a finite number ab"
+    ):
+        run(Scheduled(steps=1), local=data(round=3))
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
