@@ -45,8 +45,9 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         sizes = [each for each in usual if each in known]
         raise ValueError(
             f"model.network: {network} cannot take inputs of shape {spec.shape} and type {spec.dtype}, "
-            f"which {dataset} provides ({type(error).__name__}: {error}). Set the network's "
-            f"arguments to fit{', e.g. ' * bool(sizes)}{' and '.join(sizes)}."
+            f"which {dataset} provides ({type(error).__name__}: {error}). lcfl tries it with two made-up inputs, all "
+            f"ones, which it must take, too. Set the network's arguments to fit{', e.g. ' * bool(sizes)}"
+            f"{' and '.join(sizes)}."
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
