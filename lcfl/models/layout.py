@@ -164,7 +164,8 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
             )
         raise ValueError(
             f"model.cut: the network {kind} has no layer {cut!r} with parameters; "
-            f"its layers are {', '.join(layers_of(names))}."
+            f"its layers are {', '.join(layers_of(names))}. Set it to the layer at which the decision head begins, "
+            f"e.g. model.cut={layers_of(names)[-1]}, or to null for no head."
         )
     if begin == 0 and not names[-1].startswith(f"{cut}."):
         warnings.warn(
