@@ -16,13 +16,20 @@ WORDS = {
     "tuple": "a list",
     "Iterable": "a list",
     "Sequence": "a list",
+    "Tensor": "a list of numbers",
 }
 CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|'\w+' object)")
 NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
+NO_TENSOR = re.compile(r"Not of type Tensor: .*")
 UNION = re.compile(
     r"Does not validate against any of the Union subtypes\s+Subtypes: .*\s+Errors:\n(?P<errors>.*?)"
     r"\n\s*Given value type: .*\s+Given value: (?P<got>.*?)(?:\. Got value: Namespace.*)?\s*$",
+    re.DOTALL,
+)
+NESTED = re.compile(  # an argument of several types, of a class that is one of several types
+    r"Does not validate against any of the Union subtypes\s+Subtypes: [^\n]*\s+Errors:\s+- (Problem with given "
+    r"class_path '[\w.]+':\s+Parser key \"[\w.]+\":\s+Does not validate .*?Given value: [^\n]*)\n.*",
     re.DOTALL,
 )
 ONE = re.compile(r"Expected an? (.+?)\. Got value: (.*?)(?:\. Got value: Namespace.*)?$", re.DOTALL)
@@ -43,7 +50,8 @@ def without_types(message: str) -> str:
     If one of several allowed types has a reason of its own, such as a class that refused its arguments, the reason
     alone is the message.
     """
-    message = PATH.sub(" ", CALLABLE.sub("", message))
+    message = NO_TENSOR.sub("Expected a Tensor", PATH.sub(" ", CALLABLE.sub("", message)))
+    message = NESTED.sub(r"\1", message)
     if match := NO_MAPPING.search(message):
         return f"{message[: match.start()]}expected a mapping as init_args, got {WORDS.get(match[1], match[1])}"
     if match := UNION.search(message):
@@ -55,8 +63,8 @@ def without_types(message: str) -> str:
         expected = [_word(reason) for reason in reasons]
         own = [reason for reason, word in zip(reasons, expected, strict=True) if word is None]
         words = list(dict.fromkeys(map(str, expected)))
-        if "a number" in words:  # any other number is one, too, and a tensor cannot be written in YAML
-            words = [word for word in words if word not in ("a whole number", "a class")]
+        if "a number" in words:  # any other number is one, too, and so is a tensor
+            words = [word for word in words if word not in ("a whole number", WORDS["Tensor"])]
         said = own[0] if own else f"expected {' or '.join(words)}, got {match['got']}"
         return message[: match.start()] + said
     if (match := ONE.search(message)) and (word := _word(f"Expected a {match[1]}")):

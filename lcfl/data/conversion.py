@@ -133,7 +133,8 @@ def as_input(value: Any, where: str, what: str = "an input") -> Tensor:
     if not isinstance(value, Tensor):
         try:
             array = np.array(value, order="C")  # copied, because torch requires writable memory
-            if array.dtype.kind in "US":
+            first = next(array.flat, None) if array.dtype.kind == "O" else None  # a column of pandas
+            if array.dtype.kind in "US" or isinstance(first, str):
                 raise ValueError("it is text; number its values, e.g. with numpy.unique(texts, return_inverse=True)")
             value = torch.from_numpy(array)
         except (TypeError, ValueError) as error:

@@ -97,11 +97,17 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 def check_parts(model: object, datamodule: object, method: object) -> None:
-    """Refuses objects of the wrong class as model, data module or method, which Python accepts.
+    """Refuses objects of the wrong class as model, data module or method, which Python accepts, and another dtype.
 
     Raises:
         TypeError: for the first object of another class.
+        ValueError: if tensors are not float32 by default.
     """
+    if torch.get_default_dtype() != torch.float32:
+        raise ValueError(
+            f"torch.set_default_dtype: got {torch.get_default_dtype()}; a federation computes in torch.float32. Set it "
+            "back, and choose the arithmetic of a training step with trainer.precision."
+        )
     check_instance("model", model, FederatedModule)
     check_instance("datamodule", datamodule, FederatedDataModule)
     check_instance("method", method, Method)

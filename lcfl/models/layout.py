@@ -60,7 +60,8 @@ class Layout:
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise ValueError(
                     f"model.network: parameter {name!r} is {parameter.dtype}; parameters must be torch.float32 "
-                    "(choose the arithmetic with trainer.precision)."
+                    "(choose the arithmetic with trainer.precision). Remove torch.set_default_dtype, or a call such as "
+                    ".double()."
                 )
             if parameter.requires_grad:
                 trained.append((name, parameter.shape))

@@ -288,6 +288,7 @@ def test_tensors_are_used_in_order():
             (torch.zeros(2, 1), ["cat", "dog"]),
             "test targets: list cannot become a tensor: it is text; number its values",
         ),
+        ((torch.zeros(2, 1), np.array(["a", "b"], dtype=object)), "test targets: ndarray cannot .* it is text; number"),
         (("text", [0]), "test inputs: an input must be a tensor, a numpy array or a list of numbers, got str"),
     ],
 )

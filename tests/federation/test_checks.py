@@ -385,6 +385,9 @@ def test_network_for_integers_is_tried_with_integers():
         return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
 
     check_network(FederatedModule(network, cut=None), tokens)
+    advice = r"\(RuntimeError: .*Or convert the inputs: \.float\(\) for numbers, \.long\(\) for tokens\.$"
+    with pytest.raises(ValueError, match=advice):
+        check_network(FederatedModule(partial(MLP, 3, [4], 2)), tokens)
     with pytest.raises(
         ValueError, match=r"MLP cannot take .* shape \(3,\) and type torch.int64, which Tensors provides"
     ):
@@ -693,6 +696,17 @@ def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_
         warnings.simplefilter("error")
         warn_of_idle_clusterings([RecursiveBipartition(min_round=2, stale_max=0)], 10, 5, 5)
         warn_of_idle_clusterings([LowRankCosine()], 0, 3, 5)  # its offline round takes place
+
+
+def test_another_default_dtype_is_refused():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match=r"parameters must be torch.float32 .* Remove torch.set_default_dtype"):
+            linear_module()
+        with pytest.raises(ValueError, match=r"torch.set_default_dtype: got torch.float64; a federation computes in"):
+            Federation(1, logger=False).fit(FederatedModule(lambda: linear().float()), blobs(), fedavg())
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_an_optimizer_of_parameters_outside_of_the_network_is_refused():
