@@ -134,8 +134,8 @@ def test_whole_numbers_beyond_int64_are_refused(tmp_path, x, y):
     name, value = ("x", x) if x > y else ("y", y)
     said = f"the array {name!r} holds {value}, which is too large for int64; renumber it"
     assert refused(tmp_path) == f"Folders: client 'ward_b': ROOT/ward_b.npz: {said}"
-    write_arrays(tmp_path / "ward_b.npz", x=arrays["x"] % 7, y=arrays["y"] % 7)
-    assert dataset(tmp_path).load().inputs.tolist() == [[1, x % 7]]
+    write_arrays(tmp_path / "ward_b.npz", x=arrays["x"] % 7, y=arrays["y"][:, 1])
+    assert dataset(tmp_path).load().inputs.tolist() == [[1, x % 7]] and dataset(tmp_path).classes == (str(y),)
 
 
 def test_a_damaged_file_is_refused(tmp_path):

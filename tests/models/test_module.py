@@ -247,7 +247,7 @@ def test_a_negative_weight_is_refused(name, value):
 
 
 def test_an_unknown_cut_is_refused():
-    with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'"):
+    with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'.* e.g. model.cut=decision, or to null"):
         linear_module(cut="fc")
 
 

@@ -94,7 +94,8 @@ class Arrays(Reader):
                 f"{self.inputs!r} has the shape {shape} and {self.targets!r} {targets.shape}; the first number must be "
                 "the number of samples of both",
             )
-        _refuse_large(part, path, targets, self.targets)
+        if _kind(targets) == WHOLES:  # numbers of classes may be of any size
+            _refuse_large(part, path, targets, self.targets)
         if targets.dtype.kind == "f":
             targets = _as_float32(targets)
             refuse_non_finite(part, path, targets, partial(_place, self.targets))
