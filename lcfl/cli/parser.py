@@ -31,8 +31,8 @@ __all__ = ["Parser", "Seed", "check_given"]
 
 # Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
-
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
+NEEDS = r"the following arguments are required: ([\w, ]+)"
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -170,6 +170,8 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         return f"{option}: got {match[1]}; allowed are {match[2]} and its subclasses."
     if match := re.search(r"Option '(\w+)' is not accepted\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _unknown(option, match[2], match[1])
+    if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
+        return _needed(option, match[2], match[1])
     return _located(without_types(message).strip())
 
 
@@ -208,9 +210,13 @@ def _located(message: str) -> str:
         return message
     if kind and (match := re.match(r"Option '(\w+)' is not accepted", message)):
         return _unknown(option, kind, match[1])
-    if kind and (match := re.match(r"the following arguments are required: (.+)", message)):
-        return f"{option}: {kind} needs {match[1]}: set {option}.init_args.{match[1].split(', ')[0]}."
+    if kind and (match := re.match(NEEDS, message)):
+        return _needed(option, kind, match[1])
     return f"{option}: {without_types(message)}"
+
+
+def _needed(option: str, kind: str, arguments: str) -> str:
+    return f"{option}: {kind} needs {arguments}: set {option}.init_args.{arguments.split(', ')[0]}."
 
 
 def _unknown(option: str, kind: str, argument: str) -> str:

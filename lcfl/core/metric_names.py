@@ -4,12 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 
-__all__ = ["MODEL_KINDS", "SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_reserved"]
+__all__ = ["MODEL_KINDS", "SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_of_server", "is_reserved"]
 
 MODEL_KINDS = ("personal", "cluster", "global", "after_local")  # in the order in which tables show them
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
 BY_SERVER = ("comm/", "time/", "cluster/", "val/", "test/", "fault/")  # how names begin that the server logs
 OF_ROUNDS = ("round", "train/failed_clients", "train/dropped_clients", "train/refused_clients")  # which it logs, too
+OF_SERVER = (  # the names that no callback may log, apart from those that begin like a measurement
+    *("train/loss", *OF_ROUNDS, "comm/down_bytes", "comm/up_bytes", "comm/total_bytes"),
+    *("cluster/moved", "cluster/moved_untrained", "cluster/stability", "cluster/ari"),
+)
 TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.distributed.trivial_baseline`
 
 
@@ -92,3 +96,11 @@ def added_metrics(names: Iterable[str], reported: str = "acc") -> list[str]:
 def is_reserved(name: str) -> bool:
     """Returns whether a row of metrics has this name from the server, so that a module may not log it."""
     return name.startswith(BY_SERVER) or name in OF_ROUNDS
+
+
+def is_of_server(name: str) -> bool:
+    """Returns whether the server writes a metric of this name, so that a callback may not log it.
+
+    A clustering logs names that begin with ``cluster/``, among them ``cluster/count`` in a round before training.
+    """
+    return name.startswith(("time/", "val/", "test/", "fault/")) or name in OF_SERVER

@@ -63,6 +63,8 @@ def read_item(
     if not (isinstance(item, tuple | list) and len(item) == 2):
         got = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise ValueError(f"{where} is a {got}; an item must be a pair: return input, target")
+    _refuse_several(item[0], f"{where}: an input")
+    _refuse_several(item[1], f"{where}: a target")
     if not is_class:
         return as_input(item[0], where), as_targets(item[1], where)
     label = as_integers(item[1])
@@ -72,6 +74,15 @@ def read_item(
             "are not classes, leave num_classes out."
         )
     return as_input(item[0], where), torch.tensor(int(label))
+
+
+def _refuse_several(value: Any, what: str) -> None:
+    """Raises a ``ValueError`` for several tensors in place of one, which would be stacked if their shapes are equal."""
+    if isinstance(value, tuple | list) and any(isinstance(each, Tensor | np.ndarray) and each.ndim for each in value):
+        raise ValueError(
+            f"{what} is a {type(value).__name__} of {len(value)} tensors; it must be one tensor. Join them, e.g. "
+            "torch.stack([ids, mask]) or torch.cat([image.flatten(), age]), and take them apart in the network or loss"
+        )
 
 
 def as_targets(value: Any, where: str) -> Tensor:
@@ -121,7 +132,11 @@ def as_input(value: Any, where: str, what: str = "an input") -> Tensor:
         )
     if not isinstance(value, Tensor):
         try:
-            value = torch.from_numpy(np.array(value, order="C"))  # copied, because torch requires writable memory
+            array = np.array(value, order="C")  # copied, because torch requires writable memory
+            first = next(array.flat, None) if array.dtype.kind == "O" else None  # a column of pandas
+            if array.dtype.kind in "US" or isinstance(first, str):
+                raise ValueError("it is text; number its values, e.g. with numpy.unique(texts, return_inverse=True)")
+            value = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {type(value).__name__} cannot become a tensor: {error}") from error
     tensor: Tensor = value.detach().cpu()

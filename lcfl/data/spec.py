@@ -28,6 +28,6 @@ class SampleSpec:
     target_dtype: torch.dtype = torch.int64
 
     def blank(self, number: int) -> tuple[Tensor, Tensor]:
-        """Returns inputs ``[number, ...]`` and targets ``[number, ...]`` of zeros."""
-        inputs = torch.zeros(number, *self.shape, dtype=self.dtype)
+        """Returns inputs ``[number, ...]`` of ones, because zeros often mean padding, and targets of zeros."""
+        inputs = torch.ones(number, *self.shape, dtype=self.dtype)
         return inputs, torch.zeros(number, *self.target_shape, dtype=self.target_dtype)

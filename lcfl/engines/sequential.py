@@ -19,7 +19,7 @@ from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.layout import Part
 from lcfl.models.metrics import weight_in_loss
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, check_gradient, loss_of_step
 
 __all__ = ["SequentialEngine"]
 
@@ -105,6 +105,7 @@ class SequentialEngine:
                 batch = self._training_batch(indices)
                 with self.fabric.autocast():
                     loss = loss_of_step(module, batch, number)
+                check_gradient(module, loss)
                 step(loss)
                 losses.append(loss.detach())
         check_steps(losses)
@@ -207,6 +208,7 @@ class SequentialEngine:
         batch = self._training_batch(indices)
         with module.collecting() as logged, self.fabric.autocast():
             loss = loss_of_step(module, batch, number)
+        check_gradient(module, loss)
         parameters = module.trained_parameters()
         slopes = self._slopes(loss, parameters, create_graph=direction is not None)
         if direction is not None:

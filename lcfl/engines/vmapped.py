@@ -12,7 +12,7 @@ from torch.func import functional_call
 from lcfl.core import rng
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.tracing import Unsupported
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
+from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, check_gradient, loss_of_step
 
 __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 
@@ -108,6 +108,7 @@ class VmappedModule:
         mapped = torch.vmap(one, in_dims=(0, 0, dims, 0, 0), randomness="error")
         try:
             output: StepOutput = mapped(parameters, buffers, pulls, inputs, targets)
+            check_gradient(module, output.losses)
             return output
         finally:
             module.pulls = NO_PULLS
@@ -166,7 +167,8 @@ class VmappedModule:
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 self.step(parameters, self.buffers(kept.to(device)), inputs, targets)
             scores = self.scores(parameters, self.buffers(kept.to(device)), inputs)
-            far = torch.cat([inputs[:, :1], 10 * inputs[:, 1:]], dim=1)
+            factor = 10 if spec.dtype.is_floating_point else 1  # another token may not exist
+            far = torch.cat([inputs[:, :1], factor * inputs[:, 1:]], dim=1)
             first = self.scores(parameters, self.buffers(kept.to(device)), far)[:, :1]
         except Exception as error:
             if "random operation" in str(error):

@@ -39,11 +39,11 @@ __all__ = [
     "warn_of_leavers",
 ]
 
-# Lightning's Trainer calls these hooks of a module for a step or a metric; a federation does not call them.
+# Lightning's Trainer calls these methods of a module; a federation does not call them.
 TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
-TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "on_before_optimizer_step", "on_before_zero_grad"]
-TRAINER_HOOKS += ["on_before_backward", "on_after_backward", "on_train_batch_start", "on_train_batch_end"]
-TRAINER_HOOKS += ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"]
+TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device", "setup", "teardown"]
+TRAINER_HOOKS += ["prepare_data", "configure_model", "configure_callbacks"]
+TRAINER_HOOKS += [name for name in dir(FederatedModule) if name.startswith("on_")]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -102,11 +102,17 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 def check_parts(model: object, datamodule: object, method: object) -> None:
-    """Refuses objects of the wrong class as model, data module or method, which Python accepts.
+    """Refuses objects of the wrong class as model, data module or method, which Python accepts, and another dtype.
 
     Raises:
         TypeError: for the first object of another class.
+        ValueError: if tensors are not float32 by default.
     """
+    if torch.get_default_dtype() != torch.float32:
+        raise ValueError(
+            f"torch.set_default_dtype: got {torch.get_default_dtype()}; a federation computes in torch.float32. Set it "
+            "back, and choose the arithmetic of a training step with trainer.precision."
+        )
     check_instance("model", model, FederatedModule)
     check_instance("datamodule", datamodule, FederatedDataModule)
     check_instance("method", method, Method)
@@ -137,6 +143,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.local_update.check(module)
     _check_start(method)
     _check_parameters(module, optimizer)
+    _check_automatic(module)
     _warn_of_hooks(module)
     _warn_of_feddyn(method)
     _warn_of_own_starts(method)
@@ -353,6 +360,15 @@ def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
             f"{type(module).__name__}.configure_optimizers: got parameters outside of the network: "
             f"{abbreviated(outside)}. They would be neither sent nor saved, and each client would go on with those of "
             "another one. Make them a part of model.network, or leave them out."
+        )
+
+
+def _check_automatic(module: FederatedModule) -> None:
+    """Refuses manual optimization: the engines, and many methods, take the steps from the loss that a step returns."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"model: {type(module).__name__} sets automatic_optimization=False, but in a federation lcfl takes the "
+            "steps. Remove it, return the loss from training_step, and the optimizer from configure_optimizers."
         )
 
 

@@ -43,10 +43,14 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         known = inspect.signature(type(module.network)).parameters
         usual = ("in_features",) if len(spec.shape) == 1 else ("in_channels", "image_size")
         sizes = [each for each in usual if each in known]
+        types = (
+            "" if spec.dtype.is_floating_point else " Or convert the inputs: .float() for numbers, .long() for tokens."
+        )
         raise ValueError(
             f"model.network: {network} cannot take inputs of shape {spec.shape} and type {spec.dtype}, "
-            f"which {dataset} provides ({type(error).__name__}: {error}). Set the network's "
-            f"arguments to fit{', e.g. ' * bool(sizes)}{' and '.join(sizes)}."
+            f"which {dataset} provides ({type(error).__name__}: {error}). lcfl tries it with two made-up inputs, all "
+            f"ones, which it must take, too. Set the network's arguments to fit{', e.g. ' * bool(sizes)}"
+            f"{' and '.join(sizes)}.{types}"
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"

@@ -60,7 +60,8 @@ class Layout:
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise ValueError(
                     f"model.network: parameter {name!r} is {parameter.dtype}; parameters must be torch.float32 "
-                    "(choose the arithmetic with trainer.precision)."
+                    "(choose the arithmetic with trainer.precision). Remove torch.set_default_dtype, or a call such as "
+                    ".double()."
                 )
             if parameter.requires_grad:
                 trained.append((name, parameter.shape))
@@ -163,8 +164,9 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
                 f"there; the layers with parameters of their own are {', '.join(layers_of(names))}."
             )
         raise ValueError(
-            f"model.cut: the network {kind} has no layer {cut!r} with parameters; its layers are "
-            f"{', '.join(layers_of(names))}. Name the layer at which the decision head begins, or give null for none."
+            f"model.cut: the network {kind} has no layer {cut!r} with parameters; "
+            f"its layers are {', '.join(layers_of(names))}. Set it to the layer at which the decision head begins, "
+            f"e.g. model.cut={layers_of(names)[-1]}, or to null for no head."
         )
     if begin == 0 and not names[-1].startswith(f"{cut}."):
         warnings.warn(

@@ -8,6 +8,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core.metric_names import SUMMARIES, Reported
+from lcfl.core.validation import check_instance
 
 __all__ = [
     "CLASS_LOSSES",
@@ -28,9 +29,16 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
     Targets that the loss ignores do not count in the accuracy.
 
     Raises:
+        TypeError: for anything other than metrics by name.
         ValueError: for a name that lcfl uses itself.
     """
-    for name in metrics:
+    if not isinstance(metrics, Mapping | MetricCollection):
+        raise TypeError(
+            f"model.metrics: got {type(metrics).__name__}; it must be a dict of metrics by name, e.g. "
+            "{'f1': MulticlassF1Score(10)}."
+        )
+    for name, metric in metrics.items():
+        check_instance(f"model.metrics.{name}", metric, Metric)
         if "/" in name or name == "loss" or name.endswith(SUMMARIES):
             raise ValueError(
                 f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "

@@ -31,7 +31,7 @@ from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, rep
 from lcfl.models.pretrained import load_weights
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "loss_of_step"]
+__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "check_gradient", "loss_of_step"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
@@ -105,12 +105,12 @@ class FederatedModule(pl.LightningModule):
             Only with ``average`` are buffers sent, counted, and seen by a method.
 
     Raises:
-        ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step
-            or optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit
-            into memory, a factory whose networks share parameters, a file `init_from` that does not fit the network,
-            a pattern that covers nothing, a network without a trained parameter, an unknown `buffer_policy`, a metric
-            with a name that lcfl uses itself, or a reported metric that is not measured or of which nobody says whether
-            larger is better.
+        ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step or
+            optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit into
+            memory, a factory whose networks share parameters, an optimizer that is an object, a file `init_from` that
+            does not fit the network, a pattern that covers nothing, a network without a trained parameter, an unknown
+            `buffer_policy`, a metric with a name that lcfl uses itself, or a reported metric that is not measured or of
+            which nobody says whether larger is better.
 
     Attributes:
         layout: the layout of a model's flat vector, which holds what is trained: ``[P + Q]`` with ``average``, else
@@ -165,6 +165,12 @@ class FederatedModule(pl.LightningModule):
                 stacklevel=2,
             )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
+        if isinstance(optimizer, Optimizer):
+            name = type(optimizer).__name__
+            raise ValueError(
+                f"model.optimizer: got a finished {name}; it must be a factory of optimizers, because every local run "
+                f"makes a new one. Pass e.g. functools.partial(torch.optim.{name}, lr=0.01)."
+            )
         # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
         is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
         self.optimizer = functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
@@ -172,9 +178,7 @@ class FederatedModule(pl.LightningModule):
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
         check_instance("model.loss", self.loss, nn.Module)
-        for name, metric in (metrics or {}).items():
-            check_instance(f"model.metrics.{name}", metric, Metric)
-        self.metrics = metric_collection(metrics or {}, report, self.loss)
+        self.metrics = metric_collection({} if metrics is None else metrics, report, self.loss)
         self.has_accuracy_alone = report == "acc" and not metrics
         self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}
         self.reported = reported_metric(report, larger_is_better, self.directions)
@@ -184,6 +188,27 @@ class FederatedModule(pl.LightningModule):
         keep_apart(self.metrics)
         self.pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch under ``lightning.Trainer``. A federation has none, and reading it there is a ValueError."""
+        self._check_counted("current_epoch")
+        return super().current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """The step under ``lightning.Trainer``. A federation has none, and reading it there is a ValueError."""
+        self._check_counted("global_step")
+        return super().global_step
+
+    def _check_counted(self, name: str) -> None:
+        """Refuses to read a number that would always be 0."""
+        if self._trainer is None:
+            raise ValueError(
+                f"self.{name}: only lightning.Trainer counts it. In a federation, batch_idx is the number of the step "
+                "in a client's local run, and what changes from round to round belongs to the local update (its "
+                "lr_decay or lr_factor)."
+            )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the network's outputs ``[B, ...]``, such as class scores ``[B, classes]``."""
@@ -375,6 +400,18 @@ def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tens
             'a dict that has it as "loss".'
         )
     return loss
+
+
+def check_gradient(module: FederatedModule, loss: Tensor) -> None:
+    """Refuses the loss of a training step that does not depend on a trained parameter.
+
+    Within torch.vmap, a loss does not say whether it does.
+    """
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ValueError(
+            f"{type(module).__name__}.training_step: the loss has no gradient, because it does not depend on a trained "
+            "parameter. Compute it from self(inputs), without detach, item, argmax or torch.no_grad."
+        )
 
 
 @torch.no_grad()

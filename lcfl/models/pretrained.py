@@ -1,6 +1,7 @@
 """Loading of weights that were trained elsewhere."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ def load_weights(network: nn.Module, path: str | Path, but: Sequence[str] | None
     """Fills a network, including its buffers, from a file with a state dict.
 
     The file is one that ``torch.save(network.state_dict(), path)`` or the package safetensors wrote. It can hold
-    numbers but never code. The state dict may be the entry ``state_dict`` or ``model`` of a dict. If all names of
-    either side begin with the same component (``module.conv1.weight``) and those of the other side do not, it is left
-    out. Layers to which peft has added an adapter are found under their names without it.
+    numbers but never code. The state dict may be the entry ``state_dict`` or ``model`` of a dict. First components that
+    all names of a side have in common (``module.conv1.weight``) are left out on either side if more names agree then.
+    Layers to which peft has added an adapter are found under their names without it.
 
     Args:
         network: the network.
@@ -75,16 +76,18 @@ def _check_fit(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], faul
 def _renamed(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
     """Returns the entries of a file under the names that the network has for them."""
     names = list(names)
-    name_of = dict(zip(_bare(names, state), names, strict=True))
-    return {name_of.get(bare, bare): each for bare, each in zip(_bare(state, name_of), state.values(), strict=True)}
+    pairs = product(_shortened(names), _shortened(state))
+    ours, theirs = max(pairs, key=lambda pair: len(set(pair[0]) & set(pair[1])))  # of equals the first
+    name_of = dict(zip(ours, names, strict=True))
+    return {name_of.get(name, name): each for name, each in zip(theirs, state.values(), strict=True)}
 
 
-def _bare(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Returns names without what peft inserts, and without a first component that all have and no other name has."""
-    bare = [name.replace(ADAPTED, "") for name in names]
-    first = {name.partition(".")[0] for name in bare if "." in name}
-    shared = first.pop() + "." if len(first) == 1 and all("." in name for name in bare) else ""
-    return bare if any(other.startswith(shared) for other in others) else [name.removeprefix(shared) for name in bare]
+def _shortened(names: Iterable[str]) -> list[list[str]]:
+    """Returns names without what peft inserts, then also without 1, 2, ... first components that all names share."""
+    parts = [name.replace(ADAPTED, "").split(".") for name in names]
+    layers = zip(*(each[:-1] for each in parts), strict=False)  # the last component of a name always stays
+    num_shared = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, layers))
+    return [[".".join(each[start:]) for each in parts] for start in range(num_shared + 1)]
 
 
 def _read(path: str | Path) -> Mapping[str, Tensor]:

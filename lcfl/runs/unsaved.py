@@ -44,9 +44,11 @@ class UnsavedMemory:
 
 def _contents(part: object) -> dict[str, bytes]:
     """Returns the pickled attributes of a part, by name, without those that a checkpoint holds."""
-    if isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict:
-        return {}
-    saved = {f"_{name}" for name in getattr(part, "remembers", ())}
+    saved: set[str] = set()
+    if isinstance(part, Callback):
+        if type(part).state_dict is not Callback.state_dict:
+            return {}
+        saved = {f"_{name}" for name in part.remembers}
     return {name: _pickled(value) for name, value in vars(part).items() if name not in saved}
 
 

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 WORST_SHARE = 0.1
+LOSS = "train/loss"
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,14 @@ class Evaluation:
 def training_metrics(trained: Sequence[LocalOutput]) -> dict[str, float]:
     """Returns the mean loss of the clients, and the means of what their training steps logged.
 
-    A loss that is not finite does not count. The server learns it only of clients whose uploads have noise.
+    A loss that is not finite does not count. The server learns it only of clients whose uploads have noise. What a step
+    has logged as ``train/loss`` does not count, because this is the name of the loss that it returns.
     """
     values: dict[str, list[float]] = {}
     for output in trained:
-        losses = {} if output.loss is None or not isfinite(output.loss) else {"train/loss": output.loss}
-        for name, value in (losses | dict(output.logged)).items():
+        losses = {} if output.loss is None or not isfinite(output.loss) else {LOSS: output.loss}
+        logged = {name: value for name, value in output.logged.items() if name != LOSS}
+        for name, value in (losses | logged).items():
             values.setdefault(name, []).append(value)
     return {name: float(np.mean(of_clients)) for name, of_clients in values.items()}
 

@@ -18,6 +18,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.messages import Downlink
+from lcfl.core.metric_names import is_of_server
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
@@ -122,8 +123,11 @@ class Server:
         """Adds a metric to the row of the current round, or to the final metrics during the last evaluation.
 
         Raises:
-            ValueError: from ``on_round_logged`` and ``on_fit_end``, when the row has already been written.
+            ValueError: for a name that lcfl logs itself, and from ``on_round_logged`` and ``on_fit_end``, when the row
+                has already been written.
         """
+        if is_of_server(name):
+            raise ValueError(f"server.log({name!r}): lcfl logs this name itself; give another one, such as my/{name}.")
         if self._is_written:
             raise ValueError(
                 f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "
@@ -131,9 +135,9 @@ class Server:
             )
         self._row[name] = float(value)
 
-    def add(self, name: str, value: float) -> None:
+    def _add(self, name: str, value: float) -> None:
         """Adds `value` to a metric of the row, which training and extra rounds share."""
-        self.log(name, self._row.get(name, 0.0) + value)
+        self._row[name] = self._row.get(name, 0.0) + value
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
@@ -146,6 +150,9 @@ class Server:
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
         self.call("on_fit_start")
+        for callback in self.callbacks:
+            if type(callback).state_dict is Callback.state_dict:
+                callback.state_dict()  # refuses a name in `remembers` that has no attribute
         self._unsaved = self._unsaved_memory()
         warmup_rounds = self.method.warmup_rounds(self.data.num_initial_clients)
         while self.state.round < 0 and not self.stop_signal:
@@ -246,7 +253,7 @@ class Server:
             if faulty := self.data.population.faulty:
                 self._row |= fault_metrics(state, list(faulty))
         if self.schedule.client_dropout:
-            self.add("train/dropped_clients", 0)
+            self._add("train/dropped_clients", 0)
 
         state.round += 1
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
@@ -282,14 +289,14 @@ class Server:
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
             self._row |= training_metrics([result.output for result in received.results.values()])
-        self.add("train/failed_clients", received.num_failed)
+        self._add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
-            self.add("train/refused_clients", received.num_refused)
+            self._add("train/refused_clients", received.num_refused)
         if num_lost := len(dropped) + received.num_lost:
-            self.add("train/dropped_clients", num_lost)
-        self.add("comm/down_bytes", down_bytes)
-        self.add("comm/up_bytes", received.up_bytes)
-        self.log("comm/total_bytes", self.state.total_bytes)
+            self._add("train/dropped_clients", num_lost)
+        self._add("comm/down_bytes", down_bytes)
+        self._add("comm/up_bytes", received.up_bytes)
+        self._row["comm/total_bytes"] = float(self.state.total_bytes)
         return received.results
 
     def _unsaved_memory(self) -> UnsavedMemory:
@@ -388,9 +395,7 @@ class Server:
         Rows of warm-up rounds go only to the table.
         """
         end = time.perf_counter()
-        self.log("time/round_s", end - begin)
-        self.log("time/logging_s", self._logging_s)
-        row, self._row = self._row, {}
+        row, self._row = self._row | {"time/round_s": end - begin, "time/logging_s": self._logging_s}, {}
         self.table.append(number, row)
         if number >= 0:
             for logger in self.loggers:
@@ -411,4 +416,4 @@ class Server:
         """Logs the seconds spent inside as ``time/<what>_s``."""
         begin = time.perf_counter()
         yield
-        self.add(f"time/{what}_s", time.perf_counter() - begin)
+        self._add(f"time/{what}_s", time.perf_counter() - begin)

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from jsonargparse import Namespace
 from torch import nn
 
@@ -202,6 +203,9 @@ def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
     assert len(said.splitlines()) == 2
 
 
+WEIGHT = "model.loss.init_args.weight: expected a list of numbers or null, got ['a']"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -214,6 +218,11 @@ def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
         ("--trainer.clients_per_round=abc", "trainer.clients_per_round: expected a number, got abc"),
         ("--data.batch_size=x", "data.batch_size: expected a whole number, got x"),
         ("--trainer.final_models=[foo]", "trainer.final_models: Expected one of ['personal', 'cluster', 'global', "),
+        ("--model.loss={class_path: CrossEntropyLoss, init_args: {weight: [a]}}", WEIGHT),
+        (
+            "--model.network=MLP",
+            "model.network: lcfl.models.MLP needs in_features: set model.network.init_args.in_features",
+        ),
         ("--model.metrics={a: null}", "model.metrics: expected a class, got None in {'a': None}"),
         ("--method.clustering=3", "method.clustering: expected a list, got 3"),
         ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
@@ -234,6 +243,12 @@ def test_a_value_of_a_wrong_type_is_reported_with_what_was_expected(capsys, word
     said = failure(capsys, *FIT, words)
     assert said.startswith(f"lcfl: error: {message}")
     assert len(said.splitlines()) == 2
+
+
+def test_weights_of_classes_are_a_list_of_numbers(built, tmp_path):
+    loss = "{class_path: CrossEntropyLoss, init_args: {weight: [1, 2, 0.5, 1, 1, 1, 1, 3]}}"
+    model = built(f"--model.loss={loss}")["model"]
+    assert torch.equal(model.loss.weight, torch.tensor([1, 2, 0.5, 1, 1, 1, 1, 3]))
 
 
 def test_arguments_of_a_function_that_is_named_elsewhere_are_explained(capsys):

@@ -81,6 +81,20 @@ def test_logging_after_the_row_is_written_is_an_error(tmp_path, kind):
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    "name", ["round", "train/loss", "train/failed_clients", "comm/up_bytes", "time/mine", "val/mine", "cluster/moved"]
+)
+def test_names_that_lcfl_logs_are_refused(tmp_path, name):
+    class Replaces(Callback):
+        def on_uploads(self, server):
+            server.log(name, 1.0)
+
+    with pytest.raises(
+        ValueError, match=rf"server\.log\('{name}'\): lcfl logs this name itself; give another one, such"
+    ):
+        fit(blobs_module(), blobs(4), fedavg(), tmp_path, callbacks=[Replaces()])
+
+
 def test_a_misspelt_hook_is_an_error_with_a_suggestion():
     class Typo(Callback):
         def on_round_ended(self, state):
@@ -143,7 +157,6 @@ class Keeps(Callback):
     [
         ({"best": 0.5, "mean": torch.zeros(408)}, None),
         ({"best": None, "mean": None}, None),
-        ({"best": None}, r"Keeps: remembers names 'mean', but there is no self\._mean. Set it in forget"),
         ({"best": 3, "mean": None}, r"Keeps\.best: got 3; it must be"),
         (
             {"best": None, "mean": torch.zeros(5)},
@@ -158,3 +171,14 @@ def test_what_is_remembered_is_checked_when_it_is_saved(tmp_path, kept, words):
         return
     with pytest.raises(ValueError, match=words):
         fit(blobs_module(), blobs(4), fedavg(), tmp_path, **options)
+
+
+def test_what_is_remembered_must_exist_before_the_first_round(tmp_path):
+    class First(Callback):
+        def on_round_start(self):
+            pytest.fail("a round has begun")
+
+    with pytest.raises(
+        ValueError, match=r"Keeps: remembers names 'mean', but there is no self\._mean. Set it in forget"
+    ):
+        fit(blobs_module(), blobs(4), fedavg(), tmp_path, callbacks=[Keeps(best=None), First()])

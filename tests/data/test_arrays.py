@@ -127,6 +127,17 @@ def test_targets_that_are_not_finite_are_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("x", "y"), [(2**63, 0), (5, 2**64 - 1)])
+def test_whole_numbers_beyond_int64_are_refused(tmp_path, x, y):
+    arrays = {name: np.array([[1, value]], dtype=np.uint64) for name, value in {"x": x, "y": y}.items()}
+    write_arrays(tmp_path / "ward_b.npz", **arrays)
+    name, value = ("x", x) if x > y else ("y", y)
+    said = f"the array {name!r} holds {value}, which is too large for int64; renumber it"
+    assert refused(tmp_path) == f"Folders: client 'ward_b': ROOT/ward_b.npz: {said}"
+    write_arrays(tmp_path / "ward_b.npz", x=arrays["x"] % 7, y=arrays["y"][:, 1])
+    assert dataset(tmp_path).load().inputs.tolist() == [[1, x % 7]] and dataset(tmp_path).classes == (str(y),)
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     write_arrays(tmp_path / "a.npz", **FIRST)
     (tmp_path / "ward_b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])

@@ -62,7 +62,10 @@ LABEL = r"a label must be one integer: return input, int\(label\)"
         (("text", 0), r"item 0 of train: an input must be a tensor, a numpy array or a list of numbers, got str"),
         (({"x": 1}, 0), "item 0 of train: an input must be .* got dict"),
         (([[1, 2], [3]], 0), "item 0 of train: list cannot become a tensor: .*"),
-        ((["a", "b"], 0), "item 0 of train: list cannot become a tensor: .*"),
+        ((["a", "b"], 0), "item 0 of train: list cannot become a tensor: it is text; number its values, e.g. with"),
+        (((torch.zeros(2), torch.ones(2)), 0), "item 0 of train: an input is a tuple of 2 tensors; it must be one ten"),
+        (([np.zeros(2), torch.ones(3)], 0), r"item 0 of train: an input is a list of 2 tensors.*torch.stack\(\[ids"),
+        ((torch.zeros(2), (torch.ones(2), torch.ones(2))), "item 0 of train: a target is a tuple of 2 tensors"),
     ],
 )
 def test_errors_name_the_unusable_item_and_the_remedy(item, words):

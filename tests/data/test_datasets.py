@@ -284,6 +284,11 @@ def test_tensors_are_used_in_order():
         (torch.zeros(3, 1), r"test must be a pair \(inputs, targets\), got Tensor"),
         ((torch.zeros(3, 1), torch.zeros(3, 1)), r"targets of train and test must be alike, got .* \(3, 1\)"),
         ((torch.zeros(3, 1), torch.tensor(1)), r"inputs \[S, ...\] and targets \[S, ...\], got shapes .* \(\)"),
+        (
+            (torch.zeros(2, 1), ["cat", "dog"]),
+            "test targets: list cannot become a tensor: it is text; number its values",
+        ),
+        ((torch.zeros(2, 1), np.array(["a", "b"], dtype=object)), "test targets: ndarray cannot .* it is text; number"),
         (("text", [0]), "test inputs: an input must be a tensor, a numpy array or a list of numbers, got str"),
     ],
 )

@@ -228,7 +228,14 @@ def test_user_defined_parts_may_find_a_model_elsewhere():
         check_method(Method(local_update, exchange, GlobalMean()), linear_module(), 5)
 
 
-HOOKS = ["optimizer_step", "on_train_batch_start", "on_after_batch_transfer", "test_step"]
+HOOKS = [
+    "optimizer_step",
+    "on_train_batch_start",
+    "on_after_batch_transfer",
+    "test_step",
+    "on_train_epoch_end",
+    "setup",
+]
 
 
 @pytest.mark.parametrize("names", [*([name] for name in HOOKS), ["validation_step", "on_before_optimizer_step"]])
@@ -238,6 +245,16 @@ def test_hooks_of_lightning_trainer_are_a_warning(names):
     with pytest.warns(UserWarning, match=f"^model: Derived defines {', '.join(names)}, which lightning.T") as caught:
         check_method(fedavg(), derived(linear), 5)
     assert len(caught) == 1
+
+
+def test_manual_optimization_is_refused():
+    class Manual(FederatedModule):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.automatic_optimization = False
+
+    with pytest.raises(ValueError, match=r"^model: Manual sets automatic_optimization=False, .* return the loss from"):
+        check_method(fedavg(), Manual(linear), 5)
 
 
 # networks and losses
@@ -329,12 +346,37 @@ def test_metrics_and_losses_that_want_another_type_of_the_same_targets_say_so():
         ({"loss": nn.functional.mse_loss}, "model.loss: got function; it must be an instance of Module."),
         ({"loss": nn.MSELoss}, "model.loss: got the class MSELoss, not an instance of it"),
         ({"metrics": {"f1": MulticlassF1Score}}, "model.metrics.f1: got the class MulticlassF1Score, not an instance"),
+        (
+            {"metrics": [MulticlassF1Score(8)]},
+            "model.metrics: got list; it must be a dict of metrics by name, e.g. {'f",
+        ),
     ],
 )
 def test_losses_and_metrics_are_objects(options, says):
     with pytest.raises(TypeError) as caught:
         FederatedModule(partial(MLP, 16, [4], 8), **options)
     assert str(caught.value).startswith(says)
+
+
+class Recurrent(nn.Module):
+    """Reads series whose last channel is 1 where they have values and 0 in the padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.decision = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        lengths = inputs[..., -1].sum(dim=1).long()
+        packed = nn.utils.rnn.pack_padded_sequence(inputs[..., :-1], lengths, batch_first=True, enforce_sorted=False)
+        return self.decision(self.lstm(packed)[1][0][-1])
+
+
+def test_network_that_refuses_empty_series_is_tried_with_full_ones():
+    series = Tensors((torch.randn(6, 5, 3), torch.tensor([0, 1] * 3)))
+    check_network(FederatedModule(Recurrent), blobs(dataset=series))
+    made_up = r"Fussy cannot take inputs .*lcfl tries it with two made-up inputs, all ones, which it must take"
+    with pytest.raises(ValueError, match=made_up):
+        check_network(FederatedModule(partial(Fussy, 16, 8), cut=None), blobs())
 
 
 def test_network_for_integers_is_tried_with_integers():
@@ -344,6 +386,9 @@ def test_network_for_integers_is_tried_with_integers():
         return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
 
     check_network(FederatedModule(network, cut=None), tokens)
+    advice = r"\(RuntimeError: .*Or convert the inputs: \.float\(\) for numbers, \.long\(\) for tokens\.$"
+    with pytest.raises(ValueError, match=advice):
+        check_network(FederatedModule(partial(MLP, 3, [4], 2)), tokens)
     with pytest.raises(
         ValueError, match=r"MLP cannot take .* shape \(3,\) and type torch.int64, which Tensors provides"
     ):
@@ -652,6 +697,17 @@ def test_a_clustering_that_needs_everyone_is_not_warned_about_if_everyone_takes_
         warnings.simplefilter("error")
         warn_of_idle_clusterings([RecursiveBipartition(min_round=2, stale_max=0)], 10, 5, 5)
         warn_of_idle_clusterings([LowRankCosine()], 0, 3, 5)  # its offline round takes place
+
+
+def test_another_default_dtype_is_refused():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match=r"parameters must be torch.float32 .* Remove torch.set_default_dtype"):
+            linear_module()
+        with pytest.raises(ValueError, match=r"torch.set_default_dtype: got torch.float64; a federation computes in"):
+            Federation(1, logger=False).fit(FederatedModule(lambda: linear().float()), blobs(), fedavg())
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_an_optimizer_of_parameters_outside_of_the_network_is_refused():

@@ -144,7 +144,7 @@ REFUSED = {
     ),
     "an own network without the layer": (
         layer("model: {network: own.Headless}"),
-        ["model.cut", "Headless", "'decision'", "its layers are body", "or give null for none"],
+        ["model.cut", "Headless", "'decision'", "its layers are body", "e.g. model.cut=body, or to null for no head"],
     ),
     "too few scores": (
         ["--model.network.init_args.num_classes=5"],

@@ -12,9 +12,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torchmetrics.classification import MulticlassAccuracy
 
 from lcfl.core import rng
+from lcfl.distributed.client_output import ClientOutputError
 from lcfl.models import MLP
 from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
-from tests.helpers.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear_module
+from tests.helpers.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear, linear_module
 
 
 def flat(tensors):
@@ -149,6 +150,7 @@ def test_lightnings_trainer_trains_the_module_with_the_same_data(tmp_path):
     trainer = pl.Trainer(max_epochs=1, limit_train_batches=10, num_sanity_val_steps=0, **options)
     trainer.fit(module, data)
     assert not torch.equal(module.layout.pack(module.network), before)
+    assert (module.global_step, module.current_epoch) == (10, 1)
 
     def by_hand(sets):
         inputs, targets = data.samples.batch(torch.cat([torch.from_numpy(each) for each in sets]), torch.device("cpu"))
@@ -233,6 +235,12 @@ def test_a_finished_network_is_refused():
         FederatedModule(MLP(4, [5], 3))
 
 
+def test_a_finished_optimizer_is_refused():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(ValueError, match=r"model.optimizer: got a finished SGD; it must be a factory .*functools.part"):
+        FederatedModule(linear, optimizer)
+
+
 @pytest.mark.parametrize("name", ["cluster_weight", "global_weight"])
 @pytest.mark.parametrize("value", [-0.1, float("nan")])
 def test_a_negative_weight_is_refused(name, value):
@@ -241,7 +249,7 @@ def test_a_negative_weight_is_refused(name, value):
 
 
 def test_an_unknown_cut_is_refused():
-    with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'"):
+    with pytest.raises(ValueError, match=r"model.cut: .*no layer 'fc'.* e.g. model.cut=decision, or to null"):
         linear_module(cut="fc")
 
 
@@ -290,6 +298,27 @@ def test_a_step_that_returns_no_loss_is_refused(returned, got):
 
     with pytest.raises(ValueError, match=rf"^Other.training_step: got {got}; it must return the loss, .* one number"):
         loss_of_step(Other(partial(MLP, 16, [4], 8)), (torch.zeros(2, 16), torch.zeros(2)))
+
+
+def test_a_loss_that_does_not_depend_on_the_parameters_is_refused(tmp_path):
+    class Detached(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx).detach()
+
+    message = r"Detached.training_step: the loss has no gradient, because it does not depend on a trained parameter"
+    with pytest.raises(ClientOutputError, match=message):
+        fit(Detached(partial(MLP, 16, [4], 8)), blobs(4), fedavg(steps=1), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["current_epoch", "global_step"])
+def test_what_only_a_trainer_counts_cannot_be_read_in_a_federation(tmp_path, name):
+    class Counts(FederatedModule):
+        def training_step(self, batch, batch_idx=0):
+            return super().training_step(batch, batch_idx) * (1 + getattr(self, name))
+
+    message = rf"self.{name}: only lightning.Trainer counts it. In a federation, batch_idx .* lr_factor"
+    with pytest.raises(ClientOutputError, match=message):
+        fit(Counts(partial(MLP, 16, [4], 8)), blobs(4), fedavg(steps=1), tmp_path)
 
 
 @pytest.mark.parametrize(

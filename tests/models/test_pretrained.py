@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -109,6 +110,16 @@ def test_names_of_a_wrapper_and_of_adapters_are_left_out(tmp_path):
     assert torch.equal(network.model.decision["base_layer"].weight, content["decision.weight"])
     assert torch.equal(network.model.embedding.fc1.bias, content["embedding.fc1.bias"])
     assert "model.decision.base_layer.weight" in given and len(given) == 4
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "model.model.", "module.model.", "model.module."])
+@pytest.mark.parametrize("network", [partial(MLP, 4, [3], 2), Wrapped], ids=["plain", "wrapped"])
+def test_first_components_that_all_names_share_may_differ(tmp_path, network, prefix):
+    content, network = state(), network()
+    load_weights(network, saved(tmp_path, prefixed(prefix, content)), ["*lora_*"] * isinstance(network, Wrapped))
+    for name, value in network.state_dict().items():
+        plain = name.removeprefix("model.").replace("base_layer.", "")
+        assert plain not in content or torch.equal(value, content[plain]), name
 
 
 def test_exceptions_keep_what_they_have(tmp_path):

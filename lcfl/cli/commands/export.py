@@ -1,10 +1,15 @@
 """``lcfl export RUN --model cluster --cluster 2``: writes one trained model to a file."""
 
 import argparse
+import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
@@ -45,8 +50,8 @@ def main(args: Sequence[str]) -> None:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run.
-        ValueError: if the run's method has no such model, if there is no such client or cluster, or if the client is in
-            another cluster.
+        ValueError: if the run's method has no such model, if there is no such client or cluster, if the client is in
+            another cluster, or if torch cannot export the network.
     """
     options = parser().parse_args(args)
     check_new(options.out)
@@ -56,9 +61,24 @@ def main(args: Sequence[str]) -> None:
         if options.format == "state_dict":
             torch.save(network.state_dict(), path)
         else:
-            dataset = instantiate_data(options.run / "config.yaml").dataset
-            example = torch.zeros(2, *dataset.shape, dtype=dataset.dtype)
-            program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+            example, _ = instantiate_data(options.run / "config.yaml").dataset.spec.blank(2)
             with path.open("wb") as file:
-                torch.export.save(program, file)
+                torch.export.save(_exported(network, example), file)
     print(f"written to {options.out}")
+
+
+def _exported(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """Returns a network as a program for any batch size. Strict tracing understands more of Python, and is slower."""
+    export = partial(torch.export.export, network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # to which torch prints whole graphs
+            warnings.simplefilter("ignore")
+            with suppress(Exception):
+                return export()
+            return export(strict=True)
+    except Exception as error:  # of any kind, because the network may be the user's own
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"--format: torch.export cannot export {type(network).__name__} for any batch size "
+            f"({type(error).__name__}: {reason}). Use --format state_dict, or lcfl.load(run).model(...) in Python."
+        ) from None

@@ -94,6 +94,8 @@ class Arrays(Reader):
                 f"{self.inputs!r} has the shape {shape} and {self.targets!r} {targets.shape}; the first number must be "
                 "the number of samples of both",
             )
+        if _kind(targets) == WHOLES:  # numbers of classes may be of any size
+            _refuse_large(part, path, targets, self.targets)
         if targets.dtype.kind == "f":
             targets = _as_float32(targets)
             refuse_non_finite(part, path, targets, partial(_place, self.targets))
@@ -113,11 +115,18 @@ class Arrays(Reader):
                         values = file[self.inputs]
                 except Exception as error:
                     refuse_unreadable(part, path, error)
+                _refuse_large(part, path, values, self.inputs)
                 own = rows[at : at + len(values)]
                 own[...] = _as_float32(values) if dtype == torch.float32 else values
                 refuse_non_finite(part, path, own, partial(_place, self.inputs))
                 at += len(values)
         return inputs
+
+
+def _refuse_large(part: PartFiles, path: str, values: NDArray[Any], name: str) -> None:
+    """Refuses whole numbers beyond int64, which would become negative."""
+    if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
+        refuse(part.client, path, f"the array {name!r} holds {values.max()}, which is too large for int64; renumber it")
 
 
 def _header(path: str, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

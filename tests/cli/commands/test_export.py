@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import lcfl
 from lcfl.cli.commands import export, predict
@@ -56,6 +57,37 @@ def test_a_program_accepts_any_batch_size(run):
     for number in (1, 5):
         expected = run.model("cluster", cluster=1)(INPUTS[:number])
         torch.testing.assert_close(module(INPUTS[:number]), expected)
+
+
+class LastStep(nn.Module):
+    """Reads series whose last channel is 1 where they have values and 0 in the padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(2, 4, batch_first=True)
+
+    def forward(self, inputs):
+        lengths = inputs[..., -1].sum(dim=1).long()
+        return self.lstm(inputs[..., :-1])[0][torch.arange(len(inputs)), lengths - 1]
+
+
+class Branching(LastStep):
+    def forward(self, inputs):
+        return super().forward(inputs if inputs.sum() > 3 else 2 * inputs)
+
+
+def test_a_network_that_asks_for_its_batch_size_is_exported():
+    network, inputs = LastStep().eval(), torch.ones(5, 3, 3)
+    module = export._exported(network, torch.ones(2, 3, 3)).module()
+    torch.testing.assert_close(module(inputs), network(inputs))
+
+
+def test_a_network_that_cannot_be_exported_is_refused_in_one_line(capfd):
+    with pytest.raises(
+        ValueError, match=r"^--format: torch.export cannot export Branching .*Use --format state_dict"
+    ) as e:
+        export._exported(Branching().eval(), torch.ones(2, 3, 3))
+    assert len(str(e.value).splitlines()) == 1 and "def forward" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("main", [export.main, predict.main])

@@ -1,10 +1,12 @@
 """What a local update remembers for a client is there when the client takes part again, also in a resumed run."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import GlobalMean
@@ -27,13 +29,14 @@ class Averaging(LocalTraining):
 
 
 class Adam(GlobalMean):
-    """Remembers a moment in an attribute, which no checkpoint holds."""
+    """Remembers a moment in an attribute, which no checkpoint holds, although `remembers` names it."""
 
-    moment = 0.0
+    remembers: ClassVar[Forms] = {"moment": object}
+    _moment = 0.0
 
     def __call__(self, state: FederationState, uploads, layout):
         super().__call__(state, uploads, layout)
-        self.moment = 0.5 * self.moment + state.global_model
+        self._moment = 0.5 * self._moment + state.global_model
 
 
 def method():
@@ -77,6 +80,6 @@ def test_memory_that_no_checkpoint_holds_is_warned_of_once(tmp_path):
         rounds=4, clients_per_round=5, accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, name="run"
     )
     adam = Method(LocalTraining(steps=1), FullModel(), Adam())
-    with pytest.warns(UserWarning, match="Adam has changed its attribute moment, which no checkpoint holds") as caught:
+    with pytest.warns(UserWarning, match="Adam has changed its attribute _moment, which no checkpoint holds") as caught:
         federation.fit(blobs_module(), blobs(), adam)
     assert sum("no checkpoint holds" in str(each.message) for each in caught) == 1
