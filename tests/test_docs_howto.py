@@ -88,6 +88,9 @@ def test_block_as_written(followed, here, capsys, monkeypatch, page, block):
     assert result.metrics and result.path.is_dir()
     if block == "spread":
         assert "train/spread" in (result.path / "metrics.csv").read_text().partition("\n")[0]
+    if block == "weighted":
+        loss = instantiate(result.path / "config.yaml")[0].loss
+        assert loss.weight.tolist() == [1] * 8 + [3] * 2
     if block == "split":
         assert result.state.initial.numel() == 650
 
@@ -193,6 +196,18 @@ def test_ditto_sends_one_model_and_keeps_another(here, recwarn):
     assert torch.equal(state.global_model, fedavg.global_model), "the pull concerns the personal models only"
     assert not torch.equal(state.clients[3].model, state.global_model)
     assert not [warning for warning in recwarn if "has no effect" in str(warning.message)]
+
+
+def test_the_exchange_of_losses_sends_one_number_more_than_a_model(here):
+    write_files("method", here)
+    words = ["--trainer.rounds=2", "--trainer.devices=1", "--trainer.logger=false"]
+    run = federated_cli.main([*FIT, "fairer_mean.yaml", *words])
+    model = run.state.global_model
+    assert run.summary()["total_bytes"] == 2 * 10 * 4 * (2 * len(model) + 1)
+    equal = federated_cli.main([*FIT, "fairer_mean.yaml", *words, "--method.aggregation.power=0"]).state.global_model
+    fedavg = str(ROOT / "configs/methods/fedavg.yaml")
+    mean = federated_cli.main([*FIT, fedavg, *words, "--method.aggregation.weights=uniform"]).state.global_model
+    assert torch.equal(equal, mean) and not torch.equal(model, mean)
 
 
 def test_clusters_of_heads_are_the_true_groups(here):

@@ -93,6 +93,39 @@ def test_python_block_as_written(tmp_path, monkeypatch, page, rounds):
     assert names["run"].metrics
 
 
+def test_newcomers_from_python_as_written(tmp_path, monkeypatch):
+    from tests.test_examples import parts
+
+    monkeypatch.chdir(tmp_path)
+    names = parts()
+    names["data"] = lcfl.FederatedDataModule(names["data"].dataset, names["data"].partition, 20, newcomers=2)
+    names["run"] = lcfl.Federation(rounds=2, devices=1, logger=False).fit(*names.values())
+    exec(marked(STARTED, "python: onboard"), names)
+    assert [row["client"] for row in names["found"].rows()] == list(names["data"].newcomer_clients)
+
+
+def test_a_confusion_matrix_from_python_as_written(tmp_path, monkeypatch, capsys):
+    from tests.test_examples import parts
+
+    monkeypatch.chdir(tmp_path)
+    names = parts()
+    names["run"] = lcfl.Federation(rounds=2, devices=1, logger=False).fit(*names.values())
+    exec(marked(STARTED, "python: confusion").replace("num_classes=10", "num_classes=8"), names)
+    assert names["matrix"].compute().sum() == sum(map(len, names["data"].population.test["own_split"]))
+
+
+def test_a_report_of_predictions_as_written(tmp_path, monkeypatch, capsys):
+    from lcfl.cli import federated_cli
+    from lcfl.cli.commands import predict
+
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.rounds=1", "--trainer.devices=1", "--trainer.logger=false"]
+    run = federated_cli.main(["fit", "-c", str(ROOT / "configs/quickstart.yaml"), *words])
+    predict.main([str(run.path), "--model=personal", "--out=predictions.csv"])
+    exec(marked(STARTED, "python: report"), {})
+    assert "macro avg" in capsys.readouterr().out
+
+
 def test_table_of_the_trainer_is_complete_and_correct():
     page = (ROOT / "docs/configuration.md").read_text()
     rows = page.partition("## Options of the trainer\n")[2]

@@ -11,9 +11,11 @@ from inspect import Parameter
 from math import isfinite
 from typing import Any, NoReturn
 
+import torch
 from jsonargparse import Namespace
-from jsonargparse.typing import restricted_number_type
+from jsonargparse.typing import register_type, restricted_number_type
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
 
 from lcfl.cli import option_help
 from lcfl.cli.class_options import CLASSES, classes, closest
@@ -28,8 +30,19 @@ __all__ = ["Parser", "Seed", "check_given"]
 
 # Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")
+
 RENAMED = {"trainer.seed": "seed_everything", "seed": "seed_everything"}
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _tensor(numbers: Any) -> Tensor:
+    """Returns the tensor that a list of numbers stands for, such as the weights of classes in a loss."""
+    if not isinstance(numbers, list):
+        raise TypeError(f"{numbers} is no list")
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+register_type(Tensor, Tensor.tolist, _tensor)
 
 
 class Parser(LightningArgumentParser):

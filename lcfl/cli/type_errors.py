@@ -17,9 +17,15 @@ WORDS = {
     "Iterable": "a list",
     "Sequence": "a list",
 }
+NUMBERS = "a list of numbers"  # as which a tensor is written
 CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|'\w+' object)")
 NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
+NESTED = re.compile(  # a class that may be null, of which an argument may be null, too
+    r"Does not validate against any of the Union subtypes\s+Subtypes: [^\n]*\s+Errors:\n"
+    r"(?P<margin> *)- (?P<problem>Problem with given class_path .*?)\n(?P=margin)- .*",
+    re.DOTALL,
+)
 UNION = re.compile(
     r"Does not validate against any of the Union subtypes\s+Subtypes: .*\s+Errors:\n(?P<errors>.*?)"
     r"\n\s*Given value type: .*\s+Given value: (?P<got>.*?)(?:\. Got value: Namespace.*)?\s*$",
@@ -44,10 +50,13 @@ def without_types(message: str) -> str:
     alone is the message.
     """
     message = PATH.sub(" ", CALLABLE.sub("", message))
+    message = NESTED.sub(r"\g<problem>", message)
     if match := NO_MAPPING.search(message):
         return f"{message[: match.start()]}expected a mapping as init_args, got {WORDS.get(match[1], match[1])}"
     if match := UNION.search(message):
-        lines = re.split(r"(?:^|\n)\s*- (?=Expected|Not a valid|Import path|[A-Z]\w+: |Problem)", match["errors"])
+        lines = re.split(
+            r"(?:^|\n)\s*- (?=Expected|Not (?:a valid|of type)|Import path|[A-Z]\w+: |Problem)", match["errors"]
+        )
         reasons = [line.strip() for line in lines if line.strip()]
         for item in filter(None, map(ITEM.match, reasons)):
             if item[1] != match["got"]:  # an item of a mapping or list, and not the whole of it
@@ -55,8 +64,8 @@ def without_types(message: str) -> str:
         expected = [_word(reason) for reason in reasons]
         own = [reason for reason, word in zip(reasons, expected, strict=True) if word is None]
         words = list(dict.fromkeys(map(str, expected)))
-        if "a number" in words:  # any other number is one, too, and a tensor cannot be written in YAML
-            words = [word for word in words if word not in ("a whole number", "a class")]
+        if "a number" in words:  # any other number is one, too, and a tensor of one number needs no list
+            words = [word for word in words if word not in ("a whole number", NUMBERS)]
         said = own[0] if own else f"expected {' or '.join(words)}, got {match['got']}"
         return message[: match.start()] + said
     if (match := ONE.search(message)) and (word := _word(f"Expected a {match[1]}")):
@@ -68,6 +77,8 @@ def _word(reason: str) -> str | None:
     """Returns what a reason says was expected; None for a reason of another kind."""
     if OF_CLASS.match(reason):
         return "a class"
+    if reason.startswith("Not of type Tensor"):
+        return NUMBERS
     if match := re.match(r"Expected a tuple with (\d+) elements", reason):
         return f"a list of {match[1]} values"
     if match := re.match(r"Expected an? (?:<class ')?(?:[\w.]+\.)?(\w+)", reason):

@@ -419,7 +419,7 @@ class FederatedDataModule(LightningDataModule):
                     "use all samples"
                 )
                 if name == "own_split":
-                    needs = "shares of at least two samples"
+                    needs = "shares of at least two samples, or clients with test samples of their own"
                 raise ValueError(
                     f"the protocol {name} leaves every client without test samples with data.pool {self.pool}. It "
                     f"needs {needs}."

@@ -3,15 +3,22 @@
 Shapes: S samples in all, M owners.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TEST", "TRAIN", "VAL", "Owners"]
+__all__ = ["TEST", "TRAIN", "VAL", "Owners", "in_order"]
 
 TRAIN, VAL, TEST = 0, 1, 2  # the parts of an owner's samples
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns names in sorted order: by number if all of them are whole numbers, such as 9 and 10."""
+    names = list(names)
+    by_number = all(name.isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name) if by_number else 0, name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +38,7 @@ class Owners:
 
     @classmethod
     def of_column(cls, values: Sequence[object] | NDArray[np.generic], num_train: int) -> "Owners":
-        """Returns the owners that a column names, in sorted order: by number if they are numbers and not text.
+        """Returns the owners that a column names, in the order of `in_order`.
 
         Args:
             values: [S] the owner of each sample, as text or number.
@@ -49,4 +56,7 @@ class Owners:
             )
         distinct, number = np.unique(column if column.dtype.kind in "iuf" else column.astype(str), return_inverse=True)
         part = np.where(np.arange(len(column)) < num_train, TRAIN, TEST).astype(np.int8)
-        return cls(tuple(str(each) for each in distinct.tolist()), number.astype(np.int64), part)
+        found = [str(each) for each in distinct.tolist()]
+        names = found if column.dtype.kind in "iuf" else in_order(found)
+        place = {name: position for position, name in enumerate(names)}
+        return cls(tuple(names), np.array([place[name] for name in found], dtype=np.int64)[number], part)

@@ -36,7 +36,7 @@ from lcfl.federation.session import expected, run_of
 from lcfl.federation.trial import check_batches, check_network, check_targets
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
-from lcfl.runs import checkpoint
+from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.identity import differences
 from lcfl.server.metrics import Evaluation
 
@@ -217,7 +217,7 @@ def onboard(
     without pulls, whatever the method. No newcomer changes anything for the federation or for the other newcomers.
 
     Args:
-        path: a checkpoint.
+        path: a checkpoint, or a run directory, which stands for its newest checkpoint.
         module: as in the run.
         data: as in the run, or the data of new clients.
         method: as in the run; a setting that matters only after the last round, e.g. of `Clustering.place_newcomer`,
@@ -239,6 +239,8 @@ def onboard(
         )
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
+    if (path / "checkpoints").is_dir():
+        path = checkpoint_lookup.newest([path])
     data.prepare_data()
     with warnings.catch_warnings():
         if not of_the_run:  # the clients of the run train on these classes, too

@@ -142,7 +142,7 @@ def _succeeds(function: Callable[[Tensor, Tensor], object], scores: Tensor, targ
 def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) -> None:
     """Refuses a metric that fails on outputs and targets or gives something other than one number."""
     kind, shapes = type(metric).__name__, f"outputs {list(scores.shape)} and targets {list(targets.shape)}"
-    if isinstance(metric, MulticlassAccuracy) and targets.is_floating_point():  # it would compare numbers for equality
+    if type(metric) is MulticlassAccuracy and targets.is_floating_point():  # it would compare numbers for equality
         raise ValueError(
             f"model.metrics.{name}: the accuracy needs targets that are classes, and these are real numbers: set "
             "model.report to loss, or to another one of model.metrics."

@@ -163,8 +163,8 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
                 f"there; the layers with parameters of their own are {', '.join(layers_of(names))}."
             )
         raise ValueError(
-            f"model.cut: the network {kind} has no layer {cut!r} with parameters; "
-            f"its layers are {', '.join(layers_of(names))}."
+            f"model.cut: the network {kind} has no layer {cut!r} with parameters; its layers are "
+            f"{', '.join(layers_of(names))}. Name the layer at which the decision head begins, or give null for none."
         )
     if begin == 0 and not names[-1].startswith(f"{cut}."):
         warnings.warn(

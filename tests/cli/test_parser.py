@@ -201,6 +201,10 @@ def test_a_callback_of_the_lightning_trainer_is_refused(capsys):
     [
         ("--model.optimizer.lr=abc", "model.optimizer.init_args.lr: expected a number, got abc"),
         ("--model.optimizer.momentum=[1]", "model.optimizer.init_args.momentum: expected a number, got [1]"),
+        (
+            "--model.loss={class_path: torch.nn.NLLLoss, init_args: {weight: abc}}",
+            "model.loss.init_args.weight: expected a list of numbers or null, got abc",
+        ),
         ("--trainer.clients_per_round=abc", "trainer.clients_per_round: expected a number, got abc"),
         ("--data.batch_size=x", "data.batch_size: expected a whole number, got x"),
         ("--trainer.final_models=[foo]", "trainer.final_models: Expected one of ['personal', 'cluster', 'global', "),

@@ -39,9 +39,10 @@ def test_each_owner_is_a_client_in_the_order_of_names():
 
 
 def test_owners_that_are_numbers_are_sorted_as_numbers():
-    names = Owners.of_column([10, 9, 10, 2], 4).names
-    assert names == ("2", "9", "10")
-    assert Owners.of_column(["10", "9"], 2).names == ("10", "9")
+    for owners in ([10, 9, 10, 2], ["10", "9", "10", "2"]):
+        found = Owners.of_column(owners, 4)
+        assert found.names == ("2", "9", "10") and found.number.tolist() == [2, 1, 2, 0]
+    assert Owners.of_column(["10", "9", "b"], 3).names == ("10", "9", "b")
 
 
 def test_owners_with_few_samples_are_left_out():

@@ -3,6 +3,7 @@
 import builtins
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -63,6 +64,18 @@ def test_columns_are_found_by_name(tmp_path):
     assert dataset(tmp_path, features=["dose"]).load().inputs.tolist() == [[2], [20]]
     write_table(tmp_path / "c.csv", ("more", "dose", "outcome"), ["text", 200, "x"])
     assert dataset(tmp_path, features=["dose"]).load().inputs.tolist() == [[2], [20], [200]]
+
+
+def test_accents_may_be_stored_apart_from_their_letters(tmp_path):
+    """In NFD, as some systems store them, and in NFC, as most people type them."""
+    apart, whole = (normalize(form, "größe") for form in ("NFD", "NFC"))
+    write_table(tmp_path / "a.csv", ("more", apart, "outcome"), [0, 1, apart], [0, 2, "a"])
+    write_table(tmp_path / "b.csv", ("outcome", whole, "more"), [whole, 3, 0])
+    for name in (apart, whole):
+        data = dataset(tmp_path, features=[name])
+        assert data.classes == ("a", whole) and data.load().inputs.tolist() == [[1], [2], [3]]
+    numbers = dataset(tmp_path, apart, features=["more"], regression=True)
+    assert numbers.load().targets(np.arange(3)).tolist() == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("target", ["outcome", ["outcome"], ["outcome", "dose"]])
@@ -242,6 +255,12 @@ def test_parquet_holds_the_same_as_csv(tmp_path):
         options = {"features": ["age", "dose"], **options}
         one, other = (dataset(tmp_path / kind, **options).load() for kind in ("csv", "parquet"))
         assert one.fingerprint() == other.fingerprint()
+
+
+def test_accents_in_parquet_may_be_stored_apart_from_their_letters(tmp_path):
+    apart, whole = (normalize(form, "größe") for form in ("NFD", "NFC"))
+    parquet(tmp_path / "a.parquet", **{"more": ["?", "!"], apart: [1, 2], "outcome": ["x", "y"]})
+    assert dataset(tmp_path, features=[whole]).load().inputs.tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ REFUSED = {
     ),
     "an own network without the layer": (
         layer("model: {network: own.Headless}"),
-        ["model.cut", "Headless", "'decision'", "its layers are body"],
+        ["model.cut", "Headless", "'decision'", "its layers are body", "or give null for none"],
     ),
     "too few scores": (
         ["--model.network.init_args.num_classes=5"],

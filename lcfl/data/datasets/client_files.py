@@ -1,14 +1,14 @@
 """Finds the files of each client below a folder, in an order that depends only on their names."""
 
 import os
-import unicodedata
 from dataclasses import dataclass
 from typing import NoReturn
+from unicodedata import normalize
 
 from lcfl.core.validation import abbreviated
-from lcfl.data.owners import TEST, TRAIN, VAL
+from lcfl.data.owners import TEST, TRAIN, VAL, in_order
 
-__all__ = ["PartFiles", "clients_below", "refuse"]
+__all__ = ["PartFiles", "clients_below", "composed", "refuse"]
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 
@@ -63,9 +63,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
     for entry in found:
         if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
             continue
-        name = unicodedata.normalize(
-            "NFC", _stem(entry, suffixes)
-        )  # some systems store accents as letters of their own
+        name = composed(_stem(entry, suffixes))
         other = known.setdefault(name.strip().casefold(), name)
         if name in clients or other != name:
             refuse(
@@ -85,9 +83,12 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
             f"Folders: {root!r} holds {' and '.join(clients)} instead of clients; the order is <client>/train, not "
             "train/<client>. A single client needs a folder around its parts."
         )
-    by_number = all(name.isdecimal() for name in clients)
-    names = sorted(clients, key=lambda name: (int(name) if by_number else 0, name))
-    return [_parts(name, clients[name], root, suffixes) for name in names]
+    return [_parts(name, clients[name], root, suffixes) for name in in_order(clients)]
+
+
+def composed(name: str) -> str:
+    """Returns a name with its accents as part of their letters (NFC); some systems store them apart."""
+    return normalize("NFC", name)
 
 
 def refuse(client: str, path: str, problem: str) -> NoReturn:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
-from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.memory import check_memory
-from lcfl.data.datasets.client_files import PartFiles, refuse
+from lcfl.data.datasets.client_files import PartFiles, composed, refuse
 from lcfl.data.datasets.images import NORMALISATIONS
 from lcfl.data.datasets.readers import Contents, Reader, refuse_unreadable
 
@@ -55,7 +54,7 @@ class ImageFiles(Reader):
     def open(self, parts: Sequence[PartFiles]) -> Contents:
         """Takes the classes from the names of the folders. It reads no image except the first, if it needs its size."""
         folders = [_class_folder(part, name) for part in parts for name in part.files]
-        names = {folder: normalize("NFC", folder) for folder in set(folders)}
+        names = {folder: composed(folder) for folder in set(folders)}
         classes = tuple(sorted(set(names.values())))
         place = {name: number for number, name in enumerate(classes)}
         number = {folder: place[name] for folder, name in names.items()}

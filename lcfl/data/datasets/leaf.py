@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lcfl.core.validation import shortened
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.owners import TEST, TRAIN, Owners
+from lcfl.data.owners import TEST, TRAIN, Owners, in_order
 from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["CHARACTERS", "FEMNIST", "LEAF", "Shakespeare"]
@@ -120,7 +120,7 @@ class LEAF(FederatedDataset):
                     owners.append((user, TEST if part == "test" else TRAIN))
         if not any(part == TRAIN for _, part in owners):
             raise ValueError(f"{self._name}: the files under {self.root!r} have no users with training samples")
-        names = tuple(sorted({user for user, _ in owners}))
+        names = tuple(in_order({user for user, _ in owners}))
         place = {user: number for number, user in enumerate(names)}
         sizes = [len(each) for each in labels]
         number = np.repeat(np.array([place[user] for user, _ in owners]), sizes)

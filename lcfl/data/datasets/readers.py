@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.validation import CheckedFields, abbreviated, shortened
-from lcfl.data.datasets.client_files import PartFiles, refuse
+from lcfl.data.datasets.client_files import PartFiles, composed, refuse
 
 __all__ = ["Contents", "Reader", "number_classes", "refuse_non_finite", "refuse_unreadable"]
 
@@ -121,8 +121,8 @@ def number_classes(values: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.i
         name_of = {value: str(number) for value, number in whole.items()}
         names = tuple(sorted(set(name_of.values()), key=int))
     else:
-        name_of = {value: value for value in distinct}
-        names = tuple(sorted(distinct))
+        name_of = {value: composed(value) for value in distinct}
+        names = tuple(sorted(set(name_of.values())))
     number_of = {name: number for number, name in enumerate(names)}
     place = {value: number_of[name] for value, name in name_of.items()}
     return names, np.fromiter(map(place.__getitem__, column), dtype=np.int64, count=len(column))

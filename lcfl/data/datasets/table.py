@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lcfl.core.memory import check_memory
 from lcfl.core.validation import abbreviated
-from lcfl.data.datasets.client_files import PartFiles, refuse
+from lcfl.data.datasets.client_files import PartFiles, composed, refuse
 from lcfl.data.datasets.readers import Contents, Reader, number_classes, refuse_non_finite, refuse_unreadable
 from lcfl.data.datasets.table_files import Columns, Unusable, names_in, read_columns
 
@@ -57,7 +57,7 @@ class Table(Reader):
                 f"Table: got {len(targets)} target columns, {abbreviated(targets)}; a class has one. Set regression: "
                 "true for several numbers, also for several labels of 0 and 1"
             )
-        named = [*targets, *(self.features or ())]
+        named = [*targets, *self._features]
         twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
         if twice:
             raise ValueError(f"Table: target and features name {abbreviated(twice)} more than once; name a column once")
@@ -66,14 +66,18 @@ class Table(Reader):
 
     @property
     def _targets(self) -> list[str]:
-        return [self.target] if isinstance(self.target, str) else list(self.target)
+        return [composed(name) for name in ([self.target] if isinstance(self.target, str) else self.target)]
+
+    @property
+    def _features(self) -> list[str]:
+        return [composed(name) for name in self.features or ()]
 
     def open(self, parts: Sequence[PartFiles]) -> Contents:
         """Reads all files."""
         size = sum(os.path.getsize(path) for part in parts for path in part.paths if os.path.exists(path))
         first = parts[0].paths[0]
         known = self._names(parts[0], first)
-        features = list(self.features or (name for name in known if name not in self._targets))
+        features = self._features or [name for name in known if name not in self._targets]
         if not features:
             refuse(parts[0].client, first, f"it has only the column {known[0]!r}; a table needs features, too")
         if "" in features:

@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lcfl.data.datasets.client_files import composed
+
 __all__ = ["Columns", "Unusable", "names_in", "read_columns"]
 
 BLOCK = 50_000  # rows that are held as text at a time
@@ -35,9 +37,9 @@ class Columns:
 def names_in(path: str, delimiter: str) -> list[str]:
     """Returns the names of the columns of a file."""
     if path.lower().endswith(".parquet"):
-        return [str(name) for name in _parquet(path).schema_arrow.names]
+        return [composed(name) for name in _parquet(path).schema_arrow.names]
     with open(path, newline="", encoding="utf-8-sig") as file:
-        names = [name.strip() for name in next(_rows_of(file, delimiter), [])]
+        names = [composed(name).strip() for name in next(_rows_of(file, delimiter), [])]
     if not any(names):
         raise Unusable("it is empty; the first line must hold the names of the columns")
     return names
@@ -63,7 +65,7 @@ def read_columns(path: str, numbers: Sequence[str], texts: Sequence[str], delimi
 def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter: str) -> Columns:
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = _rows_of(file, delimiter)
-        names = [name.strip() for name in next(reader)]
+        names = [composed(name).strip() for name in next(reader)]
         places = [names.index(name) for name in numbers]
         text = [names.index(name) for name in texts]
         blocks, cells, start = [np.empty((0, len(places)), dtype=np.float32)], [], 0
@@ -146,7 +148,10 @@ ADVICE = (
 
 
 def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Columns:
-    table = _parquet(path).read(columns=[*numbers, *texts], use_threads=False)  # ranks may be forked
+    file = _parquet(path)
+    columns = [name for name in file.schema_arrow.names if composed(name) in (*numbers, *texts)]
+    table = file.read(columns=columns, use_threads=False)  # ranks may be forked
+    table = table.rename_columns([composed(name) for name in table.column_names])
     values = np.empty((table.num_rows, len(numbers)), dtype=np.float32)
     for place, name in enumerate(numbers):
         column = table.column(name).to_numpy()
