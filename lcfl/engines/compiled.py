@@ -108,9 +108,7 @@ class CompiledEngine(SequentialEngine):
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
         self._kernels, program = kernels.load(), trace(module.network, shape, module.layout)
-        ops = (kernels.Op * len(program.ops))(*program.ops)
-        values = (kernels.Value * len(program.values))(*program.values)
-        self._program = self._kernels.lcfl_open(ops, len(ops), values, len(values), 0, program.output)
+        self._program = self._kernels.lcfl_open(*program.arguments)
         weakref.finalize(self, self._kernels.lcfl_close, self._program)
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters

@@ -81,11 +81,12 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built again") from None
-    pointer = c_void_p
+    pointer, program = c_void_p, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]
     for name, result, arguments in (
-        ("open", pointer, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]),
+        ("open", pointer, program),
         ("close", None, [pointer]),
         ("lanes", c_int64, [c_int64]),
+        ("excess", c_double, [*program, c_int64]),
         ("gradient", c_double, [*[pointer] * 5, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("step", c_double, [*[pointer] * 5, c_int64, POINTER(Sgd), *[pointer] * 4]),

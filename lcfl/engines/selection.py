@@ -19,7 +19,7 @@ __all__ = ["EngineName", "choose_engine", "make_engine"]
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
 WIDE = 32  # input channels of a convolution; torch's own kernels are slow for fewer (docs/performance.md)
-MOST_IDLE = 48  # multiplications per weight that `compiled` may waste on lanes without a sample
+MOST_EXCESS = 48  # multiplications per weight that `compiled` may take beyond those of the samples
 
 
 def choose_engine(
@@ -67,12 +67,12 @@ def choose_engine(
 
 def _check_speed(program: Program, batch_size: int) -> None:
     """Raises `Unsupported` if `compiled` is expected to be slower than `sequential`. Assumes full batches."""
-    lanes = kernels.load().lcfl_lanes(batch_size)
-    idle = (lanes - batch_size) * program.reuse
-    if program.widest >= WIDE and idle > MOST_IDLE:
+    library = kernels.load()
+    lanes, excess = library.lcfl_lanes(batch_size), library.lcfl_excess(*program.arguments, batch_size)
+    if program.widest >= WIDE and excess > MOST_EXCESS:
         raise Unsupported(
             f"a batch of {batch_size} takes {lanes} lanes of its vectors, and {lanes - batch_size} idle ones cost "
-            f"{idle:.0f} multiplications per weight. A data.batch_size of {lanes} has none"
+            f"{excess:.0f} multiplications per weight. A data.batch_size of {lanes} has none"
         )
 
 

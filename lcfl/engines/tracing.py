@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -45,21 +44,10 @@ class Program:
         return max((self.values[op.input].channels for op in self.ops if op.kind == KIND["conv"]), default=0)
 
     @property
-    def reuse(self) -> float:
-        """How often the forward pass of one sample multiplies by a weight of a convolution or linear layer, on average.
-
-        A linear layer has 1, and a convolution has its number of output pixels.
-        """
-        layers = [op for op in self.ops if op.kind in (KIND["conv"], KIND["linear"])]
-        pixels = [self.values[op.output].height * self.values[op.output].width for op in layers]
-        weights = [self._num_weights(op) for op in layers]
-        return float(np.dot(pixels, weights) / max(sum(weights), 1))
-
-    def _num_weights(self, op: Op) -> int:
-        read, written = self.values[op.input], self.values[op.output]
-        if op.kind == KIND["conv"]:
-            return int(read.channels * op.kernel_h * op.kernel_w * written.channels)
-        return int(read.channels * read.height * read.width * written.channels)
+    def arguments(self) -> tuple[Any, ...]:
+        """The program as the kernels take it."""
+        ops, values = (Op * len(self.ops))(*self.ops), (Value * len(self.values))(*self.values)
+        return ops, len(ops), values, len(values), 0, self.output
 
     @property
     def needs_two(self) -> bool:

@@ -64,6 +64,27 @@ class Functional(nn.Module):
         return self.decision(x.view(x.size(0), -1))
 
 
+class Tiled(nn.Module):
+    """Convolutions of 3 x 3 that are computed in tiles: odd sizes and channels, three paddings, and a shortcut."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 17, 3, padding=1)  # its input has too few channels for tiles
+        self.two = nn.Conv2d(17, 17, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(17)
+        self.three = nn.Conv2d(17, 25, 3, padding=2)
+        self.four = nn.Conv2d(25, 18, 3, stride=2, padding=1)  # tiles for the gradient of its input alone
+        self.five = nn.Conv2d(18, 16, 3, padding=1)  # 4 x 3 pixels, too few for the gradient of its weights
+        self.decision = nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        x = F.relu(x + self.norm(self.two(x)))
+        x = F.max_pool2d(F.relu(self.three(x)), 2, padding=1)
+        x = F.adaptive_avg_pool2d(F.relu(self.five(F.relu(self.four(x)))), 1)
+        return self.decision(torch.flatten(x, 1))
+
+
 class Scratch(Normal):
     """A network with a buffer that is not persistent, and so in no model, before the others."""
 
@@ -161,6 +182,7 @@ NETWORKS = {
     "plain": (Plain, SHAPE),
     "normal": (Normal, SHAPE),
     "functional": (Functional, SHAPE),
+    "tiled": (Tiled, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),
     "CNN": (partial(CNN, 3, 9, 4, channels=(5, 9), hidden=(11,), batch_norm=True), (3, 9, 9)),

@@ -95,6 +95,16 @@ def test_scores_and_loss_in_evaluation(name):
     assert compiled.loss(model, indices) == pytest.approx(sequential.loss(model, indices), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["tiled", "CNN"])
+def test_scores_of_a_sample_do_not_depend_on_its_batch(name):
+    network, shape = NETWORKS[name]
+    _, compiled = engines(network, shape)
+    inputs, _ = compiled.samples.batch(np.arange(40), torch.device("cpu"))
+    scorer = compiled.scorer(compiled.module.initial_model(3))
+    apart = [scorer(inputs[begin:end]) for begin, end in ((0, 3), (3, 20), (20, 21), (21, 40))]
+    torch.testing.assert_close(torch.cat(apart), scorer(inputs), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

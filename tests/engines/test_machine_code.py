@@ -18,6 +18,7 @@ from lcfl.engines import kernels
 SIDES = {
     "correlate_block": lambda channels, pixels, v: (channels, pixels * v),
     "weigh_in_blocks": lambda channels, taps, v: (channels, taps),
+    "Winograd::add_sums": lambda channels, taps: (channels, taps),
     "connect_block": lambda outputs, v: (outputs, v),
 }
 
@@ -31,7 +32,7 @@ def functions(library):
     text = subprocess.run(["objdump", "-dC", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
     for function in text.stdout.split("\n\n"):
         head, _, body = function.partition("\n")
-        found = re.search(r"<void lcfl::(\w+)<([\d, ]+)>\(.*\)( \[clone [^]]+\])?>:$", head)
+        found = re.search(r"<void lcfl::([\w:]+)<([\d, ]+)>\(.*\)( \[clone [^]]+\])?>:$", head)
         if found and found[1] in SIDES:
             lines = (re.match(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)", line) for line in body.splitlines())
             code = [(int(line[1], 16), line[2], line[3]) for line in lines if line]

@@ -113,14 +113,15 @@ def test_auto_takes_the_compiled_engine_on_a_cpu():
 
 @pytest.mark.parametrize(
     ("network", "batch_size", "taken"),
-    [(LeNet5, 10, "compiled"), (CNN, 10, "compiled"), (ResNet9, 10, "sequential"), (ResNet9, 32, "compiled")],
+    [(LeNet5, 10, "compiled"), (CNN, 10, "compiled"), (CNN, 20, "sequential"), (CNN, 32, "compiled")]
+    + [(ResNet9, size, "compiled") for size in (10, 20, 32)],
 )
 def test_auto_takes_the_sequential_engine_for_wide_convolutions_if_lanes_are_idle(network, batch_size, taken, caplog):
     data = Tensors((torch.zeros(4, 3, 32, 32), torch.arange(4)))
     data = FederatedDataModule(data, IID(), 1, batch_size=batch_size)
     with caplog.at_level("INFO"):
         assert choose_engine("auto", FederatedModule(network), data, "cpu", "32-true") == taken
-    slow = "a batch of 10 takes 16 lanes of its vectors, and 6 idle ones cost 346 multiplications per weight"
+    slow = "a batch of 20 takes 32 lanes of its vectors, and 12 idle ones cost 51 multiplications per weight"
     assert (slow in caplog.text) == (taken == "sequential")
 
 

@@ -14,6 +14,7 @@
 #include "pooling.h"
 #include "program.h"
 #include "vectors.h"
+#include "winograd.h"
 
 namespace lcfl {
 
@@ -74,6 +75,20 @@ class Program {
         }
     }
 
+    // How many more multiplications per weight the forward pass of a batch takes than its samples need: those for lanes
+    // without a sample, less the third that Winograd's convolutions save.
+    double excess(int64_t samples) const {
+        const int64_t idle = Batch(samples).whole_lanes() - samples;
+        double more = 0, weights = 0;
+        for (const Op& op : ops_) {
+            if (op.kind != CONV && op.kind != LINEAR) continue;
+            const double products = double(num_weights(op)) * shapes_[op.output].height * shapes_[op.output].width;
+            more += op.kind == CONV && Winograd::suits(window(op)) ? products * samples / -3 : products * idle;
+            weights += num_weights(op);
+        }
+        return more / std::max(weights, 1.0);
+    }
+
   private:
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
@@ -81,20 +96,10 @@ class Program {
 
     Window window(const Op& op) const {
         const Value &in = shapes_[op.input], &out = shapes_[op.output];
-        return {in.channels,
-                in.height + 2 * op.padding_h,
-                in.width + 2 * op.padding_w,
-                op.kernel_h,
-                op.kernel_w,
-                op.stride_h,
-                op.stride_w,
-                out.channels,
-                out.height,
-                out.width,
-                op.padding_h,
-                op.padding_h + in.height,
-                op.padding_w,
-                op.padding_w + in.width};
+        return Winograd::with_whole_tiles({in.channels, in.height + 2 * op.padding_h, in.width + 2 * op.padding_w,
+                                           op.kernel_h, op.kernel_w, op.stride_h, op.stride_w, out.channels, out.height,
+                                           out.width, op.padding_h, op.padding_h + in.height, op.padding_w,
+                                           op.padding_w + in.width});
     }
 
     template <int V>
@@ -138,12 +143,15 @@ class Program {
     void convolve(size_t number, const float* model) {
         const Op& op = ops_[number];
         const Window at = window(op);
+        float* bias = padded(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
+        const int64_t framed = framed_size(op);
+        const Vec* in = framed_input<V>(number);
+        if (Winograd::suits(at))
+            return winograd_.correlate(batch_, at, {model + op.weight, at.taps(), 9, 1}, bias, in, framed,
+                                       value(op.output), chunk_size(op.output));
         const Blocks blocks = best_blocks<V>(at);
         float* packed = packed_.floats(int64_t(at.out_channels + blocks.channels) * at.taps());
         pack(model + op.weight, at.out_channels, at.taps(), blocks.channels, packed);
-        float* bias = padded(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
-        const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
-        const Vec* in = framed_input<V>(number);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk)
             correlate_with<V>(blocks, at, in + chunk * framed, packed, bias,
                               value(op.output) + chunk * chunk_size(op.output), spare_);
@@ -153,8 +161,8 @@ class Program {
     template <int V>
     const Vec* framed_input(size_t number, bool again = true) {
         const Op& op = ops_[number];
-        if (op.padding_h == 0 && op.padding_w == 0) return value(op.input);
         const Window at = window(op);
+        if (at.height == shapes_[op.input].height && at.width == shapes_[op.input].width) return value(op.input);
         const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
         Vec* result = kept_[number].of(framed * batch_.chunks);
         for (int chunk = 0; again && chunk < batch_.chunks; ++chunk)
@@ -200,7 +208,10 @@ class Program {
             settle(op.input, back);
         }
         if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
-        if (op.kind == CONV)
+        if (op.kind == CONV && Winograd::suits_gradient(window(op)))
+            winograd_.weigh(batch_, window(op), framed_input<V>(number, false), framed_size(op), rise, out_size,
+                            op.weight, receiver);
+        else if (op.kind == CONV)
             weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
                      op.weight, weight_gradient_, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
@@ -255,30 +266,25 @@ class Program {
     void convolve_back(const Op& op, const float* model, const Vec* rise, Vec* back) {
         const Value &from = shapes_[op.input], &to = shapes_[op.output];
         const int top = op.kernel_h - 1 - op.padding_h, left = op.kernel_w - 1 - op.padding_w;
-        const Window at{to.channels,
-                        from.height + op.kernel_h - 1,
-                        from.width + op.kernel_w - 1,
-                        op.kernel_h,
-                        op.kernel_w,
-                        1,
-                        1,
-                        from.channels,
-                        from.height,
-                        from.width,
-                        top,
-                        top + (to.height - 1) * op.stride_h + 1,
-                        left,
-                        left + (to.width - 1) * op.stride_w + 1};
+        const Window at = Winograd::with_whole_tiles(
+            {to.channels, from.height + op.kernel_h - 1, from.width + op.kernel_w - 1, op.kernel_h, op.kernel_w, 1, 1,
+             from.channels, from.height, from.width, top, top + (to.height - 1) * op.stride_h + 1, left,
+             left + (to.width - 1) * op.stride_w + 1});
+        float* none = padded(nullptr, from.channels);
+        const int64_t size = int64_t(at.channels) * at.height * at.width * V;
+        Vec* framed = scratch_.of(size * batch_.chunks);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
+                  framed + chunk * size);
+        if (Winograd::suits(at))
+            return winograd_.correlate(batch_, at, {model + op.weight + 8, 9, int64_t(from.channels) * 9, -1}, none,
+                                       framed, size, back, chunk_size(op.input));
         const Blocks blocks = best_blocks<V>(at);
         float* packed = packed_.floats(int64_t(from.channels + blocks.channels) * at.taps());
         pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, blocks.channels, packed);
-        float* none = padded(nullptr, from.channels);
-        Vec* framed = scratch_.of(int64_t(at.channels) * at.height * at.width * V);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
-            frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
-                  framed);
-            correlate_with<V>(blocks, at, framed, packed, none, back + chunk * chunk_size(op.input), spare_);
-        }
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            correlate_with<V>(blocks, at, framed + chunk * size, packed, none, back + chunk * chunk_size(op.input),
+                              spare_);
     }
 
     int64_t num_weights(const Op& op) const {
@@ -317,6 +323,7 @@ class Program {
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_;
     Memory packed_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
+    Winograd winograd_;
     Vec spare_[48];
     Batch batch_{1};
 };

@@ -139,6 +139,7 @@ struct Batch {  // the number of samples, and their chunks
     explicit Batch(int64_t number)
         : samples(number), V(number <= LANES ? 1 : 2), chunks(int((number + lanes() - 1) / lanes())) {}
     int lanes() const { return V * LANES; }
+    int64_t whole_lanes() const { return int64_t(chunks) * lanes(); }
     int in_chunk(int chunk) const { return int(std::min<int64_t>(lanes(), samples - int64_t(chunk) * lanes())); }
 
     Vec holds(int chunk, int v) const {  // 1 in lanes with a sample, 0 in the others
