@@ -1,49 +1,27 @@
-"""Checks for errors and for settings without an effect, before data are loaded or before training starts."""
+"""Checks that the parts of a run fit together, before data are loaded."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Sequence
 from numbers import Integral
 
 import torch
 from lightning.pytorch import Callback as TrainerCallback
-from torch import Tensor
-from torch.optim import Optimizer
 
 from lcfl.callbacks.checkpoint import Checkpoint
-from lcfl.core import rng
 from lcfl.core.callback import Callback, check_hooks
-from lcfl.core.validation import abbreviated, check_instance, errors_of
+from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.faults import ClientFault, UpdateFault
-from lcfl.methods.aggregation import ServerDynamics
-from lcfl.methods.clustering import Clustering, HierarchicalUpdates, RecursiveBipartition
+from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method
+from lcfl.federation.module_checks import check_module, warn_of_large_steps
+from lcfl.methods.clustering import Clustering
 from lcfl.methods.exchange import Exchange
-from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
-from lcfl.methods.local.partial import FineTunedTraining
 from lcfl.methods.local.training import LocalTraining
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
-__all__ = [
-    "check_callbacks",
-    "check_method",
-    "check_optimizer",
-    "check_parts",
-    "number_of_clients",
-    "warn_of_idle_clusterings",
-    "warn_of_idle_faults",
-    "warn_of_late_leavers",
-    "warn_of_leavers",
-]
-
-# Lightning's Trainer calls these methods of a module; a federation does not call them.
-TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
-TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device", "setup", "teardown"]
-TRAINER_HOOKS += ["prepare_data", "configure_model", "configure_callbacks"]
-TRAINER_HOOKS += [name for name in dir(FederatedModule) if name.startswith("on_")]
+__all__ = ["check_callbacks", "check_method", "check_parts", "number_of_clients"]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -125,7 +103,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
         ValueError: if a part cannot work with this number of clients or with the exchange, or if the module makes
             something other than one optimizer with finite settings.
     """
-    optimizer = _checked_optimizer(module)
+    optimizer = check_module(module)
     check_hooks(method.clustering, "method.clustering")
     _check_rounds(method, num_clients)
     for clustering in method.clustering:
@@ -142,25 +120,9 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     method.exchange.check(module.layout)
     method.local_update.check(module)
     _check_start(method)
-    _check_parameters(module, optimizer)
-    _check_automatic(module)
-    _warn_of_hooks(module)
-    _warn_of_feddyn(method)
-    _warn_of_own_starts(method)
-    _warn_of_weights(method)
-    if type(method.exchange).__module__.startswith("lcfl."):  # a user's may send something else
-        _warn_of_unused_parts(method)
-    pulls = (*method.exchange.sends, *method.local_update.adds)
-    name = type(method.exchange).__name__
-    for weight, symbol, needed in (("cluster_weight", "mu", "centre"), ("global_weight", "lambda", "embedding")):
-        reason = None if needed in pulls else f"{name} sends no {needed}"
-        if not method.local_update.has_pulls:
-            reason = f"{type(method.local_update).__name__} has no pulls"
-        if getattr(module, weight) > 0 and reason is not None:
-            warnings.warn(
-                f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {reason}.", stacklevel=2
-            )
-    _warn_of_large_steps(module, optimizer, pulls)
+    warn_of_method(method)
+    warn_of_idle_pulls(method, module)
+    warn_of_large_steps(module, optimizer, (*method.exchange.sends, *method.local_update.adds))
 
 
 def _check_rounds(method: Method, num_clients: int) -> None:
@@ -207,237 +169,3 @@ def _check_start(method: Method) -> None:
             f"{name} clients keep no model and receive none to start from; use "
             f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
         )
-
-
-def _warn_of_unused_parts(method: Method) -> None:
-    """Warns about parts that affect neither the models that clients are sent nor those that are evaluated."""
-    name, source, aggregation = type(method.exchange).__name__, method.exchange.source, method.aggregation
-    sent = {"global": "the global model", "clients": "means of the clients' models", "nothing": "nothing"}
-    if method.is_clustered and source != "clusters":
-        warnings.warn(
-            f"method: {name} sends clients {sent[source]}, so no client trains the model of its cluster. Use "
-            "ClusterModel, ClusterReference or ControlledClusterModel for that.",
-            stacklevel=3,
-        )
-    unused = {"clients": ("rule", "optimizer"), "global": ("optimizer",) if aggregation.keeps_centres else ()}
-    for option in unused.get(source, ()):
-        if part := getattr(aggregation, option, None):
-            advice = "Use GlobalMean instead." if source == "global" else "Leave it out."
-            warnings.warn(
-                f"method.aggregation: {option}={type(part).__name__} has no effect on clients, because {name} sends "
-                f"{sent[source]}. {advice}",
-                stacklevel=3,
-            )
-    if isinstance(method.local_update, FineTunedTraining) and method.exchange.adapts == "never":
-        warnings.warn(
-            "method.local_update: fine_tuned, fine_tuning_steps and fine_tuning_epochs have no effect, because "
-            f"no client fine-tunes its model with {name}. Use AdaptedEmbedding or AdaptedModel, or replace "
-            "FineTunedTraining by PartTraining.",
-            stacklevel=3,
-        )
-
-
-def _warn_of_feddyn(method: Method) -> None:
-    """Warns if only the clients or only the server follow FedDyn, or if clients are weighted by samples."""
-    has_clients = isinstance(method.local_update, DynamicTraining)
-    has_server = isinstance(getattr(method.aggregation, "optimizer", None), ServerDynamics)
-    if has_clients != has_server:
-        there, missing = sorted(("DynamicTraining", "ServerDynamics"), reverse=has_server)
-        warnings.warn(
-            f"method: {there} is one half of FedDyn, and {missing} is the other. Use both, as "
-            "configs/methods/feddyn.yaml does, or neither.",
-            stacklevel=3,
-        )
-    if has_clients and getattr(method.aggregation, "weights", "uniform") == "samples":
-        warnings.warn(
-            "method.aggregation: with weights=samples, FedDyn converges to a wrong model unless all clients take part "
-            "in every round, because h is no longer a mean of the clients' corrections. Use weights=uniform.",
-            stacklevel=3,
-        )
-    changing = [f"method.exchange: the transform {type(each).__name__}" for each in method.exchange.transforms]
-    if rule := getattr(method.aggregation, "rule", None):
-        changing.append(f"method.aggregation: the rule {type(rule).__name__}")
-    if has_clients and changing:
-        warnings.warn(
-            f"{changing[0]} makes FedDyn converge to a wrong model, because the server's h is no longer a mean of the "
-            "clients' corrections. Leave it out, or use LocalTraining without ServerDynamics.",
-            stacklevel=3,
-        )
-
-
-def _warn_of_own_starts(method: Method) -> None:
-    """Warns if clients do not start from the common model, whose updates a clustering compares."""
-    starts_own = getattr(method.local_update, "start", None) == "own" and "model" not in method.exchange.sends
-    for clustering in method.clustering:
-        if isinstance(clustering, HierarchicalUpdates) and method.exchange.keeps_model and starts_own:
-            warnings.warn(
-                "method.clustering: HierarchicalUpdates compares updates from the common model, but with start=own "
-                "clients start from their own models. Set start=centre in method.local_update.",
-                stacklevel=3,
-            )
-
-
-def _warn_of_weights(method: Method) -> None:
-    """Warns if a clustering tests another mean of the updates than the aggregation takes."""
-    taken = getattr(method.aggregation, "weights", None)
-    if taken is None or getattr(method.aggregation, "rule", None) is not None:
-        return  # it takes no mean, or nobody knows which
-    for clustering in method.clustering:
-        if isinstance(clustering, RecursiveBipartition) and clustering.weights != taken:
-            warnings.warn(
-                f"method.clustering: RecursiveBipartition tests a mean with weights={clustering.weights}, but the "
-                f"aggregation takes one with weights={taken}. Only the latter vanishes when training has converged. "
-                "Set both alike.",
-                stacklevel=3,
-            )
-
-
-def warn_of_idle_clusterings(
-    clusterings: Sequence[Clustering], rounds: int, clients_per_round: int, num_clients: int
-) -> None:
-    """Warns about clusterings that would begin after the last round, or that need rounds with all clients."""
-    for clustering in clusterings:
-        name = f"method.clustering: {type(clustering).__name__}"
-        if clustering.begins >= max(rounds, 1):
-            warnings.warn(
-                f"{name} begins in round {clustering.begins}, but the run has {rounds} rounds (from 0), so it has no "
-                "effect.",
-                stacklevel=3,
-            )
-        if clustering.needs_everyone is not None and clients_per_round < num_clients:
-            warnings.warn(
-                f"{name}: only {clients_per_round} of {num_clients} clients take part in a round, but "
-                f"{clustering.needs_everyone}",
-                stacklevel=3,
-            )
-
-
-def warn_of_idle_faults(faults: Sequence[ClientFault], rounds: int, exchange: Exchange) -> None:
-    """Warns about faults that would begin after the last round, or that change updates that are never sent."""
-    for fault in faults:
-        if isinstance(fault, UpdateFault) and not exchange.returns:
-            warnings.warn(
-                f"data.faults: {type(fault).__name__} has no effect, except that its clients are not evaluated, "
-                f"because with {type(exchange).__name__} clients send nothing.",
-                stacklevel=3,
-            )
-        if fault.rounds is not None and fault.rounds[0] is not None and fault.rounds[0] >= rounds:
-            warnings.warn(
-                f"data.faults: {type(fault).__name__} begins in round {fault.rounds[0]}, but the run has {rounds} "
-                "rounds (from 0), so it has no effect, except that its clients are not evaluated.",
-                stacklevel=3,
-            )
-
-
-def warn_of_late_leavers(leavers: Mapping[int, int], rounds: int) -> None:
-    """Warns about clients that would leave after the last round."""
-    if late := [client for client, number in leavers.items() if number >= rounds]:
-        warnings.warn(
-            f"data.leavers: clients {abbreviated(late)} would leave after the last round, because the run has {rounds} "
-            "rounds (from 0), so they stay.",
-            stacklevel=3,
-        )
-
-
-def warn_of_leavers(method: Method) -> None:
-    """Warns if the server keeps a mean of what its clients remember, which a client that leaves stays a part of."""
-    if isinstance(method.local_update, ControlledTraining | DynamicTraining):
-        mean = "c" if isinstance(method.local_update, ControlledTraining) else "h"
-        warnings.warn(
-            f"data.leavers: {type(method.local_update).__name__} corrects with {mean}, a mean over all clients, and a "
-            "client that leaves stays a part of it. So the model does not reach the optimum of the other clients. A "
-            "method that remembers nothing of its clients does, e.g. fedprox.",
-            stacklevel=3,
-        )
-
-
-def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
-    """Refuses an optimizer of parameters that are no part of a model: one client would go on with those of another."""
-    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    names = [name for name, each in module.named_parameters() if id(each) in trained]
-    if outside := [name for name in names if not name.startswith("network.")]:
-        raise ValueError(
-            f"{type(module).__name__}.configure_optimizers: got parameters outside of the network: "
-            f"{abbreviated(outside)}. They would be neither sent nor saved, and each client would go on with those of "
-            "another one. Make them a part of model.network, or leave them out."
-        )
-
-
-def _check_automatic(module: FederatedModule) -> None:
-    """Refuses manual optimization: the engines, and many methods, take the steps from the loss that a step returns."""
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"model: {type(module).__name__} sets automatic_optimization=False, but in a federation lcfl takes the "
-            "steps. Remove it, return the loss from training_step, and the optimizer from configure_optimizers."
-        )
-
-
-def _warn_of_hooks(module: FederatedModule) -> None:
-    """Warns about hooks that a subclass defines for Lightning's Trainer.
-
-    They are not an error, because the module may also train under that Trainer.
-    """
-    kind = type(module)
-    unused = [name for name in TRAINER_HOOKS if getattr(kind, name) is not getattr(FederatedModule, name)]
-    if unused:
-        warnings.warn(
-            f"model: {kind.__name__} defines {', '.join(unused)}, which lightning.Trainer calls and a federation does "
-            "not. Put changes to a step into training_step or into the optimizer that configure_optimizers returns, "
-            "measurements into model.metrics, and data into the data module.",
-            stacklevel=3,
-        )
-
-
-def _checked_optimizer(module: FederatedModule) -> Optimizer:
-    """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
-    with errors_of("model.optimizer"):
-        optimizer = module.configure_optimizers()
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
-            "torch.optim.Optimizer. A learning rate that changes from round to round is lr_decay of "
-            "LocalTraining, or its lr_factor."
-        )
-    for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
-        numbers = value if isinstance(value, tuple | list) else [value]
-        if name != "params" and not all(isfinite(each) for each in numbers if isinstance(each, int | float | Tensor)):
-            raise ValueError(
-                f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
-            )
-    return optimizer
-
-
-def _warn_of_large_steps(module: FederatedModule, optimizer: Optimizer, pulls: tuple[str, ...]) -> None:
-    pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    if rates and max(rates) * pull >= 2:
-        warnings.warn(
-            f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the "
-            "pull alone makes local runs diverge. Keep the product at 1 or below.",
-            stacklevel=2,
-        )
-
-
-def check_optimizer(module: FederatedModule) -> None:
-    """Tries one step of the optimizer on the CPU, with gradients of zero; the network does not change.
-
-    Raises:
-        ValueError: if the optimizer cannot take a step.
-    """
-    parameters = module.trained_parameters()
-    values = [parameter.detach().clone() for parameter in parameters]
-    optimizer = module.configure_optimizers()
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    try:
-        with rng.seeded(0, "check optimizer"):
-            optimizer.step()
-    except Exception as error:
-        raise ValueError(
-            f"model.optimizer: {type(optimizer).__name__} cannot take a step on a CPU "
-            f"({type(error).__name__}: {error}). Change its arguments, or use another one."
-        ) from error
-    finally:
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.detach().copy_(value)
-            parameter.grad = None

@@ -15,16 +15,14 @@ from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
 from lcfl.engines import EngineName, choose_engine
-from lcfl.federation.checks import (
-    check_method,
-    check_optimizer,
-    check_parts,
-    number_of_clients,
+from lcfl.federation.checks import check_method, check_parts, number_of_clients
+from lcfl.federation.effects import (
     warn_of_idle_clusterings,
     warn_of_idle_faults,
     warn_of_late_leavers,
     warn_of_leavers,
 )
+from lcfl.federation.module_checks import check_optimizer
 from lcfl.federation.session import Session
 from lcfl.federation.settings import Precision, Settings
 from lcfl.federation.trial import check_batches, check_network, check_targets

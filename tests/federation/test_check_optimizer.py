@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lcfl.federation.checks import check_method, check_optimizer
+from lcfl.federation.checks import check_method
+from lcfl.federation.module_checks import check_optimizer
 from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import blobs, fedavg, fit, linear

@@ -18,7 +18,8 @@ from lcfl.core.messages import Downlink
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
 from lcfl.distributed.client_output import ClientError
-from lcfl.federation.checks import check_callbacks, check_method, number_of_clients, warn_of_idle_clusterings
+from lcfl.federation.checks import check_callbacks, check_method, number_of_clients
+from lcfl.federation.effects import warn_of_idle_clusterings
 from lcfl.federation.federation import Federation
 from lcfl.federation.trial import _check_loss, check_batches, check_network
 from lcfl.methods.aggregation import (

@@ -1,0 +1,134 @@
+"""Checks of a module and its optimizer, before training starts."""
+
+import warnings
+from collections.abc import Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lcfl.core import rng
+from lcfl.core.validation import abbreviated, errors_of
+from lcfl.models.module import FederatedModule
+
+__all__ = ["check_module", "check_optimizer", "warn_of_large_steps"]
+
+# Lightning's Trainer calls these methods of a module; a federation does not call them.
+TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
+TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device", "setup", "teardown"]
+TRAINER_HOOKS += ["prepare_data", "configure_model", "configure_callbacks"]
+TRAINER_HOOKS += [name for name in dir(FederatedModule) if name.startswith("on_")]
+
+
+def check_module(module: FederatedModule) -> Optimizer:
+    """Checks what a subclass may define for itself, and returns an optimizer that the module has made.
+
+    Raises:
+        ValueError: if it makes something other than one optimizer of the network with finite settings, or takes the
+            steps itself.
+    """
+    _check_automatic(module)
+    optimizer = _checked_optimizer(module)
+    _check_parameters(module, optimizer)
+    _warn_of_hooks(module)
+    return optimizer
+
+
+def _check_automatic(module: FederatedModule) -> None:
+    """Refuses manual optimization: the engines, and many methods, take the steps from the loss that a step returns."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"model: {type(module).__name__} sets automatic_optimization=False, but in a federation lcfl takes the "
+            "steps. Remove it, return the loss from training_step, and the optimizer from configure_optimizers."
+        )
+
+
+def _checked_optimizer(module: FederatedModule) -> Optimizer:
+    """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
+    with errors_of("model.optimizer"):
+        optimizer = module.configure_optimizers()
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "
+            "torch.optim.Optimizer. A learning rate that changes from round to round is lr_decay of "
+            "LocalTraining, or its lr_factor."
+        )
+    for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
+        numbers = value if isinstance(value, tuple | list) else [value]
+        if name != "params" and not all(isfinite(each) for each in numbers if isinstance(each, int | float | Tensor)):
+            raise ValueError(
+                f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
+            )
+    return optimizer
+
+
+def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
+    """Refuses an optimizer of parameters that are no part of a model: one client would go on with those of another."""
+    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    names = [name for name, each in module.named_parameters() if id(each) in trained]
+    if outside := [name for name in names if not name.startswith("network.")]:
+        raise ValueError(
+            f"{type(module).__name__}.configure_optimizers: got parameters outside of the network: "
+            f"{abbreviated(outside)}. They would be neither sent nor saved, and each client would go on with those of "
+            "another one. Make them a part of model.network, or leave them out."
+        )
+
+
+def _warn_of_hooks(module: FederatedModule) -> None:
+    """Warns about hooks that a subclass defines for Lightning's Trainer.
+
+    They are not an error, because the module may also train under that Trainer.
+    """
+    kind = type(module)
+    unused = [name for name in TRAINER_HOOKS if getattr(kind, name) is not getattr(FederatedModule, name)]
+    if unused:
+        warnings.warn(
+            f"model: {kind.__name__} defines {', '.join(unused)}, which lightning.Trainer calls and a federation does "
+            "not. Put changes to a step into training_step or into the optimizer that configure_optimizers returns, "
+            "measurements into model.metrics, and data into the data module.",
+            stacklevel=3,
+        )
+
+
+def warn_of_large_steps(module: FederatedModule, optimizer: Optimizer, pulls: Sequence[str]) -> None:
+    """Warns if the pulls alone would make local runs diverge.
+
+    Args:
+        module: the module, with the weights of its pulls.
+        optimizer: the module's optimizer.
+        pulls: what clients receive or find: ``centre`` and ``embedding`` pull.
+    """
+    pull = module.cluster_weight * ("centre" in pulls) + module.global_weight * ("embedding" in pulls)
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if rates and max(rates) * pull >= 2:
+        warnings.warn(
+            f"the learning rate {max(rates)} times model.cluster_weight + model.global_weight = {pull} is >= 2: the "
+            "pull alone makes local runs diverge. Keep the product at 1 or below.",
+            stacklevel=3,
+        )
+
+
+def check_optimizer(module: FederatedModule) -> None:
+    """Tries one step of the optimizer on the CPU, with gradients of zero; the network does not change.
+
+    Raises:
+        ValueError: if the optimizer cannot take a step.
+    """
+    parameters = module.trained_parameters()
+    values = [parameter.detach().clone() for parameter in parameters]
+    optimizer = module.configure_optimizers()
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        with rng.seeded(0, "check optimizer"):
+            optimizer.step()
+    except Exception as error:
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} cannot take a step on a CPU "
+            f"({type(error).__name__}: {error}). Change its arguments, or use another one."
+        ) from error
+    finally:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.detach().copy_(value)
+            parameter.grad = None
