@@ -113,6 +113,7 @@ class CompiledEngine(SequentialEngine):
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two
+        self._dropouts = program.dropouts
         self._num_classes = program.values[program.output].channels
         self._shape = torch.Size(shape)
 
@@ -214,13 +215,19 @@ class CompiledEngine(SequentialEngine):
             raise ValueError(f"labels: got shape {list(targets.shape)} for {len(inputs)} samples; one each is needed.")
         targets = targets.contiguous()
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
-        loss = kernel(self._program, *pointers, len(targets), *options)
+        masks = self._masks(len(targets))
+        places = (ctypes.c_void_p * len(masks))(*(each.data_ptr() for each in masks))
+        loss = kernel(self._program, *pointers, places, len(targets), *options)
         if loss == -1:
             raise ValueError(
                 f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "
                 f"the network returns {self._num_classes} scores."
             )
         return float(loss)
+
+    def _masks(self, number: int) -> list[Tensor]:
+        """Returns a mask ``[B, size]`` for every dropout, drawn as torch draws it: 1 / (1 - p) or 0."""
+        return [torch.empty(number, size).bernoulli_(1 - p).div_(1 - p) for p, size in self._dropouts]
 
     def _checked(self, inputs: Tensor) -> Tensor:
         """Returns inputs as the kernels read them. Other inputs would make the kernels read outside their memory."""

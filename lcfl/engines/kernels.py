@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other f
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
-_NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add")
+_NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
 KIND = {name: number for number, name in enumerate(_NAMES)}
 
 
@@ -87,9 +87,9 @@ def load() -> ctypes.CDLL:
         ("close", None, [pointer]),
         ("lanes", c_int64, [c_int64]),
         ("excess", c_double, [*program, c_int64]),
-        ("gradient", c_double, [*[pointer] * 5, c_int64, pointer]),
+        ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
-        ("step", c_double, [*[pointer] * 5, c_int64, POINTER(Sgd), *[pointer] * 4]),
+        ("step", c_double, [*[pointer] * 6, c_int64, POINTER(Sgd), *[pointer] * 4]),
     ):
         function = getattr(library, f"lcfl_{name}")
         function.restype, function.argtypes = result, arguments

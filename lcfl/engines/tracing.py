@@ -32,11 +32,13 @@ class Program:
         ops: the operations in the order of the forward pass.
         values: the shapes of the values for one sample; number 0 is the input.
         output: the number of the class scores.
+        dropouts: the probability of each dropout and the size of its value, in the order of the forward pass.
     """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     output: int
+    dropouts: tuple[tuple[float, int], ...] = ()
 
     @property
     def widest(self) -> int:
@@ -71,7 +73,8 @@ class _Tracer:
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     used: set[int] = field(default_factory=set)  # ids of parameters that belong to an operation
-    overwritten: list[int] = field(default_factory=list)  # values that a ReLU changes in place
+    overwritten: list[int] = field(default_factory=list)  # values that a layer changes in place
+    dropouts: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
@@ -100,9 +103,9 @@ class _Tracer:
             raise Unsupported(f"its parameter {unused[0]} belongs to no operation")
         readers = [number for op in self.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 for number in self.overwritten):
-            raise Unsupported("a ReLU changes in place what its forward pass reads again")
+            raise Unsupported("a layer changes in place what its forward pass reads again")
         self.share_values(last.number, readers)
-        return Program(tuple(self.ops), tuple(self.values), last.number)
+        return Program(tuple(self.ops), tuple(self.values), last.number, tuple(self.dropouts))
 
     def visit(self, node: fx.Node, inputs: list[_Place]) -> _Place:
         """Adds the operation of a node and returns the place of its result."""
@@ -196,6 +199,19 @@ def _relu(tracer: _Tracer, layer: nn.ReLU, at: _Place, value: Value) -> _Place:
     return tracer.relu(at, layer.inplace)
 
 
+def _dropout(tracer: _Tracer, layer: nn.Dropout, at: _Place, value: Value) -> _Place | None:
+    """Adds a dropout of features. The mask of an image would depend on the order of its channels in memory."""
+    if layer.p == 0:
+        return at
+    if not at.is_flat or layer.p == 1:
+        return None
+    if layer.inplace:
+        tracer.overwritten.append(at.number)
+    size = value.channels * value.height * value.width
+    tracer.dropouts.append((layer.p, size))
+    return tracer.emit("dropout", at, _shape(value), None, groups=len(tracer.dropouts) - 1)
+
+
 def _identity(tracer: _Tracer, layer: nn.Identity, at: _Place, value: Value) -> _Place:
     return at
 
@@ -251,6 +267,7 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.Conv2d: _conv,
     nn.Linear: _linear,
     nn.ReLU: _relu,
+    nn.Dropout: _dropout,
     nn.Identity: _identity,
     nn.Flatten: _flatten,
     nn.MaxPool2d: _max_pool,

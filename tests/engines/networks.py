@@ -85,6 +85,23 @@ class Tiled(nn.Module):
         return self.decision(torch.flatten(x, 1))
 
 
+class Dropping(SplitNetwork):
+    """Dropout of different probabilities between fully connected layers, one of them in place."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.Dropout(0),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(4 * 9 * 7, 21),
+            nn.Dropout(0.5, inplace=True),
+            nn.ReLU(),
+        )
+        super().__init__(embedding, nn.Linear(21, 4))
+
+
 class Scratch(Normal):
     """A network with a buffer that is not persistent, and so in no model, before the others."""
 

@@ -27,18 +27,18 @@ double lcfl_excess(const Op* ops, int32_t num_ops, const Value* values, int32_t 
 }
 
 double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
-                     int64_t samples, float* gradient) {
+                     const float* const* masks, int64_t samples, float* gradient) {
     Kept kept(gradient);
-    return static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, samples, 0, kept);
+    return static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples, 0, kept);
 }
 
 // One step of SGD. Returns the loss with the terms of the two pulls, or -1 if a label is not the number of a class.
 double lcfl_step(void* program, float* model, float* buffers, const float* inputs, const int64_t* labels,
-                 int64_t samples, const Sgd* sgd, float* velocity, const float* centre, const float* embedding,
-                 const float* correction) {
+                 const float* const* masks, int64_t samples, const Sgd* sgd, float* velocity, const float* centre,
+                 const float* embedding, const float* correction) {
     Descent descent(*sgd, model, velocity, centre, embedding, correction);
-    const double loss =
-        static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, samples, sgd->begin, descent);
+    const double loss = static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples,
+                                                                      sgd->begin, descent);
     return loss + descent.penalty;
 }
 

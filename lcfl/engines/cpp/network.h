@@ -31,13 +31,15 @@ class Program {
           has_slope_(num_values) {}
 
     // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
-    // Leaves out what only parameters before `begin` need. Returns -1 if a label is not the number of a class.
+    // Each DROPOUT has a mask [samples][size], by which it multiplies. Leaves out what only parameters before `begin`
+    // need. Returns -1 if a label is not the number of a class.
     double differentiate(const float* model, float* buffers, const float* inputs, const int64_t* labels,
-                         int64_t samples, int64_t begin, Receiver& receiver) {
+                         const float* const* masks, int64_t samples, int64_t begin, Receiver& receiver) {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
             return -1;
         batch_ = Batch(samples);
+        masks_ = masks;
         const int64_t size = shapes_[input_].size();
         Vec* first = value(input_);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk)
@@ -109,6 +111,7 @@ class Program {
         Vec *in = value(op.input), *out = value(op.output);
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         if (op.kind == CONV) return convolve<V>(number, model);
+        if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
             return batch_norm(op, from, batch_, model, buffers, training, in, out,
                               kept_[number].floats(2 * from.channels));
@@ -120,6 +123,11 @@ class Program {
                 case RELU:
                     for (int64_t i = 0; i < in_size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
                     break;
+                case DROPOUT: {
+                    const Vec* mask = kept_[number].get() + chunk * in_size;
+                    for (int64_t i = 0; i < in_size; ++i) out[i] = training ? in[i] * mask[i] : in[i];
+                    break;
+                }
                 case MAX_POOL:
                     max_pool(op, from, to, V, in, out);
                     break;
@@ -137,6 +145,15 @@ class Program {
                     break;
                 }
             }
+    }
+
+    void read_mask(size_t number) {
+        const Op& op = ops_[number];
+        const int64_t size = shapes_[op.input].size();
+        Vec* mask = kept_[number].of(chunk_size(op.input) * batch_.chunks);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+            to_innermost(masks_[op.groups] + chunk * batch_.lanes() * size, size, batch_.V, batch_.in_chunk(chunk),
+                         mask + chunk * chunk_size(op.input));
     }
 
     template <int V>
@@ -181,6 +198,12 @@ class Program {
             Vec* back = op.input == op.output ? rise : place_for(op.input);
             for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
             return op.input == op.output ? void() : settle(op.input, back);
+        }
+        if (op.kind == DROPOUT) {
+            const Vec* mask = kept_[number].get();
+            Vec* back = place_for(op.input);
+            for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = rise[i] * mask[i];
+            return settle(op.input, back);
         }
         if (op.kind == ADD) {
             for (int each : {op.input, op.other}) {
@@ -325,6 +348,7 @@ class Program {
     Memory packed_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
     Winograd winograd_;
     Vec spare_[48];
+    const float* const* masks_ = nullptr;
     Batch batch_{1};
 };
 
