@@ -205,6 +205,8 @@ class CompiledEngine(SequentialEngine):
     ) -> float:
         """Calls a kernel for inputs ``[B, ...]`` and labels ``[B]``, and returns the loss."""
         inputs, targets = self._checked(batch[0]), batch[1]
+        if len(inputs) == 0:
+            raise ValueError("got a batch without samples; a step needs one at least.")
         if self._needs_two and len(inputs) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"

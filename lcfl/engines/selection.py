@@ -71,8 +71,8 @@ def _check_speed(program: Program, batch_size: int) -> None:
     lanes, excess = library.lcfl_lanes(batch_size), library.lcfl_excess(*program.arguments, batch_size)
     if program.widest >= WIDE and excess > MOST_EXCESS:
         raise Unsupported(
-            f"a batch of {batch_size} takes {lanes} lanes of its vectors, and {lanes - batch_size} idle ones cost "
-            f"{excess:.0f} multiplications per weight. A data.batch_size of {lanes} has none"
+            f"a batch of {batch_size} takes {lanes} lanes of its vectors, which costs {excess:.0f} multiplications per "
+            f"weight more than its samples need. A data.batch_size of {lanes} fills all lanes"
         )
 
 

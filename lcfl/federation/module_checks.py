@@ -55,6 +55,10 @@ def _checked_optimizer(module: FederatedModule) -> Optimizer:
             "LocalTraining, or its lr_factor."
         )
     for name, value in ((name, value) for group in optimizer.param_groups for name, value in group.items()):
+        if name == "lr" and isinstance(value, Tensor):
+            raise ValueError(
+                f"model.optimizer: {type(optimizer).__name__} got a tensor as lr, {value.tolist()}; give one number."
+            )
         numbers = value if isinstance(value, tuple | list) else [value]
         if name != "params" and not all(isfinite(each) for each in numbers if isinstance(each, int | float | Tensor)):
             raise ValueError(

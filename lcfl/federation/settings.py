@@ -34,7 +34,7 @@ MOST_ROUNDS = 10**7  # with more, no run would end
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 CLIPPING = "an optimizer that clips gradients (docs/howto/network.md); trainer.max_update_norm limits uploads"
 ROUNDS = "trainer.rounds; what a client does in a round is steps or epochs of method.local_update"
-IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl
+IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl; nothing if it is always so
     "max_epochs": ROUNDS,
     "min_epochs": ROUNDS,
     "max_steps": ROUNDS,
@@ -47,8 +47,8 @@ IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl
     "gradient_clip_algorithm": CLIPPING,
     "accumulate_grad_batches": "data.batch_size",
     "sync_batchnorm": "model.buffer_policy",
-    "log_every_n_steps": "nothing, because every round is logged",
-    "deterministic": "nothing, because equal commands give equal bits",
+    "log_every_n_steps": "",  # every round is logged
+    "deterministic": "",  # equal commands give equal bits
 }
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
@@ -203,7 +203,11 @@ class Settings(CheckedFields):
 
 def in_place_of(name: str) -> str:
     """Returns a sentence about what to set in place of an option of lightning.Trainer; empty for any other name."""
-    return f" In place of this option of lightning.Trainer, set {IN_PLACE[name]}." if name in IN_PLACE else ""
+    if name not in IN_PLACE:
+        return ""
+    if not IN_PLACE[name]:
+        return " Leave this option of lightning.Trainer out: lcfl logs every round, and equal commands give equal bits."
+    return f" In place of this option of lightning.Trainer, set {IN_PLACE[name]}."
 
 
 def _with_known_names(init: Callable[..., None]) -> Callable[..., None]:

@@ -156,10 +156,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     is_checkpoint = NAME.fullmatch(path.name) or (path / "manifest.json").is_file()
     if not path.is_dir() or not is_checkpoint:
-        of_trainer = " A file of lightning.Trainer has only a network's weights: start with model.init_from."
+        of_file = " Weights in a file, such as one of lightning.Trainer, are for model.init_from."
         raise CheckpointError(
             f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
-            f"{of_trainer * path.is_file()}"
+            f"{of_file * path.is_file()}"
         )
     try:
         manifest: dict[str, Any] = json.loads(read_regular(path / "manifest.json"))

@@ -127,7 +127,10 @@ class Server:
                 has already been written.
         """
         if is_of_server(name):
-            raise ValueError(f"server.log({name!r}): lcfl logs this name itself; give another one, such as my/{name}.")
+            raise ValueError(
+                f"server.log({name!r}): lcfl logs this name, or names that begin like it, itself; give another one, "
+                f"such as my/{name}."
+            )
         if self._is_written:
             raise ValueError(
                 f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "

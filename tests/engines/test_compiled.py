@@ -111,6 +111,12 @@ def test_scores_and_loss_in_evaluation(name):
     assert compiled.loss(model, indices) == pytest.approx(sequential.loss(model, indices), rel=1e-5)
 
 
+def test_a_batch_without_samples_is_refused():
+    _, compiled = engines(*NETWORKS["tiled"])
+    with pytest.raises(ValueError, match="batch without samples"):
+        compiled.gradient(compiled.module.initial_model(3), np.array([], dtype=np.int64))
+
+
 @pytest.mark.parametrize("name", ["tiled", "CNN"])
 def test_scores_of_a_sample_do_not_depend_on_its_batch(name):
     network, shape = NETWORKS[name]

@@ -32,6 +32,12 @@ def test_optimizer_settings_that_are_not_finite_are_refused(options):
         check_method(fedavg(), module, 4)
 
 
+def test_a_tensor_as_learning_rate_is_refused():
+    module = FederatedModule(partial(MLP, 16, [4], 8), partial(torch.optim.SGD, lr=torch.tensor([0.5])))
+    with pytest.raises(ValueError, match=r"model\.optimizer: SGD got a tensor as lr, \[0\.5\]; give one number"):
+        check_method(fedavg(), module, 4)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "says"),
     [

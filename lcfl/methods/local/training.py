@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from sys import float_info
 from typing import ClassVar, Literal
 
 import torch
@@ -38,6 +37,8 @@ __all__ = [
     "mean_loss",
     "starting_model",
 ]
+
+LEAST_FACTOR = 1e-30  # of a learning rate: with less, a long run would reach 0 in float32
 
 
 MOST_STEPS = 10**6  # of a client in one round; with more, a round would not end
@@ -223,7 +224,7 @@ class LocalTraining(LocalUpdate):
         Override it for another schedule, with factors above 0. Warm-up rounds have negative numbers.
         The run of the head in `AlternatingTraining` and the fine-tuning in `FineTunedTraining` have `lr_decay` alone.
         """
-        return max(self.lr_decay ** max(data.round, 0), float_info.min)  # a long run would reach 0
+        return max(self.lr_decay ** max(data.round, 0), LEAST_FACTOR)
 
     def rate_scale(self, data: LocalData) -> float:
         """Returns `lr_factor`, which may be the user's own.
