@@ -202,10 +202,6 @@ REFUSED = {
         layer("data: {client_transforms: null}"),
         ["data.client_transforms: got client_transforms=null"],
     ),
-    "null for a number of the partition": (
-        ["--data.partition.classes_per_client=null"],
-        ["data.partition.init_args.classes_per_client: got classes_per_client=null", "a whole number"],
-    ),
     "null for a weight": (
         layer("model: {cluster_weight: null}"),
         ["model.cluster_weight: got cluster_weight=null", "a number"],
@@ -257,7 +253,6 @@ REPEATED = {
     "null for a share",
     "null for a name",
     "null for a list of the data",
-    "null for a number of the partition",
     "null for a number of the method",
     "a partition that no draw gives",
     "a share above 1",
@@ -281,6 +276,10 @@ REPEATED = {
 }
 
 UNPARSED = {
+    "null for a number of the partition": (
+        ["--data.partition.classes_per_client=null"],
+        ["data.partition: ", "Pathological needs classes_per_client: set data.partition.init_args.classes_per_client"],
+    ),
     "an unknown protocol": (["--data.protocols=[other]"], ["data.protocols", "own_split", "label_view", "other"]),
     "a word for a number": (["--trainer.rounds=many"], ["trainer.rounds", "a whole number", "many"]),
     "a missing argument": (

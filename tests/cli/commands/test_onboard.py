@@ -12,7 +12,7 @@ import lcfl
 from lcfl.cli.commands import onboard, predict
 from lcfl.cli.federated_cli import instantiate_data
 from tests.helpers.builders import blobs
-from tests.helpers.commandline import CONFIGS, FEDAVG, KIND_OF_METHOD, SMALL, SYNTHETIC, files
+from tests.helpers.commandline import CONFIGS, FEDAVG, KIND_OF_METHOD, NEEDS, SMALL, SYNTHETIC, files
 from tests.helpers.commandline import lcfl as command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -126,7 +126,8 @@ def test_every_method_with_newcomers_and_leavers(method):
     """The second client would leave after the last round."""
     newcomers = blobs(20, newcomers=0.1).newcomer_clients
     leaver, later = sorted(set(range(20)) - set(newcomers))[:2]
-    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, "--data.newcomers=0.1", "--trainer.evaluate_every=0")
+    words = ("fit", *SYNTHETIC, "-c", method, *SMALL, *NEEDS.get(method.stem, ()), "--data.newcomers=0.1")
+    words += ("--trainer.evaluate_every=0",)
     state = command(*words, "-c", f"data: {{leavers: {{{leaver}: 1, {later}: 2}}}}", "--trainer.name=here").state
     outside = torch.tensor([*newcomers, leaver])
     assert not state.participated[outside].any() and int(state.active.sum()) == 20 - len(outside)
