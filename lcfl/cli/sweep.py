@@ -28,7 +28,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
 
-__all__ = ["Grid", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
+__all__ = ["Grid", "Point", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
 
 LOST = "a rank was lost"  # how `LostRankError` begins
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after

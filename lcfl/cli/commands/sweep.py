@@ -3,12 +3,12 @@
 import argparse
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lcfl.cli.commands import compare
 from lcfl.cli.shipped_configs import find
-from lcfl.cli.sweep import Sweep, Trial, given_to, parse_grid, points_of
+from lcfl.cli.sweep import Point, Sweep, Trial, given_to, parse_grid, points_of
 
 __all__ = ["main", "parser"]
 
@@ -113,13 +113,7 @@ def main(args: Sequence[str]) -> None:
 
     own = {method: given_to(method, grids) for method in methods}
     sweep = Sweep(options.out, options.config, others, own)
-    sweep.check(
-        [
-            Trial(method, point, seeds[0], options.tuning_rounds if len(points[method]) > 1 else None)
-            for method in methods
-            for point in points[method]
-        ]
-    )
+    sweep.check(_first_trials(points, seeds[0], options.tuning_rounds))
     chosen = {
         method: sweep.tune(method, points[method], seeds[0], options.tuning_rounds, options.jobs, options.finalists)
         for method in methods
@@ -136,6 +130,15 @@ def main(args: Sequence[str]) -> None:
         wanted = len(methods) * len(seeds)
         number = f"{wanted - len(paths)} of {wanted}" if paths else f"all {wanted}"
         raise ValueError(f"sweep: {number} runs failed: {', '.join(failed)}; see the logs in {options.out}.")
+
+
+def _first_trials(points: Mapping[str, Sequence[Point]], seed: int, tuning_rounds: int | None) -> list[Trial]:
+    """Returns the trials that the sweep begins with: one of every point of every method."""
+    return [
+        Trial(method, point, seed, tuning_rounds if len(own) > 1 else None)
+        for method, own in points.items()
+        for point in own
+    ]
 
 
 def _check(options: argparse.Namespace, methods: Sequence[str], seeds: Sequence[int]) -> None:

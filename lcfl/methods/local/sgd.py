@@ -71,6 +71,6 @@ def sgd_settings(module: FederatedModule) -> SgdSettings | None:
     if any(other != group for other in groups) or group["maximize"] or group["differentiable"]:
         return None
     trained = {id(parameter) for each in optimizer.param_groups for parameter in each["params"]}
-    if isinstance(group["lr"], Tensor) or trained != set(map(id, module.trained_parameters())):
+    if trained != set(map(id, module.trained_parameters())):
         return None
     return SgdSettings(group["lr"], group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
