@@ -18,7 +18,7 @@ from lcfl.engines import kernels
 SIDES = {
     "correlate_block": lambda channels, pixels, v: (channels, pixels * v),
     "weigh_in_blocks": lambda channels, taps, v: (channels, taps),
-    "Winograd::add_sums": lambda channels, taps: (channels, taps),
+    "Product::multiply_block": lambda rows, vectors: (rows, vectors),
     "connect_block": lambda outputs, v: (outputs, v),
 }
 

@@ -164,8 +164,8 @@ class Program {
         const int64_t framed = framed_size(op);
         const Vec* in = framed_input<V>(number);
         if (Winograd::suits(at))
-            return winograd_.correlate(batch_, at, {model + op.weight, at.taps(), 9, 1}, bias, in, framed,
-                                       value(op.output), chunk_size(op.output));
+            return winograd_.correlate(batch_, at, {model + op.weight, false}, bias, in, framed, value(op.output),
+                                       chunk_size(op.output));
         const Blocks blocks = best_blocks<V>(at);
         float* packed = packed_.floats(int64_t(at.out_channels + blocks.channels) * at.taps());
         pack(model + op.weight, at.out_channels, at.taps(), blocks.channels, packed);
@@ -231,7 +231,7 @@ class Program {
             settle(op.input, back);
         }
         if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
-        if (op.kind == CONV && Winograd::suits_gradient(window(op)))
+        if (op.kind == CONV && Winograd::suits(window(op)))
             winograd_.weigh(batch_, window(op), framed_input<V>(number, false), framed_size(op), rise, out_size,
                             op.weight, receiver);
         else if (op.kind == CONV)
@@ -300,8 +300,8 @@ class Program {
             frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
                   framed + chunk * size);
         if (Winograd::suits(at))
-            return winograd_.correlate(batch_, at, {model + op.weight + 8, 9, int64_t(from.channels) * 9, -1}, none,
-                                       framed, size, back, chunk_size(op.input));
+            return winograd_.correlate(batch_, at, {model + op.weight, true}, none, framed, size, back,
+                                       chunk_size(op.input));
         const Blocks blocks = best_blocks<V>(at);
         float* packed = packed_.floats(int64_t(from.channels + blocks.channels) * at.taps());
         pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, blocks.channels, packed);

@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "convolution.h"
 #include "descent.h"
+#include "products.h"
 #include "vectors.h"
 
 namespace lcfl {
@@ -63,10 +65,9 @@ inline __attribute__((always_inline)) void in_both(Transform transform, const T 
     }
 }
 
-struct Kernels {  // where the kernels g[o][c] and their taps are
+struct Kernels {  // [O][C][3][3], or [C][O][3][3] and turned by 180 degrees for the backward correlation
     const float* first;
-    int64_t out_step, in_step;
-    int tap_step;
+    bool turned;
 };
 
 struct Tiles {  // from number `first` on, of the output of a convolution
@@ -76,6 +77,9 @@ struct Tiles {  // from number `first` on, of the output of a convolution
     // Elements are [16][channels][vectors]. The gap between them is for writing whole vectors, and because a power of
     // two would crowd a few sets of the cache.
     int64_t apart(int channels) const { return int64_t(channels) * vectors + 5; }
+    Columns element(Vec* first, int channels, int number) const {
+        return {first + number * apart(channels), vectors, vectors};
+    }
 
     template <class Act>
     void each(Act act) const {
@@ -96,26 +100,21 @@ class Winograd {
         const bool is_3x3 = at.kernel_h == 3 && at.kernel_w == 3 && at.stride_h == 1 && at.stride_w == 1;
         return is_3x3 && std::min(at.channels, at.out_channels) >= 16 && num_tiles(at) >= 4;
     }
-    static bool suits_gradient(const Window& at) { return suits(at) && num_tiles(at) >= 16; }
 
     // Computes whole values, of inputs with the margins of `with_whole_tiles`.
     void correlate(const Batch& batch, const Window& at, const Kernels& kernels, const float* bias, const Vec* in,
                    int64_t in_chunk, Vec* out, int64_t out_chunk) {
         const int room = ROOM / (at.channels + at.out_channels);
-        const Blocks blocks = best_blocks<1>(products(at, tiles_of(batch, 0, at, 0, room).vectors));
-        const int64_t kernels_apart = widen_all(kernels, at, blocks.channels);
-        float* zeros = zeros_.floats(whole(at.out_channels, blocks.channels));
+        const Factors wide = widen_all(kernels, at);
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
             for (int first = 0, next; first < num_tiles(at); first = next) {
-                Tiles tiles = tiles_of(batch, chunk, at, first, room);
+                const Tiles tiles = tiles_of(batch, chunk, at, first, room);
                 next = first + tiles.count;
-                tiles.vectors = std::max(tiles.vectors, blocks.pixels);
                 Vec* d = spread_inputs(tiles, in + chunk * in_chunk);
                 Vec* m = outputs_.of(ELEMENTS * tiles.apart(at.out_channels));
                 for (int i = 0; i < ELEMENTS; ++i)
-                    correlate_with<1>(blocks, products(at, tiles.vectors), d + i * tiles.apart(at.channels),
-                                      kernels_.floats(1) + i * kernels_apart, zeros,
-                                      m + i * tiles.apart(at.out_channels), spare_);
+                    product_(wide[i], at.out_channels, at.channels, tiles.element(d, at.channels, i), false,
+                             tiles.element(m, at.out_channels, i));
                 gather_outputs(tiles, batch, chunk, m, bias, out + chunk * out_chunk);
             }
     }
@@ -123,29 +122,34 @@ class Winograd {
     // Gives `receiver` the gradient of the kernels, G' s G, where s is the sum of (A y A') * (B' d B).
     void weigh(const Batch& batch, const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope,
                int64_t slope_chunk, int64_t weight, Receiver& receiver) {
-        constexpr int CB = SUMS < 24 ? 3 : 4;
-        float* sums = sums_.floats(ELEMENTS * sums_apart(at));
-        std::fill_n(sums, ELEMENTS * sums_apart(at), 0.0f);
+        const int row = whole(at.channels, LANES) / LANES;
+        const int64_t sums_apart = int64_t(at.out_channels) * row + 1;
+        Vec* sums = sums_.of(ELEMENTS * sums_apart);
+        bool more = false;
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
-            for (int first = 0, next; first < num_tiles(at); first = next) {
+            for (int first = 0, next; first < num_tiles(at); first = next, more = true) {
                 const Tiles tiles = tiles_of(batch, chunk, at, first, WEIGH_VECTORS);
                 next = first + tiles.count;
-                const Vec* d = spread_inputs(tiles, in + chunk * in_chunk);
-                const Vec* y = scatter_slopes(tiles, slope + chunk * slope_chunk);
-                for (int i = 0; i < ELEMENTS; ++i)
-                    add_sums<CB, SUMS / CB>(at, tiles.vectors, d + i * tiles.apart(at.channels),
-                                            y + i * tiles.apart(at.out_channels), sums + i * sums_apart(at));
+                const int depth = tiles.count * tiles.samples;
+                const int64_t apart = int64_t(depth) * row + 1;
+                Vec* d = spread_across(tiles, row, apart, in + chunk * in_chunk);
+                Vec* y = scatter_slopes(tiles, slope + chunk * slope_chunk);
+                for (int i = 0; i < ELEMENTS; ++i) {
+                    const Columns slopes = tiles.element(y, at.out_channels, i);
+                    product_({reinterpret_cast<const float*>(slopes.first), slopes.row_step * LANES, 1},
+                             at.out_channels, depth, {d + i * apart, row, row}, more,
+                             {sums + i * sums_apart, row, row});
+                }
             }
-        const int64_t taps = at.taps();
-        float* rows = rows_.floats(taps);
+        float* rows = rows_.floats(int64_t(row) * LANES * 9 + LANES);
         for (int o = 0; o < at.out_channels; ++o) {
-            for (int c = 0; c < at.channels; ++c) {
-                float s[4][4], g[3][3];
-                for (int i = 0; i < ELEMENTS; ++i) s[i / 4][i % 4] = sums[i * sums_apart(at) + o * at.channels + c];
-                in_both(narrow<float>, s, g);
-                for (int tap = 0; tap < 9; ++tap) rows[9 * c + tap] = g[tap / 3][tap % 3];
+            for (int v = 0; v < row; ++v) {
+                Vec s[4][4], g[3][3];
+                for (int i = 0; i < ELEMENTS; ++i) s[i / 4][i % 4] = sums[i * sums_apart + o * row + v];
+                in_both(narrow<Vec>, s, g);
+                write_kernels(g, rows + v * LANES * 9);
             }
-            receiver.take(weight + o * taps, taps, rows);
+            receiver.take(weight + o * at.taps(), at.taps(), rows);
         }
     }
 
@@ -156,17 +160,10 @@ class Winograd {
     }
 
   private:
-    static constexpr int ROOM = NEAR / 2;      // vectors for an element of all inputs and outputs
-    static constexpr int WEIGH_VECTORS = 128;  // of a channel; for fewer, the sums over lanes take longer
+    static constexpr int ROOM = NEAR / 2;     // vectors for an element of all inputs and outputs
+    static constexpr int WEIGH_VECTORS = 64;  // of a channel
 
     static int num_tiles(const Window& at) { return (at.out_height + 1) / 2 * ((at.out_width + 1) / 2); }
-    static int64_t sums_apart(const Window& at) { return int64_t(at.out_channels) * at.channels + LANES; }
-
-    // A convolution of 1 x 1 over a row of vectors.
-    static Window products(const Window& at, int vectors) {
-        return {at.channels, 1, vectors, 1, 1, 1, 1, at.out_channels, 1, vectors, 0, 1, 0, vectors};
-    }
-
     static Tiles tiles_of(const Batch& batch, int chunk, const Window& at, int first, int vectors) {
         const int samples = batch.in_chunk(chunk);
         const int count = std::clamp(vectors * LANES / samples, 1, num_tiles(at) - first);
@@ -182,6 +179,33 @@ class Winograd {
             for (int i = 0; i < ELEMENTS; ++i) d[i / 4][i % 4] = from[(i / 4 * at.width + i % 4) * tiles.V];
             in_both(spread<Vec>, d, to);
         });
+    }
+
+    // The same with channels innermost, [16][samples of all tiles][row], elements `apart`.
+    Vec* spread_across(const Tiles& tiles, int row, int64_t apart, const Vec* in) {
+        const Window& at = tiles.at;
+        Vec* result = inputs_.of(ELEMENTS * apart);
+        for (int column = 0; column < row; ++column)
+            tiles.each([=](int y, int x, int begin) {
+                for (int v = 0; v * LANES < tiles.samples; ++v) {
+                    Vec found[ELEMENTS][LANES];
+                    for (int lane = 0; lane < LANES; ++lane) {
+                        const int64_t c = std::min(column * LANES + lane, at.channels - 1);
+                        const Vec* from = in + ((c * at.height + y) * at.width + x) * tiles.V + v;
+                        Vec d[4][4], to[4][4];
+                        for (int i = 0; i < ELEMENTS; ++i) d[i / 4][i % 4] = from[(i / 4 * at.width + i % 4) * tiles.V];
+                        in_both(spread<Vec>, d, to);
+                        for (int i = 0; i < ELEMENTS; ++i) found[i][lane] = to[i / 4][i % 4];
+                    }
+                    const int count = std::min(LANES, tiles.samples - v * LANES);
+                    for (int i = 0; i < ELEMENTS; ++i) {
+                        transpose(found[i]);
+                        Vec* to = result + i * apart + int64_t(begin + v * LANES) * row + column;
+                        for (int sample = 0; sample < count; ++sample) to[sample * row] = found[i][sample];
+                    }
+                }
+            });
+        return result;
     }
 
     // Returns A y A' for all channels of a slope.
@@ -200,7 +224,7 @@ class Winograd {
     // Writes the elements of all tiles without idle lanes: each vector begins where the samples of the last one end.
     template <class Elements>
     static Vec* elements_of(const Tiles& tiles, int channels, Memory& memory, Elements elements) {
-        Vec* result = memory.of(ELEMENTS * tiles.apart(channels));
+        Vec* result = memory.of(ELEMENTS * tiles.apart(channels) + Product::HEIGHT * tiles.vectors);
         const int64_t apart = tiles.apart(channels) * LANES;
         for (int c = 0; c < channels; ++c) {
             float* row = reinterpret_cast<float*>(result + int64_t(c) * tiles.vectors);
@@ -243,57 +267,66 @@ class Winograd {
         }
     }
 
-    // Writes G g G' as [16][O / block][C][block], padded with zeros. Returns how far elements are apart.
-    int64_t widen_all(const Kernels& kernels, const Window& at, int block) {
-        const int64_t apart = int64_t(whole(at.out_channels, block)) * at.channels + 5 * LANES;
-        float* to = kernels_.floats(ELEMENTS * apart);
-        with_channels<1, 2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
-            constexpr int CB = decltype(width)::value;
-            for (int first = 0; first < at.out_channels; first += CB)
-                for (int c = 0; c < at.channels; ++c, to += CB)
-                    widen_block<CB>(kernels, first, c, std::min(CB, at.out_channels - first), apart, to);
-        });
-        return apart;
+    struct Factors {  // one for each element, `apart`
+        Factor first;
+        int64_t apart;
+        Factor operator[](int i) const { return {first.first + i * apart, first.row_step, first.depth_step}; }
+    };
+
+    // Returns G g G' for all kernels, in the order of the kernels. A vector that is not used follows each row, because
+    // a power of two would crowd a few sets of the cache.
+    Factors widen_all(const Kernels& kernels, const Window& at) {
+        const int rows = kernels.turned ? at.channels : at.out_channels;
+        const int size = kernels.turned ? at.out_channels : at.channels, row = whole(size, LANES) + LANES;
+        const int64_t apart = int64_t(rows) * row + 5 * LANES;
+        float* result = kernels_.floats(ELEMENTS * apart + Product::HEIGHT * row);
+        for (int r = 0; r < rows; ++r)
+            for (int begin = 0; begin < size; begin += LANES) {
+                Vec g[3][3], u[4][4];
+                const bool is_last = r == rows - 1 && begin + LANES >= size;
+                read_kernels(kernels, (int64_t(r) * size + begin) * 9, std::min(LANES, size - begin), is_last, g);
+                in_both(widen<Vec>, g, u);
+                for (int i = 0; i < ELEMENTS; ++i)
+                    *reinterpret_cast<Vec*>(result + i * apart + int64_t(r) * row + begin) = u[i / 4][i % 4];
+            }
+        if (kernels.turned) return {{result, 1, row}, apart};
+        return {{result, row, 1}, apart};
     }
 
-    template <int CB>
-    static void widen_block(const Kernels& kernels, int first, int c, int count, int64_t apart, float* to) {
-        float g[9][CB] = {};
-        const float* from = kernels.first + first * kernels.out_step + c * kernels.in_step;
-        for (int o = 0; o < count; ++o)
-            for (int tap = 0; tap < 9; ++tap) g[tap][o] = from[o * kernels.out_step + tap * kernels.tap_step];
-        for (int o = 0; o < CB; ++o) {
-            float kernel[3][3], u[4][4];
-            for (int tap = 0; tap < 9; ++tap) kernel[tap / 3][tap % 3] = g[tap][o];
-            in_both(widen<float>, kernel, u);
-            for (int i = 0; i < ELEMENTS; ++i) to[i * apart + o] = u[i / 4][i % 4];
+    static constexpr int PARTS = (9 + LANES - 1) / LANES;  // vectors of a kernel
+
+    // Reads `count` kernels, one for each lane. Only if they are not the last ones, it reads beyond a kernel.
+    static void read_kernels(const Kernels& kernels, int64_t begin, int count, bool is_last, Vec (&g)[3][3]) {
+        for (int part = 0; part < PARTS; ++part) {
+            const int size = std::min(LANES, 9 - part * LANES);
+            Vec rows[LANES] = {};
+            for (int lane = 0; lane < count; ++lane) {
+                const float* from = kernels.first + begin + lane * 9 + part * LANES;
+                if (is_last)
+                    std::memcpy(&rows[lane], from, size * sizeof(float));
+                else
+                    rows[lane] = *reinterpret_cast<const Loose*>(from);
+            }
+            transpose(rows);
+            for (int i = 0; i < size; ++i) {
+                const int tap = part * LANES + i, place = kernels.turned ? 8 - tap : tap;
+                g[place / 3][place % 3] = rows[i];
+            }
         }
     }
 
-    // sums[o][c] += the sum over vectors and lanes of slope[o] in[c].
-    template <int CB, int TB>
-    static void add_sums(const Window& at, int vectors, const Vec* in, const Vec* slope, float* sums) {
-        const Window row = products(at, vectors);
-        for (int first = 0; first < at.out_channels; first += CB)
-            for (int channel = 0; channel < at.channels; channel += TB) {
-                Vec sum[CB][TB] = {}, flat[CB * TB];
-                const Vec *from[TB], *rise[CB];
-                for (int t = 0; t < TB; ++t) from[t] = in + int64_t(std::min(channel + t, at.channels - 1)) * vectors;
-                for (int c = 0; c < CB; ++c)
-                    rise[c] = slope + int64_t(std::min(first + c, at.out_channels - 1)) * vectors;
-                weigh_block<CB, TB, 1>(row, from, rise, sum);
-                float found[CB * TB];
-                for (int c = 0; c < CB; ++c)
-                    for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
-                totals_of<CB * TB>(flat, found);
-                for (int c = 0; c < CB && first + c < at.out_channels; ++c)
-                    for (int t = 0; t < TB && channel + t < at.channels; ++t)
-                        sums[int64_t(first + c) * at.channels + channel + t] += found[c * TB + t];
-            }
+    // Writes LANES kernels, and then at most a vector of other values.
+    static void write_kernels(const Vec (&g)[3][3], float* to) {
+        Vec rows[PARTS][LANES] = {};
+        for (int tap = 0; tap < 9; ++tap) rows[tap / LANES][tap % LANES] = g[tap / 3][tap % 3];
+        for (int part = 0; part < PARTS; ++part) transpose(rows[part]);
+        for (int lane = 0; lane < LANES; ++lane)
+            for (int part = 0; part < PARTS; ++part)
+                *reinterpret_cast<Loose*>(to + lane * 9 + part * LANES) = rows[part][lane];
     }
 
-    Memory kernels_, inputs_, outputs_, sums_, rows_, zeros_;
-    Vec spare_[SUMS];
+    Memory kernels_, inputs_, outputs_, sums_, rows_;
+    Product product_;
 };
 
 }  // namespace lcfl
