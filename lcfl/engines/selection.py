@@ -19,7 +19,7 @@ __all__ = ["EngineName", "choose_engine", "make_engine"]
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
 WIDE = 32  # input channels of a convolution; torch's own kernels are slow for fewer (docs/performance.md)
-MOST_EXCESS = 48  # multiplications per weight that `compiled` may take beyond those of the samples
+MOST_EXCESS = 500  # multiplications per weight that `compiled` may take beyond those of the samples
 
 
 def choose_engine(
@@ -33,7 +33,7 @@ def choose_engine(
     """Returns the named engine, or for ``auto`` the one that should be fastest and trains the module as it is defined.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
-    It also takes ``sequential`` for wide convolutions if a batch leaves many lanes of the processor's vectors idle. The
+    It also takes ``sequential`` for wide convolutions with strides, which ``compiled`` computes with many zeros. The
     choice depends on the module, the shape of the data, the batch size, the device, its vectors and whether there is a
     compiler. It does not depend on measurements: the same command gives the same engine again, and so the same bits.
 
@@ -67,12 +67,11 @@ def choose_engine(
 
 def _check_speed(program: Program, batch_size: int) -> None:
     """Raises `Unsupported` if `compiled` is expected to be slower than `sequential`. Assumes full batches."""
-    library = kernels.load()
-    lanes, excess = library.lcfl_lanes(batch_size), library.lcfl_excess(*program.arguments, batch_size)
+    excess = kernels.load().lcfl_excess(*program.arguments, batch_size)
     if program.widest >= WIDE and excess > MOST_EXCESS:
         raise Unsupported(
-            f"a batch of {batch_size} takes {lanes} lanes of its vectors, which costs {excess:.0f} multiplications per "
-            f"weight more than its samples need. A data.batch_size of {lanes} fills all lanes"
+            f"its wide convolutions with strides take {excess:.0f} multiplications per weight more than a batch of "
+            f"{batch_size} needs"
         )
 
 

@@ -221,6 +221,18 @@ def test_bits_do_not_depend_on_what_was_trained_before():
     assert torch.equal(engine.run_optimizer(model, batches_of(12, 33)).model, first)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_diverged_model_leaves_nothing_behind(name):
+    network, shape = NETWORKS[name]
+    _, engine = engines(network, shape)
+    model, batches = engine.module.initial_model(3), batches_of(7, 20)
+    expected = [engine.gradient(model, batch).vector for batch in batches]
+    for batch in batches_of(32, 33):
+        engine.gradient(torch.full_like(model, torch.nan), batch)
+    for batch, vector in zip(batches, expected, strict=True):
+        assert torch.equal(engine.gradient(model, batch).vector, vector)
+
+
 def test_hessian_products_are_those_of_autograd():
     sequential, compiled = engines(Inner, (7,))
     model = sequential.module.initial_model(3)

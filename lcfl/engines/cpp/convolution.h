@@ -1,4 +1,7 @@
 // Convolutions: the forward pass, and the gradients of the input and of the weights.
+//
+// With a stride of 1, a row of pixels is computed as one vector after another. So a chunk with idle lanes is packed
+// first: the samples of a pixel follow those of the pixel before it, and only the end of a row has idle lanes.
 
 #pragma once
 
@@ -15,13 +18,29 @@
 
 namespace lcfl {
 
+inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
+
 struct Window {  // a correlation of [channels][height][width] with kernels; the sizes include the margins of zeros
     int channels, height, width, kernel_h, kernel_w, stride_h, stride_w, out_channels, out_height, out_width;
     int top, bottom, left, right;  // outside of these rows and columns are zeros
+    int pixel = 0;  // numbers from one pixel to the next: all lanes, or only the samples of a packed chunk
+    bool is_packed = false;
+
     int taps() const { return channels * kernel_h * kernel_w; }
+    int row_vectors() const { return whole(out_width * pixel, LANES) / LANES; }  // of the output
+    int64_t plane() const { return int64_t(out_height) * row_vectors(); }
+
+    // The output is computed in units of V vectors: pixels, or vectors of a packed row, where V is 1.
+    int units() const { return is_packed ? row_vectors() : out_width; }
+    int unit_step() const { return is_packed ? LANES : stride_w * pixel; }  // of the input
 };
 
-inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
+// Returns the window for a chunk.
+inline Window in_chunk(Window at, const Batch& batch, int chunk) {
+    at.is_packed = at.stride_w == 1 && batch.in_chunk(chunk) < batch.lanes();
+    at.pixel = at.is_packed ? batch.in_chunk(chunk) : batch.lanes();
+    return at;
+}
 
 struct Span {  // the taps of a kernel that are not entirely in the margins
     int begin, end;
@@ -31,56 +50,66 @@ inline Span inside(int first, int last, int size, int low, int high) {
     return {std::max(0, low - last), std::min(size, high - first)};
 }
 
-// A block of CB channels x XB pixels of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
+inline Span columns_of(const Window& at, int unit, int count) {
+    int first = unit, last = unit + count - 1;
+    if (at.is_packed) {
+        last = std::min(((last + 1) * LANES - 1) / at.pixel, at.out_width - 1);
+        first = std::min(first * LANES / at.pixel, last);
+    }
+    return inside(first * at.stride_w, last * at.stride_w, at.kernel_w, at.left, at.right);
+}
+
+// A block of CB channels x XB units of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
 // input channels from `channel` to `end`. Without a bias, the sum is added to the values in `out`. The first `skip`
-// pixels are left unchanged.
+// units are left unchanged.
 template <int CB, int XB, int V>
-void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const Vec* in,
+void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const float* in,
                      const float* packed, const float* bias, Vec* out, int64_t plane) {
     Vec sum[CB][XB * V];
     for (int c = 0; c < CB; ++c)
         for (int i = 0; i < XB * V; ++i) sum[c][i] = held(bias ? fill(bias[c]) : out[c * plane + i]);
-    const int step = at.stride_w * V;
-    const auto add = [&](auto width) {
+    const auto add = [&](auto width, auto step) {
         for (int each = channel; each < end; ++each)
             for (int ky = rows.begin; ky < rows.end; ++ky) {
-                const Vec* row = in + ((int64_t(each) * at.height + ky) * at.width + columns.begin) * V;
+                const float* row = in + ((int64_t(each) * at.height + ky) * at.width + columns.begin) * at.pixel;
                 const float* weight = packed + ((int64_t(each) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
-                for (int kx = 0; kx < width; ++kx, row += V, weight += CB)
+                for (int kx = 0; kx < width; ++kx, row += at.pixel, weight += CB)
                     add_products(
-                        sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return row[i / V * step + i % V]; });
+                        sum, [=](int c) { return fill(weight[c]); },
+                        [=](int i) { return loaded(row + i / V * step + i % V * LANES); });
             }
     };
-    switch (const int width = columns.end - columns.begin) {  // a short loop is faster if its length is known
-        case 3:
-            add(std::integral_constant<int, 3>());
-            break;
-        case 5:
-            add(std::integral_constant<int, 5>());
-            break;
-        default:
-            add(width);
-    }
+    const int width = columns.end - columns.begin;
+    constexpr std::integral_constant<int, V * LANES> next;
+    if (at.unit_step() != next)
+        add(width, at.unit_step());
+    else if (width == 3)  // a short loop is faster if its length is known
+        add(std::integral_constant<int, 3>(), next);
+    else if (width == 5)
+        add(std::integral_constant<int, 5>(), next);
+    else
+        add(width, next);
     for (int c = 0; c < CB; ++c)
         for (int i = 0; i < XB * V; ++i)
             if (i >= skip * V) out[c * plane + i] = held(sum[c][i]);
 }
 
-// Adds up a row of CB output channels, from `first` on, in blocks of XB pixels. The last block overlaps the block
+// Adds up a row of CB output channels, from `first` on, in blocks of XB units. The last block overlaps the block
 // before it. Channels beyond the last one have zero weights and are written to `spare`.
 template <int CB, int XB, int V>
-void correlate_row(const Window& at, int channel, int end, int first, int y, const Vec* in, const float* packed,
+void correlate_row(const Window& at, int channel, int end, int first, int y, const float* in, const float* packed,
                    const float* bias, Vec* out, Vec* spare) {
-    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
+    const int64_t plane = at.plane();
+    const int units = at.units();
     const int valid = std::min(CB, at.out_channels - first);
     const float* weight = packed + int64_t(first) * at.taps();
     const float* begins = channel == 0 ? bias + first : nullptr;
     const Span rows = inside(y * at.stride_h, y * at.stride_h, at.kernel_h, at.top, at.bottom);
-    for (int x = 0; x < at.out_width; x += XB) {
-        const int left = std::min(x, at.out_width - XB);
-        const Span columns = inside(left * at.stride_w, (left + XB - 1) * at.stride_w, at.kernel_w, at.left, at.right);
-        const Vec* from = in + (int64_t(y) * at.stride_h * at.width + int64_t(left) * at.stride_w) * V;
-        Vec* to = out + first * plane + (int64_t(y) * at.out_width + left) * V;
+    for (int x = 0; x < units; x += XB) {
+        const int left = std::min(x, units - XB);
+        const Span columns = columns_of(at, left, XB);
+        const float* from = in + int64_t(y) * at.stride_h * at.width * at.pixel + int64_t(left) * at.unit_step();
+        Vec* to = out + first * plane + (int64_t(y) * units + left) * V;
         if (valid == CB) {
             correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to, plane);
             continue;
@@ -94,9 +123,10 @@ void correlate_row(const Window& at, int channel, int end, int first, int y, con
 // Computes a whole value. Goes through all output channels with as many rows, and as many input channels, as stay in
 // the second-level cache.
 template <int CB, int XB, int V>
-void correlate(const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
-    const int slab = std::clamp(NEAR / (at.kernel_h * at.width * V), 1, at.channels);
-    const int band = std::max(1, (NEAR / (at.channels * at.width * V) - at.kernel_h) / at.stride_h + 1);
+void correlate(const Window& at, const float* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
+    const int row = whole(at.width * at.pixel, LANES) / LANES;  // vectors of the input
+    const int slab = std::clamp(NEAR / (at.kernel_h * row), 1, at.channels);
+    const int band = std::max(1, (NEAR / (at.channels * row) - at.kernel_h) / at.stride_h + 1);
     for (int top = 0; top < at.out_height; top += band)
         for (int channel = 0; channel < at.channels; channel += slab)
             for (int first = 0; first < at.out_channels; first += CB)
@@ -106,7 +136,7 @@ void correlate(const Window& at, const Vec* in, const float* packed, const float
 }
 
 struct Blocks {
-    int channels, pixels;
+    int channels, units;
 };
 
 // Returns the fastest blocks for a shape, among the blocks whose sums fit into the registers. The time for a tap counts
@@ -120,18 +150,18 @@ Blocks best_blocks(const Window& at) {
     Blocks best{1, 1};
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks& each : all) {
-        if (each.channels * each.pixels != SUMS / V || each.pixels > at.out_width) continue;
-        const int64_t tap = SUMS + each.channels + 2 * each.pixels * V;
-        const int64_t time = tap * whole(at.out_channels, each.channels) * whole(at.out_width, each.pixels);
+        if (each.channels * each.units != SUMS / V || each.units > at.units()) continue;
+        const int64_t tap = SUMS + each.channels + 2 * each.units * V;
+        const int64_t time = tap * whole(at.out_channels, each.channels) * whole(at.units(), each.units);
         if (time < least) best = each, least = time;
     }
     return best;
 }
 
 template <int V>
-void correlate_with(Blocks b, const Window& at, const Vec* in, const float* packed, const float* bias, Vec* out,
+void correlate_with(Blocks b, const Window& at, const float* in, const float* packed, const float* bias, Vec* out,
                     Vec* spare) {
-    const int code = b.channels * 100 + b.pixels;
+    const int code = b.channels * 100 + b.units;
 #define LCFL_CASE(C, X) \
     case C * 100 + X:   \
         return correlate<C, X, V>(at, in, packed, bias, out, spare);
@@ -188,45 +218,52 @@ inline void pack_turned(const float* weight, int out_channels, int channels, int
     });
 }
 
+struct Part {  // a chunk
+    Window at;
+    const float* in;
+    const Vec* slope;
+};
+
 // d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
 template <int CB, int TB, int V>
-void weigh_block(const Window& at, const Vec* const* in, const Vec* const* slope,
+void weigh_block(const Window& at, const float* const* in, const Vec* const* slope,
                  Vec (&__restrict sum)[CB][TB]) {  // without restrict, every product would be followed by a store
     const auto add = [&](int64_t to, int64_t from) {
-        add_products(sum, [=](int c) { return slope[c][to]; }, [=](int t) { return in[t][from]; });
+        add_products(sum, [=](int c) { return slope[c][to]; }, [=](int t) { return loaded(in[t] + from); });
     };
+    const int row = at.row_vectors(), next = at.stride_w * at.pixel;
     for (int y = 0; y < at.out_height; ++y) {
-        const int64_t to = int64_t(y) * at.out_width * V, from = int64_t(y) * at.stride_h * at.width * V;
+        const int64_t to = int64_t(y) * row, from = int64_t(y) * at.stride_h * at.width * at.pixel;
         if (at.stride_w == 1)
-            for (int i = 0; i < at.out_width * V; ++i) add(to + i, from + i);
+            for (int i = 0; i < row; ++i) add(to + i, from + i * LANES);
         else
             for (int x = 0; x < at.out_width; ++x)
-                for (int v = 0; v < V; ++v) add(to + x * V + v, from + int64_t(x) * at.stride_w * V + v);
+                for (int v = 0; v < V; ++v) add(to + x * V + v, from + int64_t(x) * next + v * LANES);
     }
 }
 
 // Gives `receiver` the gradient of the weights, which begin at `weight` in the model.
 template <int CB, int TB, int V>
-void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk,
-                     int chunks, int64_t weight, float* rows, Receiver& receiver) {
+void weigh_in_blocks(const std::vector<Part>& parts, int64_t weight, float* rows, Receiver& receiver) {
+    const Window& at = parts[0].at;
     const int taps = at.taps();
-    const int64_t plane = int64_t(at.out_height) * at.out_width * V;
-    std::vector<int64_t> places;  // of each tap in the input, for the first pixel of the output
+    std::vector<int64_t> places;  // of each tap in the input, in pixels, for the first pixel of the output
     places.reserve(taps);
     for (int channel = 0; channel < at.channels; ++channel)
         for (int ky = 0; ky < at.kernel_h; ++ky)
             for (int kx = 0; kx < at.kernel_w; ++kx)
-                places.push_back(((int64_t(channel) * at.height + ky) * at.width + kx) * V);
+                places.push_back((int64_t(channel) * at.height + ky) * at.width + kx);
     for (int first = 0; first < at.out_channels; first += CB) {
         for (int tap = 0; tap < taps; tap += TB) {
             Vec sum[CB][TB] = {}, flat[CB * TB];
-            for (int chunk = 0; chunk < chunks; ++chunk) {
-                const Vec *from[TB], *rise[CB];
+            for (const Part& part : parts) {
+                const float* from[TB];
+                const Vec* rise[CB];
                 for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
-                    from[t] = in + chunk * in_chunk + places[std::min(tap + t, taps - 1)];
+                    from[t] = part.in + places[std::min(tap + t, taps - 1)] * part.at.pixel;
                 for (int c = 0; c < CB; ++c)
-                    rise[c] = slope + chunk * slope_chunk + std::min(first + c, at.out_channels - 1) * plane;
-                weigh_block<CB, TB, V>(at, from, rise, sum);
+                    rise[c] = part.slope + std::min(first + c, at.out_channels - 1) * part.at.plane();
+                weigh_block<CB, TB, V>(part.at, from, rise, sum);
             }
             float found[CB * TB];
             for (int c = 0; c < CB; ++c)
@@ -241,28 +278,59 @@ void weigh_in_blocks(const Window& at, const Vec* in, int64_t in_chunk, const Ve
 
 // Uses blocks of few or of many channels, depending on which extend less beyond the last channel and the last tap.
 template <int V>
-void weigh(const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope, int64_t slope_chunk, int chunks,
-           int64_t weight, Memory& rows, Receiver& receiver) {
+void weigh(const std::vector<Part>& parts, int64_t weight, Memory& rows, Receiver& receiver) {
     constexpr int FEW = SUMS < 24 ? 3 : 4, MANY = SUMS / FEW;
+    const Window& at = parts[0].at;
     const auto work = [&](int channels, int taps) {
         return int64_t(whole(at.out_channels, channels)) * whole(at.taps(), taps);
     };
     const auto blocks =
         work(MANY, FEW) < work(FEW, MANY) ? weigh_in_blocks<MANY, FEW, V> : weigh_in_blocks<FEW, MANY, V>;
-    blocks(at, in, in_chunk, slope, slope_chunk, chunks, weight, rows.floats(int64_t(MANY) * at.taps()), receiver);
+    blocks(parts, weight, rows.floats(int64_t(MANY) * at.taps()), receiver);
 }
 
-// Copies a value into a frame of zeros, with its pixels `stride` apart.
-inline void frame(const Vec* in, const Value& shape, int V, int top, int left, int stride_h, int stride_w, int height,
-                  int width, Vec* out) {
-    std::memset(static_cast<void*>(out), 0, sizeof(Vec) * shape.channels * height * width * V);
+struct Frame {  // of zeros, for a value whose pixels are `stride` apart in it
+    int top, left, stride_h, stride_w, height;
+    int pixel;  // numbers from one pixel to the next
+    int row;    // and from one row to the next
+};
+
+// Calls act(x, v, idle) for the vectors of a row of pixels that hold samples.
+template <class Act>
+void each_vector(const Batch& batch, int chunk, int width, Act act) {
+    const Mask idle[] = {Vec{} == batch.holds(chunk, 0), Vec{} == batch.holds(chunk, 1)};
+    const int vectors = whole(batch.in_chunk(chunk), LANES) / LANES;
+    for (int x = 0; x < width; ++x)
+        for (int v = 0; v < vectors; ++v) act(x, v, idle[v]);
+}
+
+// Copies a value into a frame. Without idle lanes, each vector overlaps the next one, and the last one may extend
+// beyond the frame.
+inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Frame& to, float* out) {
+    const int64_t size = int64_t(shape.channels) * to.height * to.row, more = to.pixel < batch.lanes() ? LANES : 0;
+    std::memset(out, 0, sizeof(float) * (size + more));
     for (int c = 0; c < shape.channels; ++c)
         for (int y = 0; y < shape.height; ++y) {
-            const Vec* from = in + (int64_t(c) * shape.height + y) * shape.width * V;
-            Vec* to = out + ((int64_t(c) * height + top + y * stride_h) * width + left) * V;
-            for (int x = 0; x < shape.width; ++x)
-                for (int v = 0; v < V; ++v) to[int64_t(x) * stride_w * V + v] = from[x * V + v];
+            const Vec* from = in + (int64_t(c) * shape.height + y) * shape.width * batch.V;
+            float* row = out + (int64_t(c) * to.height + to.top + y * to.stride_h) * to.row + to.left * to.pixel;
+            each_vector(batch, chunk, shape.width, [=](int x, int v, Mask idle) {
+                const Vec value = from[x * batch.V + v];
+                *reinterpret_cast<Loose*>(row + int64_t(x) * to.stride_w * to.pixel + v * LANES) = idle ? Vec{} : value;
+            });
         }
+}
+
+// Copies packed rows to a value with idle lanes, which are zeros.
+inline void unpack(const Vec* in, const Window& at, const Batch& batch, int chunk, Vec* out) {
+    std::memset(static_cast<void*>(out), 0, sizeof(Vec) * at.out_channels * at.out_height * at.out_width * batch.V);
+    for (int64_t y = 0; y < int64_t(at.out_channels) * at.out_height; ++y) {
+        const float* from = reinterpret_cast<const float*>(in + y * at.row_vectors());
+        Vec* row = out + y * at.out_width * batch.V;
+        each_vector(batch, chunk, at.out_width, [=](int x, int v, Mask idle) {
+            const Vec value = loaded(from + x * at.pixel + v * LANES);
+            row[x * batch.V + v] = idle ? Vec{} : value;
+        });
+    }
 }
 
 }  // namespace lcfl

@@ -18,9 +18,6 @@ void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num
 
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
-// Returns the number of lanes that a batch occupies, with and without a sample.
-int64_t lcfl_lanes(int64_t samples) { return Batch(samples).whole_lanes(); }
-
 double lcfl_excess(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input,
                    int32_t output, int64_t samples) {
     return Program(ops, num_ops, values, num_values, input, output).excess(samples);

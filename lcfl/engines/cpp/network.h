@@ -77,16 +77,22 @@ class Program {
         }
     }
 
-    // How many more multiplications per weight the forward pass of a batch takes than its samples need: those for lanes
-    // without a sample, less the third that Winograd's convolutions save.
+    // How many more multiplications per weight a batch takes than its samples need: those for lanes without a sample,
+    // and those with the zeros between the strides of a gradient, less the third that Winograd's convolutions save.
+    // Convolutions with a stride of 1 have no idle lanes.
     double excess(int64_t samples) const {
-        const int64_t idle = Batch(samples).whole_lanes() - samples;
+        const int64_t lanes = Batch(samples).whole_lanes();
         double more = 0, weights = 0;
         for (const Op& op : ops_) {
             if (op.kind != CONV && op.kind != LINEAR) continue;
             const double products = double(num_weights(op)) * shapes_[op.output].height * shapes_[op.output].width;
-            more += op.kind == CONV && Winograd::suits(window(op)) ? products * samples / -3 : products * idle;
             weights += num_weights(op);
+            if (op.kind == LINEAR)
+                more += products * (lanes - samples);
+            else if (op.stride_w > 1)
+                more += products * (lanes - samples + (op.input != input_) * lanes * (op.stride_h * op.stride_w - 1));
+            else if (Winograd::suits(window(op)))
+                more -= products * samples / 3;
         }
         return more / std::max(weights, 1.0);
     }
@@ -161,31 +167,79 @@ class Program {
         const Op& op = ops_[number];
         const Window at = window(op);
         float* bias = padded(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
-        const int64_t framed = framed_size(op);
-        const Vec* in = framed_input<V>(number);
+        const Vec* in = framed_input(number);
         if (Winograd::suits(at))
-            return winograd_.correlate(batch_, at, {model + op.weight, false}, bias, in, framed, value(op.output),
-                                       chunk_size(op.output));
-        const Blocks blocks = best_blocks<V>(at);
-        float* packed = packed_.floats(int64_t(at.out_channels + blocks.channels) * at.taps());
-        pack(model + op.weight, at.out_channels, at.taps(), blocks.channels, packed);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-            correlate_with<V>(blocks, at, in + chunk * framed, packed, bias,
-                              value(op.output) + chunk * chunk_size(op.output), spare_);
+            return winograd_.correlate(batch_, at, {model + op.weight, false}, bias, in, framed_size(op),
+                                       value(op.output), chunk_size(op.output));
+        const auto pack_for = [=](int block, float* packed) {
+            pack(model + op.weight, at.out_channels, at.taps(), block, packed);
+        };
+        correlate_chunks<V>(at, pack_for, bias, in, framed_size(op), value(op.output), chunk_size(op.output));
     }
 
-    // Returns the input of a convolution with its padding. Pads it unless that has been done in this pass.
-    template <int V>
+    // Computes all chunks. `pack_for` packs the weights for blocks of a number of channels.
+    template <int V, class Pack>
+    void correlate_chunks(const Window& shape, Pack pack_for, const float* bias, const Vec* in, int64_t in_size,
+                          Vec* out, int64_t out_size) {
+        float* packed = packed_.floats(int64_t(whole(shape.out_channels, SUMS)) * shape.taps());
+        for (int chunk = 0, block = 0; chunk < batch_.chunks; ++chunk, in += in_size, out += out_size) {
+            const Window at = in_chunk(shape, batch_, chunk);
+            const Blocks blocks = at.is_packed ? best_blocks<1>(at) : best_blocks<V>(at);
+            if (blocks.channels != block) pack_for(block = blocks.channels, packed);
+            const float* from = reinterpret_cast<const float*>(in);
+            if (at.is_packed) {
+                Vec* rows = rows_.of(at.out_channels * at.plane() + 1);
+                correlate_with<1>(blocks, at, from, packed, bias, rows, spare_);
+                unpack(rows, at, batch_, chunk, out);
+            } else {
+                correlate_with<V>(blocks, at, from, packed, bias, out, spare_);
+            }
+        }
+    }
+
+    // The pixels of a convolution's input in a chunk.
+    Window pixels(const Window& at, int chunk) const {
+        Window result = in_chunk(at, batch_, chunk);
+        if (Winograd::suits(at)) result.is_packed = false, result.pixel = batch_.lanes();
+        return result;
+    }
+
+    // Returns the input of a convolution with its padding, packed if it can be. Does that unless it has been done in
+    // this pass.
     const Vec* framed_input(size_t number, bool again = true) {
         const Op& op = ops_[number];
         const Window at = window(op);
-        if (at.height == shapes_[op.input].height && at.width == shapes_[op.input].width) return value(op.input);
-        const int64_t framed = int64_t(at.channels) * at.height * at.width * V;
-        Vec* result = kept_[number].of(framed * batch_.chunks);
-        for (int chunk = 0; again && chunk < batch_.chunks; ++chunk)
-            frame(value(op.input) + chunk * chunk_size(op.input), shapes_[op.input], V, op.padding_h, op.padding_w, 1,
-                  1, at.height, at.width, result + chunk * framed);
+        const bool is_whole = at.height == shapes_[op.input].height && at.width == shapes_[op.input].width;
+        if (is_whole && !pixels(at, batch_.chunks - 1).is_packed) return value(op.input);
+        Vec* result = kept_[number].of(framed_size(op) * batch_.chunks + 1);
+        for (int chunk = 0; again && chunk < batch_.chunks; ++chunk) {
+            const int pixel = pixels(at, chunk).pixel;
+            frame(value(op.input) + chunk * chunk_size(op.input), shapes_[op.input], batch_, chunk,
+                  {op.padding_h, op.padding_w, 1, 1, at.height, pixel, at.width * pixel},
+                  reinterpret_cast<float*>(result + chunk * framed_size(op)));
+        }
         return result;
+    }
+
+    // Gives `receiver` the gradient of a convolution's weights.
+    template <int V>
+    void weigh_chunks(size_t number, const Vec* rise, Receiver& receiver) {
+        const Op& op = ops_[number];
+        const int64_t size = chunk_size(op.output);
+        const Vec* in = framed_input(number, false);
+        if (Winograd::suits(window(op)))
+            return winograd_.weigh(batch_, window(op), in, framed_size(op), rise, size, op.weight, receiver);
+        std::vector<Part> parts;
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
+            const Window at = pixels(window(op), chunk);
+            parts.push_back({at, reinterpret_cast<const float*>(in + chunk * framed_size(op)), rise + chunk * size});
+            if (!at.is_packed) continue;
+            Vec* rows = rows_.of(at.out_channels * at.plane() + 1);
+            frame(parts.back().slope, shapes_[op.output], batch_, chunk,
+                  {0, 0, 1, 1, at.out_height, at.pixel, at.row_vectors() * LANES}, reinterpret_cast<float*>(rows));
+            parts.back().slope = rows;
+        }
+        weigh<V>(parts, op.weight, weight_gradient_, receiver);
     }
 
     template <int V>
@@ -231,12 +285,7 @@ class Program {
             settle(op.input, back);
         }
         if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
-        if (op.kind == CONV && Winograd::suits(window(op)))
-            winograd_.weigh(batch_, window(op), framed_input<V>(number, false), framed_size(op), rise, out_size,
-                            op.weight, receiver);
-        else if (op.kind == CONV)
-            weigh<V>(window(op), framed_input<V>(number, false), framed_size(op), rise, out_size, batch_.chunks,
-                     op.weight, weight_gradient_, receiver);
+        if (op.kind == CONV) weigh_chunks<V>(number, rise, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
         if (biases) receiver.take(op.bias, to.channels, biases);
     }
@@ -295,19 +344,20 @@ class Program {
              left + (to.width - 1) * op.stride_w + 1});
         float* none = padded(nullptr, from.channels);
         const int64_t size = int64_t(at.channels) * at.height * at.width * V;
-        Vec* framed = scratch_.of(size * batch_.chunks);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-            frame(rise + chunk * chunk_size(op.output), to, V, top, left, op.stride_h, op.stride_w, at.height, at.width,
-                  framed + chunk * size);
+        Vec* framed = scratch_.of(size * batch_.chunks + 1);
+        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
+            const int pixel = pixels(at, chunk).pixel;
+            frame(rise + chunk * chunk_size(op.output), to, batch_, chunk,
+                  {top, left, op.stride_h, op.stride_w, at.height, pixel, at.width * pixel},
+                  reinterpret_cast<float*>(framed + chunk * size));
+        }
         if (Winograd::suits(at))
             return winograd_.correlate(batch_, at, {model + op.weight, true}, none, framed, size, back,
                                        chunk_size(op.input));
-        const Blocks blocks = best_blocks<V>(at);
-        float* packed = packed_.floats(int64_t(from.channels + blocks.channels) * at.taps());
-        pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, blocks.channels, packed);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-            correlate_with<V>(blocks, at, framed + chunk * size, packed, none, back + chunk * chunk_size(op.input),
-                              spare_);
+        const auto pack_for = [=](int block, float* packed) {
+            pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, block, packed);
+        };
+        correlate_chunks<V>(at, pack_for, none, framed, size, back, chunk_size(op.input));
     }
 
     int64_t num_weights(const Op& op) const {
@@ -345,7 +395,7 @@ class Program {
     int input_, output_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_;
-    Memory packed_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
+    Memory packed_, rows_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
     Winograd winograd_;
     Vec spare_[48];
     const float* const* masks_ = nullptr;

@@ -35,6 +35,7 @@ typedef int32_t Mask __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 constexpr int NEAR = 512 * 1024 / sizeof(Vec);  // vectors that stay in the second-level cache while they are reused
 
+inline Vec loaded(const float* from) { return *reinterpret_cast<const Loose*>(from); }
 inline Vec fill(float value) { return value - Vec{}; }  // `Vec{} + value` stays an addition: 0 + -0 is not -0
 
 // Keeps a value in a register. Without this, gcc reads a factor from memory again for every product, and the reads take
