@@ -16,7 +16,7 @@ from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine, check_steps
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Part
-from lcfl.models.module import NO_PULLS, Pulls
+from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["OptimizerRequest", "GradientRequest", "ScoresRequest", "Batch", "Request", "ClientEngine", "length_of"]
 

@@ -12,7 +12,9 @@ from torch.func import functional_call
 from lcfl.core import rng
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.tracing import Unsupported
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, check_gradient, loss_of_step
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
+from lcfl.models.step_loss import check_gradient, loss_of_step
 
 __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 

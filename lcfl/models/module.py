@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from inspect import signature
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -29,30 +29,13 @@ from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
 from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reported_metric
 from lcfl.models.pretrained import load_weights
+from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "check_gradient", "loss_of_step"]
+__all__ = ["BufferPolicy", "FederatedModule"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
-
-
-class Pulls(NamedTuple):
-    """What a local update is pulled to, and what its gradients are corrected by.
-
-    Attributes:
-        centre: Omega ``[P]`` or ``[P + Q]``, whose buffers do not pull, the centre of the client's cluster; None for no
-            cluster pull.
-        embedding: Phi ``[P_phi]``, the global embedding; None for no global pull.
-        correction: a vector ``[P]`` that is added to every gradient (SCAFFOLD, FedDyn); None for none.
-    """
-
-    centre: Tensor | None = None
-    embedding: Tensor | None = None
-    correction: Tensor | None = None
-
-
-NO_PULLS = Pulls()
 
 
 class FederatedModule(pl.LightningModule):
@@ -186,7 +169,7 @@ class FederatedModule(pl.LightningModule):
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )
         keep_apart(self.metrics)
-        self.pulls = NO_PULLS
+        self.pulls: Pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
 
     @property
@@ -383,35 +366,6 @@ class FederatedModule(pl.LightningModule):
 
 def _sha256(vector: Tensor) -> str:
     return hashlib.sha256(vector.numpy().data).hexdigest()
-
-
-def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:
-    """Returns the loss that `training_step` gives for a batch, either alone or as the entry ``loss`` of a dict.
-
-    Raises:
-        ValueError: if the loss is anything other than one number.
-    """
-    output: Any = module.training_step(batch, number)
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(output).__name__
-        raise ValueError(
-            f"{type(module).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
-            'a dict that has it as "loss".'
-        )
-    return loss
-
-
-def check_gradient(module: FederatedModule, loss: Tensor) -> None:
-    """Refuses the loss of a training step that does not depend on a trained parameter.
-
-    Within torch.vmap, a loss does not say whether it does.
-    """
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise ValueError(
-            f"{type(module).__name__}.training_step: the loss has no gradient, because it does not depend on a trained "
-            "parameter. Compute it from self(inputs), without detach, item, argmax or torch.no_grad."
-        )
 
 
 @torch.no_grad()

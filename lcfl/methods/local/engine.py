@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.models.layout import Layout, Part
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["OptimizerResult", "Engine", "Gradient", "Indices"]
 

@@ -20,7 +20,8 @@ from lcfl.core.validation import CheckedFields
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout, Part
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 
 __all__ = [
     "OptimizerResult",
