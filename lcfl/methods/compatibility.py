@@ -13,7 +13,7 @@ from lcfl.methods.aggregation import Aggregation
 from lcfl.methods.clustering.base import Clustering
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.exchange.transforms import LowRankCompression
-from lcfl.methods.exchange.transforms.base import NAMES
+from lcfl.methods.exchange.transforms.base import TRANSFORMABLE
 from lcfl.methods.local.envelope import EnvelopeTraining
 from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
@@ -130,7 +130,7 @@ def _check_stored_models(exchange: Exchange, aggregation: Aggregation, clusterin
 def _check_transforms(exchange: Exchange, aggregation: Aggregation, clusterings: Sequence[Clustering]) -> None:
     """Refuses transforms in the wrong order, and those that change what another part needs unchanged."""
     transforms, returns = exchange.transforms, exchange.returns
-    unknown = [name for name in returns if name not in NAMES]
+    unknown = [name for name in returns if name not in TRANSFORMABLE]
     if transforms and not exchange.uploads_whole:
         raise ValueError(
             "method.exchange: transforms work only on uploads of whole trained models; "
@@ -138,7 +138,7 @@ def _check_transforms(exchange: Exchange, aggregation: Aggregation, clusterings:
         )
     if transforms and unknown:
         raise ValueError(
-            f"method.exchange: transforms work only on uploads of {', '.join(NAMES)}; {_name(exchange)} "
+            f"method.exchange: transforms work only on uploads of {', '.join(TRANSFORMABLE)}; {_name(exchange)} "
             f"uploads {', '.join(unknown)}. Set transforms: []."
         )
     for clustering in clusterings:

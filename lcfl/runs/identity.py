@@ -21,7 +21,7 @@ __all__ = ["describe", "describe_module", "differences"]
 LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
 # Options of later versions, with the value that an earlier checkpoint implies.
 IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False, "weights": "uniform"}
-PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
+DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
 def describe(value: Any) -> Any:
@@ -139,7 +139,7 @@ def _describe_plain(value: Any) -> Any:
         return [_describe_plain(item) for item in value]
     if isinstance(value, Set):
         return sorted((_describe_plain(item) for item in value), key=repr)
-    if value is None or isinstance(value, PLAIN) or hasattr(value, "__qualname__"):
+    if value is None or isinstance(value, DESCRIBED_BY_VALUE) or hasattr(value, "__qualname__"):
         return describe(value)
     return {"class": _path_of(type(value))}
 
