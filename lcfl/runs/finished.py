@@ -10,8 +10,8 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from lcfl.core.earlier_versions import with_current_metrics, with_current_names
 from lcfl.core.metric_names import TRIVIAL, Reported
-from lcfl.core.renamed import with_current_names
 
 __all__ = ["FinishedRun", "find_runs", "trivial_value"]
 
@@ -41,9 +41,8 @@ class FinishedRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics by name."""
-        metrics = self.summary["metrics"]
-        named = {name.replace("/majority/", f"/{TRIVIAL}/"): value for name, value in metrics.items()}  # its older name
-        return {name: nan if value is None else value for name, value in named.items()}
+        metrics = with_current_metrics(self.summary["metrics"])
+        return {name: nan if value is None else value for name, value in metrics.items()}
 
     @property
     def reported(self) -> Reported:
