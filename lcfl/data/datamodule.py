@@ -34,7 +34,6 @@ from lcfl.data.views import View, ViewedSamples
 
 __all__ = ["FederatedDataModule"]
 
-
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
 NUM_CLIENTS = 100  # of a partition that does not know its clients
 Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]

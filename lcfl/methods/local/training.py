@@ -40,8 +40,6 @@ __all__ = [
 ]
 
 LEAST_FACTOR = 1e-30  # of a learning rate: with less, a long run would reach 0 in float32
-
-
 MOST_STEPS = 10**6  # of a client in one round; with more, a round would not end
 
 
