@@ -137,26 +137,14 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self.layout.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self.layout.split_buffers()
-        self._unkept = [
-            (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
-            for path, layer in self.network.named_modules()
-            for name in sorted(layer._non_persistent_buffers_set)
-        ]
+        self._unkept = _unkept_buffers(self.network)
         if init_except and init_from is None:
             warnings.warn(
                 f"model.init_except: {init_except} has no effect without model.init_from.",
                 stacklevel=2,
             )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
-        if isinstance(optimizer, Optimizer):
-            name = type(optimizer).__name__
-            raise ValueError(
-                f"model.optimizer: got a finished {name}; it must be a factory of optimizers, because every local run "
-                f"makes a new one. Pass e.g. functools.partial(torch.optim.{name}, lr=0.01)."
-            )
-        # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
-        is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
-        self.optimizer = functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
+        self.optimizer = _optimizer_factory(optimizer)
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
@@ -362,6 +350,28 @@ class FederatedModule(pl.LightningModule):
         metrics.update(scores, targets)
         self.log(f"{stage}/loss", self.loss(scores, targets), batch_size=len(targets))
         self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
+
+
+def _optimizer_factory(optimizer: OptimizerCallable) -> OptimizerCallable:
+    """Returns the factory, in a form that can be pickled. Refuses an optimizer that is an object."""
+    if isinstance(optimizer, Optimizer):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"model.optimizer: got a finished {name}; it must be a factory of optimizers, because every local run "
+            f"makes a new one. Pass e.g. functools.partial(torch.optim.{name}, lr=0.01)."
+        )
+    # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
+    is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
+    return functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
+
+
+def _unkept_buffers(network: nn.Module) -> list[tuple[str, str, Tensor | None]]:
+    """Returns the buffers that are not persistent: the path of the layer, the name, and a copy of the first value."""
+    return [
+        (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
+        for path, layer in network.named_modules()
+        for name in sorted(layer._non_persistent_buffers_set)
+    ]
 
 
 def _sha256(vector: Tensor) -> str:
