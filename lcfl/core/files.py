@@ -27,7 +27,7 @@ __all__ = [
     "write_json",
 ]
 
-LEFTOVER = re.compile(r"\..+\.(\d+|tmp|old)")  # the names of what is written or removed
+LEFTOVER = re.compile(r"\..+\.(\d+|tmp|old)")  # names of what was being written or removed
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -138,7 +138,7 @@ def remove_leftovers(folder: Path) -> None:
         if not LEFTOVER.fullmatch(path.name):
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
