@@ -38,16 +38,16 @@ class RoundRow:
         """Adds metrics of the server; they replace those of the same name."""
         self._metrics |= metrics
 
-    def count(self, name: str, number: float) -> None:
-        """Adds a number to a metric, which a training round and its extra rounds share."""
+    def add(self, name: str, number: float) -> None:
+        """Adds a number to a metric of the server, which a training round and its extra rounds share."""
         self._metrics[name] = self._metrics.get(name, 0.0) + number
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Counts the seconds spent inside as ``time/<what>_s``."""
+        """Adds the seconds spent inside to ``time/<what>_s``."""
         begin = time.perf_counter()
         yield
-        self.count(f"time/{what}_s", time.perf_counter() - begin)
+        self.add(f"time/{what}_s", time.perf_counter() - begin)
 
     def take(self) -> dict[str, float]:
         """Returns the metrics and begins the next row."""

@@ -240,7 +240,7 @@ class Server:
             if faulty := self.data.population.faulty:
                 self.row.update(fault_metrics(state, list(faulty)))
         if self.schedule.client_dropout:
-            self.row.count("train/dropped_clients", 0)
+            self.row.add("train/dropped_clients", 0)
 
         state.round += 1
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
@@ -276,13 +276,13 @@ class Server:
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
             self.row.update(training_metrics([result.output for result in received.results.values()]))
-        self.row.count("train/failed_clients", received.num_failed)
+        self.row.add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
-            self.row.count("train/refused_clients", received.num_refused)
+            self.row.add("train/refused_clients", received.num_refused)
         if num_lost := len(dropped) + received.num_lost:
-            self.row.count("train/dropped_clients", num_lost)
-        self.row.count("comm/down_bytes", down_bytes)
-        self.row.count("comm/up_bytes", received.up_bytes)
+            self.row.add("train/dropped_clients", num_lost)
+        self.row.add("comm/down_bytes", down_bytes)
+        self.row.add("comm/up_bytes", received.up_bytes)
         self.row.update({"comm/total_bytes": float(self.state.total_bytes)})
         return received.results
 
