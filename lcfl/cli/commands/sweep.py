@@ -79,7 +79,10 @@ def main(args: Sequence[str]) -> None:
     _check(options, others, methods, seeds)
     grids = _grids(options, methods)
     points = {method: points_of(method, grids) for method in methods}
-    _warn(options, points)
+    if len({len(each) for each in points.values()}) > 1:
+        budget = ", ".join(f"{method} {len(each)}" for method, each in points.items())
+        warnings.warn(f"sweep: the methods have different numbers of trials for tuning: {budget}.", stacklevel=2)
+
     own = {method: given_to(method, grids) for method in methods}
     sweep = Sweep(options.out, options.config, others, own)
     sweep.check(_first_trials(points, seeds[0], options.tuning_rounds))
@@ -120,19 +123,6 @@ def _grids(options: argparse.Namespace, methods: Sequence[str]) -> list[Grid]:
     return grids
 
 
-def _warn(options: argparse.Namespace, points: Mapping[str, Sequence[Point]]) -> None:
-    """Warns of an option without an effect, and of a comparison that is not fair."""
-    if options.finalists > 1 and options.tuning_rounds is None:
-        warnings.warn(
-            f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
-            "--tuning_rounds to make the trials shorter.",
-            stacklevel=3,
-        )
-    if len({len(each) for each in points.values()}) > 1:
-        budget = ", ".join(f"{method} {len(each)}" for method, each in points.items())
-        warnings.warn(f"sweep: the methods have different numbers of trials for tuning: {budget}.", stacklevel=3)
-
-
 def _first_trials(points: Mapping[str, Sequence[Point]], seed: int, tuning_rounds: int | None) -> list[Trial]:
     """Returns the trials that the sweep begins with: one of every point of every method."""
     return [
@@ -143,7 +133,7 @@ def _first_trials(points: Mapping[str, Sequence[Point]], seed: int, tuning_round
 
 
 def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:
-    """Refuses options with which no run could begin."""
+    """Refuses options with which no run could begin; warns of one without an effect."""
     for option, instead in TAKEN.items():
         if any(word.partition("=")[0] == option for word in others):
             raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
@@ -159,6 +149,12 @@ def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence
     for option in ("jobs", "finalists", "tuning_rounds"):
         if getattr(options, option) is not None and getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
+    if options.finalists > 1 and options.tuning_rounds is None:
+        warnings.warn(
+            f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
+            "--tuning_rounds to make the trials shorter.",
+            stacklevel=3,
+        )
     is_accuracy = options.target is None or 0 < options.target <= 1
     if not is_accuracy and not _names_another_metric(options.config, others):
         raise ValueError(
