@@ -57,6 +57,48 @@ def whole(compare: Callable[[Tensor, Tensor], Tensor], block_nP: Tensor, centre_
     return (time.process_time() - begin) / compared
 
 
+def server_times(
+    num_clients: int,
+    compared: int,
+    block_nP: Tensor,
+    centre_KP: Tensor,
+    basis_PD: Tensor,
+    uploads: Sequence[Tensor],
+    turns: int,
+    draw: torch.Generator,
+) -> dict[str, float]:
+    """Returns the seconds of the server in a round, by whole models, by low rank, and by part of the latter.
+
+    Args:
+        num_clients: N.
+        compared: the number of whole models that are really compared.
+        block_nP: as many whole models as are compared at once.
+        centre_KP: the centres.
+        basis_PD: the basis of the low-rank models.
+        uploads: the models that were uploaded in this round.
+        turns: the number of turns, whose median counts.
+        draw: the source of the low-rank models.
+    """
+    code_ND = torch.randn(num_clients, basis_PD.shape[1], generator=draw)
+    current_N = torch.zeros(num_clients, dtype=torch.int64)
+    centre_KD = project(centre_KP, basis_PD)
+    uploads_s = seconds(lambda: project_all(uploads, basis_PD), turns)
+    centres_s = seconds(lambda: project(centre_KP, basis_PD), turns)
+    assign_s = seconds(lambda: assign(cosine(code_ND, centre_KD), current_N), turns)
+    return {
+        "l2_s": num_clients * whole(_negative_l2, block_nP, centre_KP, compared),
+        "cosine_s": num_clients * whole(cosine, block_nP, centre_KP, compared),
+        "low_rank_s": uploads_s + centres_s + assign_s,
+        "project_uploads_s": uploads_s,
+        "project_centres_s": centres_s,
+        "assign_s": assign_s,
+    }
+
+
+def _negative_l2(model_nP: Tensor, centre_KP: Tensor) -> Tensor:
+    return -squared_distances_to_centres(model_nP, centre_KP)
+
+
 def cost_figure(entries: Sequence[dict[str, float]]) -> "Figure":
     """Draws seconds of the server, and models sent to the clients of a round, over the number of clients."""
     from matplotlib.figure import Figure
@@ -116,29 +158,13 @@ def main() -> None:
     )
     entries = []
     for num_clients in options.populations:
-        code_ND = torch.randn(num_clients, options.dimension, generator=draw)
-        current_N = torch.zeros(num_clients, dtype=torch.int64)
         compared = min(num_clients, options.models)
-        uploads_s = seconds(lambda: project_all(uploads, basis_PD), options.turns)
-        centres_s = seconds(lambda: project(centre_KP, basis_PD), options.turns)
-        centre_KD = project(centre_KP, basis_PD)
-        codes = (code_ND, centre_KD, current_N)
-        assign_s = seconds(lambda codes=codes: assign(cosine(codes[0], codes[1]), codes[2]), options.turns)
-        low_rank_s = uploads_s + centres_s + assign_s
-        l2_s = num_clients * whole(
-            lambda row, centre: -squared_distances_to_centres(row, centre), block_nP, centre_KP, compared
-        )
-        cosine_s = num_clients * whole(cosine, block_nP, centre_KP, compared)
+        times = server_times(num_clients, compared, block_nP, centre_KP, basis_PD, uploads, options.turns, draw)
         entry = {
             "num_clients": num_clients,
             "compared": compared,
-            "l2_s": l2_s,
-            "cosine_s": cosine_s,
-            "low_rank_s": low_rank_s,
-            "project_uploads_s": uploads_s,
-            "project_centres_s": centres_s,
-            "assign_s": assign_s,
-            "l2_over_low_rank": l2_s / low_rank_s,
+            **times,
+            "l2_over_low_rank": times["l2_s"] / times["low_rank_s"],
             "ifca_extra_megabytes": (options.clusters - 1) * size * FLOAT_BYTES * options.clients / 1e6,
             "model_megabytes": size * FLOAT_BYTES * options.clients / 1e6,
         }

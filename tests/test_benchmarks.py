@@ -14,7 +14,7 @@ import torch
 
 import lcfl
 from lcfl import FederatedModule
-from lcfl.cli.sweep import given_to, parse_grid, points_of
+from lcfl.cli.trials import given_to, parse_grid, points_of
 from lcfl.models import CNN, LeNet5
 from tests.helpers.commandline import METHODS, printed
 from tests.helpers.hosts import TUN

@@ -52,7 +52,8 @@ def toy(module, monkeypatch, tmp_path):
     ]
     metrics = ("test_accuracy", "rounds_to_target", "communication_mb", "newcomer_test_accuracy", "clusters")
     monkeypatch.setitem(papers.ITEMS, "toy", items.Item("Toy", tuple(cells), metrics))
-    monkeypatch.setattr(papers, "HOME", tmp_path)
+    for each in (papers, module("paper_tasks")):
+        monkeypatch.setattr(each, "HOME", tmp_path)
 
     def run(*words):
         folders = [f"--out={tmp_path / 'logs'}", f"--results={tmp_path / 'results'}", f"--root={tmp_path}"]

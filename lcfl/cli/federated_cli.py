@@ -23,8 +23,8 @@ import lcfl
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
 from lcfl.cli.type_errors import is_union, without_types
+from lcfl.core.earlier_versions import with_current_paths
 from lcfl.core.metric_names import Reported
-from lcfl.core.renamed import current_path, with_current_names
 from lcfl.core.validation import errors_of
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import FederatedDataset
@@ -267,7 +267,7 @@ def _parsed(
     """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups with these changes."""
     parser = Parser(exit_on_error=False)
     try:
-        content = with_current_names(yaml.safe_load(config.read_text()), current_path)
+        content = with_current_paths(yaml.safe_load(config.read_text()))
         if "described" not in content:
             for group, kind in groups.items():
                 parser.add_group(group, kind, by_name="class_path" in content[group])

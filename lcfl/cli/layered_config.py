@@ -14,7 +14,7 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 
 from lcfl.cli.class_options import with_modules
 from lcfl.cli.type_errors import WORDS
-from lcfl.core.renamed import current_path, with_current_names
+from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
 
 __all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
 
@@ -232,8 +232,8 @@ class LayeredConfig(ActionConfigFile):
         if isinstance(layer, dict):
             is_file = os.path.isfile(values)
             folder = os.path.dirname(values) if is_file else ""
-            if is_file and Path(values).read_text().startswith("# lcfl 0.1."):  # config.yaml of an earlier version
-                layer = with_current_names(layer, current_path)
+            if is_file and is_of_0_1(Path(values).read_text()):
+                layer = with_current_paths(layer)
                 values = yaml.safe_dump(layer)
             if is_file and "method" in layer and "data" not in layer:
                 of_method = self._of_methods.get(Path(values).stem)

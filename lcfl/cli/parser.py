@@ -22,8 +22,7 @@ from lcfl.cli.class_options import CLASSES, PARTS, classes, closest
 from lcfl.cli.layered_config import as_layers
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
-from lcfl.core import renamed
-from lcfl.core.renamed import current_path
+from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
 from lcfl.core.validation import check_values
 from lcfl.federation.settings import in_place_of
 
@@ -185,8 +184,8 @@ def _without_class(option: str, message: str, takes_class: bool) -> str:
         name, argument, value = f"--{option}.{nested[1]}", nested[2], nested[3]
         return f"{option}: got {argument}={value} for no class. Name it first: {name}=CLASS {name}.{argument}={value}"
     if match and (takes_class or not is_union(message)):
-        if match[1] in renamed.RENAMED:
-            return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {renamed.RENAMED[match[1]]}."
+        if now := RENAMED_CLASSES.get(match[1]):
+            return f"{option}: {match[1]} is a name of lcfl 0.1; it is now {now}."
         known = list(classes(option))
         if places := [each for each in PARTS if match[1] in classes(each)]:
             return f"{option}: {match[1]} is no class for this option, but for {' and '.join(places)}."

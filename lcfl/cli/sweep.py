@@ -15,97 +15,22 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from lcfl.cli.shipped_configs import find
+from lcfl.cli.trials import Point, Trial
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
 
-__all__ = ["Grid", "Point", "Sweep", "Trial", "given_to", "parse_grid", "points_of"]
+__all__ = ["Sweep", "Validation", "validation_of"]
 
 LOST = "a rank was lost"  # how `LostRankError` begins
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after
-
-Point = tuple[tuple[str, str], ...]  # (option, value) pairs
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The values to try for one option.
-
-    Attributes:
-        option: the option.
-        values: the values as text.
-        method: the method that tries them; None for all methods.
-    """
-
-    option: str
-    values: tuple[str, ...]
-    method: str | None = None
-
-
-def parse_grid(text: str) -> Grid:
-    """Reads a grid from a text ``[method:]option=value,value``, whose values are YAML.
-
-    A value may be a mapping: ``model={cluster_weight: 0, global_weight: 0},{cluster_weight: 1, global_weight: 1}``
-    tries pairs of values for two options. Two grids would try all combinations of their values.
-
-    Raises:
-        ValueError: if the text has another form.
-    """
-    option, sign, values = text.partition("=")
-    method, colon, rest = option.partition(":")
-    try:
-        parsed = yaml.safe_load(f"[{values}]")
-    except yaml.YAMLError:
-        parsed = []
-    if not sign or not option or not parsed:
-        raise ValueError(f"sweep: got --grid {text}; allowed are option=value,value and method:option=value,value.")
-    words = tuple(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in parsed))
-    return Grid(rest, words, method) if colon else Grid(option, words)
-
-
-def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
-    """Returns every combination of the values of a method's grids; one empty point if there is nothing to choose."""
-    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) > 1]
-    return list(product(*([(grid.option, value) for value in grid.values] for grid in own)))
-
-
-def given_to(method: str, grids: Sequence[Grid]) -> list[str]:
-    """Returns a method's grids with a single value as options of all runs of that method."""
-    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) == 1]
-    return [f"--{grid.option}={grid.values[0]}" for grid in own]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a sweep.
-
-    Attributes:
-        method: the method.
-        point: the point of its grid.
-        seed: the seed.
-        rounds: the number of rounds if the trial is shorter than a run; None otherwise.
-    """
-
-    method: str
-    point: Point
-    seed: int
-    rounds: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The ``trainer.name`` of the run."""
-        parts = [Path(self.method).stem, *_short_names(self.point)]
-        parts += [] if self.rounds is None else [f"rounds={self.rounds}"]
-        return "-".join([*parts, f"seed{self.seed}"]).replace("/", "_")
 
 
 def _print_line(text: str) -> None:
@@ -267,36 +192,12 @@ class Sweep:
     def _finish(
         self, trial: Trial, words: Sequence[str], children: "set[subprocess.Popen[bytes]]"
     ) -> FinishedRun | None:
+        """Runs or resumes a trial that is not finished; returns its run, or None if it failed."""
         folder = self.root / trial.name / "version_0"
         summary = folder / "summary.json"
         self.cut_off.discard(trial.name)
         if not summary.is_file():
-            if folder.is_dir() and not _is_free(folder):
-                self.say(f"{trial.name}: left alone, because another process is writing it")
-                self.cut_off.add(trial.name)
-                return None
-            resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
-            more = ["--ckpt_path=last"] if resumes else []
-            self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
-            if not resumes:  # killed before its first checkpoint, so there is nothing to resume
-                shutil.rmtree(folder, ignore_errors=True)
-            with (self.root / f"{trial.name}.log").open("a") as log:
-                begin = log.tell()
-                log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
-                log.flush()
-                fit = [*self.program, *words, *more]
-                # In a separate session, because Ctrl-C in a terminal must reach only the sweep. It passes it on once.
-                child = subprocess.Popen(fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-                children.add(child)
-                status = child.wait()
-                children.discard(child)
-            if status:
-                is_stopped = abs(status) in STOPPED
-                ending = "stopped" if is_stopped else f"failed with status {status}"
-                reason = "" if is_stopped else _last_error(self.root / f"{trial.name}.log", begin)
-                if status < 0 or is_stopped or LOST in reason:  # such as a process that was killed for its memory
-                    self.cut_off.add(trial.name)
-                self.say(f"{trial.name}: {ending}; see {self.root / trial.name}.log{reason}")
+            if not self._fit(trial, words, folder, children):
                 return None
             if not summary.is_file():
                 raise ValueError(
@@ -308,6 +209,38 @@ class Sweep:
         said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
         return run
+
+    def _fit(self, trial: Trial, words: Sequence[str], folder: Path, children: "set[subprocess.Popen[bytes]]") -> bool:
+        """Starts the run of a trial, or resumes it, and waits for its end. Returns whether it succeeded."""
+        if folder.is_dir() and not _is_free(folder):
+            self.say(f"{trial.name}: left alone, because another process is writing it")
+            self.cut_off.add(trial.name)
+            return False
+        resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
+        more = ["--ckpt_path=last"] if resumes else []
+        self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
+        if not resumes:  # killed before its first checkpoint, so there is nothing to resume
+            shutil.rmtree(folder, ignore_errors=True)
+        path = self.root / f"{trial.name}.log"
+        with path.open("a") as log:
+            begin = log.tell()
+            log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
+            log.flush()
+            fit = [*self.program, *words, *more]
+            # In a separate session, because Ctrl-C in a terminal must reach only the sweep. It passes it on once.
+            child = subprocess.Popen(fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            children.add(child)
+            status = child.wait()
+            children.discard(child)
+        if status == 0:
+            return True
+        is_stopped = abs(status) in STOPPED
+        ending = "stopped" if is_stopped else f"failed with status {status}"
+        reason = "" if is_stopped else _last_error(path, begin)
+        if status < 0 or is_stopped or LOST in reason:  # such as a process that was killed for its memory
+            self.cut_off.add(trial.name)
+        self.say(f"{trial.name}: {ending}; see {path}{reason}")
+        return False
 
     def _claim(self, trial: Trial, words: Sequence[str]) -> list[Path]:
         """Writes a note with the command of a trial, and returns the path of the note if it is new.
@@ -368,28 +301,6 @@ def _last_error(log: Path, begin: int) -> str:
     output = log.read_bytes()[begin:].decode(errors="replace")
     errors = [line for line in output.splitlines() if line.startswith("lcfl: error: ")]
     return f"\n  {errors[-1]}" if errors else ""
-
-
-def _short_names(point: Point) -> list[str]:
-    """Returns the options of a point as ``lr=0.1``, each by the shortest end of its path that no other option has."""
-    leaves = [leaf for option, value in point for leaf in _leaves(option, value)]
-    paths = [[part for part in option.split(".") if part != "init_args"] for option, _ in leaves]
-    return [f"{_suffix(path, paths)}={value}" for path, (_, value) in zip(paths, leaves, strict=True)]
-
-
-def _leaves(option: str, value: str) -> Point:
-    """Returns an option and its value; if the value is a YAML mapping, its items as options."""
-    parsed = yaml.safe_load(value) if value.startswith("{") else None
-    if not isinstance(parsed, dict):
-        return ((option, value),)
-    items = {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in parsed.items()}
-    return tuple(leaf for key, item in items.items() for leaf in _leaves(f"{option}.{key}", item))
-
-
-def _suffix(path: list[str], paths: list[list[str]]) -> str:
-    lengths = range(1, len(path))
-    unique = (length for length in lengths if sum(other[-length:] == path[-length:] for other in paths) == 1)
-    return ".".join(path[-next(unique, len(path)) :])
 
 
 def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import errno
 import json
 import mmap
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,6 +18,7 @@ __all__ = [
     "open_regular",
     "read_regular",
     "atomic_file",
+    "remove_leftovers",
     "replacing",
     "sync_directory",
     "atomic_directory",
@@ -24,6 +26,8 @@ __all__ = [
     "write_bytes",
     "write_json",
 ]
+
+LEFTOVER = re.compile(r"\..+\.(\d+|tmp|old)")  # names of what was being written or removed
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -123,6 +127,20 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes have left of files and directories that they were writing or removing.
+
+    It looks into all folders inside, too. No other process may write into any of them.
+    """
+    for path in list(folder.rglob(".*")):
+        if not LEFTOVER.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -20,20 +20,19 @@ from lcfl.core.files import write_json
 from lcfl.core.validation import check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.faults import Backdoor, ClientFault, find_faulty
-from lcfl.data.owners import TEST
+from lcfl.data.owners import TEST, Owners
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 from lcfl.data.partition.uniform import IID
 from lcfl.data.pooled import pooled_loader
 from lcfl.data.population import Population, label_counts
-from lcfl.data.protocols import BACKDOOR, PLAIN, PROTOCOLS, Split
+from lcfl.data.protocols import BACKDOOR, PROTOCOLS, UNTRANSFORMED, tests_by_protocol
 from lcfl.data.proxy import without_proxy
 from lcfl.data.samples import Samples
-from lcfl.data.train_test_split import split_disjoint, split_overlapping
-from lcfl.data.transforms import ClientTransform, true_groups
-from lcfl.data.views import View, ViewedSamples, seen_labels
+from lcfl.data.train_test_split import split_shares
+from lcfl.data.transforms import ClientTransform, groups_and_views
+from lcfl.data.views import View, ViewedSamples
 
 __all__ = ["FederatedDataModule"]
-
 
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
 NUM_CLIENTS = 100  # of a partition that does not know its clients
@@ -168,7 +167,7 @@ class FederatedDataModule(LightningDataModule):
         """
         _, population = self._after_setup()
         seen_as = self.protocols[0] if protocol == BACKDOOR else protocol
-        views = () if population.views is None or seen_as in PLAIN else population.views[client]
+        views = () if population.views is None or seen_as in UNTRANSFORMED else population.views[client]
         if protocol == BACKDOOR:
             assert self._backdoor is not None, "only a backdoor has this protocol"
             views = (*views, self._backdoor.stamp())
@@ -209,6 +208,13 @@ class FederatedDataModule(LightningDataModule):
         with errors_of("data.dataset"):
             samples = self.dataset.load()
             owners = self.dataset.owners(self.partition.owner_column)
+        population = self._deal(samples, owners)
+        if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
+            population.warn_of_lonely_labels(self.dataset.classes)
+        self._loaded = samples.subset(population.samples_in_use), population
+
+    def _deal(self, samples: Samples, owners: Owners | None) -> Population:
+        """Partitions the samples and splits the clients' shares."""
         official = [name for name in self.protocols if name not in ("own_split", BACKDOOR)]
         if official and samples.num_train == len(samples):
             raise ValueError(
@@ -219,14 +225,19 @@ class FederatedDataModule(LightningDataModule):
         pool = Pool.of_owners(size, samples.labels, owners, keeps_parts=self.pool == "train")
         with errors_of("data.partition"):
             shares = self.partition(pool, self.num_clients, rng.generator(self.seed, "partition"))
-        split, proxy = without_proxy(self._split(shares, samples), self.proxy)
+        test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
+        split = split_shares(shares, samples, test_fraction, self.val_fraction, self.seed)
+        split, proxy = without_proxy(split, self.proxy)
         with errors_of("data.client_transforms"):
-            groups, views = self._views(shares.groups, samples.num_classes)
-        tests = self._tests(split, views)
+            groups, views = groups_and_views(
+                self.client_transforms, shares.groups, self.num_clients, samples.num_classes, self.seed
+            )
+        target = None if self._backdoor is None else self._backdoor.target
+        tests = tests_by_protocol(split, self.protocols, views, self.pool, target)
         members = torch.nonzero(self.remaining_clients(-1)).flatten().tolist()
         with errors_of("data.faults"):
             faulty = find_faulty(self.faults, members, shares.names, self.seed)
-        population = Population(
+        return Population(
             train=split.train,
             val=split.val,
             test=tests,
@@ -242,9 +253,6 @@ class FederatedDataModule(LightningDataModule):
             own_test=shares.test,
             faulty=faulty,
         )
-        if population.names is not None:  # of clients that were dealt out, everybody knows which labels they have
-            population.warn_of_lonely_labels(self.dataset.classes)
-        self._loaded = samples.subset(population.samples_in_use), population
 
     def alone(self, client: int, number: int, num_clients: int) -> "FederatedDataModule":
         """Returns the data as the machine of one client sees them, after ``setup``; see `Population.alone`."""
@@ -371,63 +379,6 @@ class FederatedDataModule(LightningDataModule):
                 )
         if len(self.leavers) == self.num_initial_clients:
             raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
-
-    def _split(self, shares: ClientShares, samples: Samples) -> Split:
-        for client, own in enumerate(shares.test or ()):
-            if len(own) and own.max() >= len(samples):
-                raise ValueError(
-                    f"data.partition: the test sample {own.max()} of client {client} does not exist; the data set has "
-                    f"{len(samples)} samples"
-                )
-        test_fraction = self.test_fraction if "own_split" in self.protocols else 0.0
-        split = split_overlapping if shares.overlapping else split_disjoint
-        roles = split(shares, samples.labels, test_fraction, self.val_fraction, self.seed)
-        for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
-            if lengths[0] == 0:
-                name = "" if shares.names is None else f" ({shares.names[client]})"
-                raise ValueError(
-                    f"client {client}{name} is left without training samples: its share has {sum(lengths)}, of which "
-                    f"{lengths[2]} are for testing and {lengths[1]} for validation; lower data.val_fraction or "
-                    "data.num_clients"
-                )
-        held = np.concatenate(shares.indices)
-        official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
-        return Split(*roles, official, samples.labels, self.seed)
-
-    def _views(
-        self, groups: Indices | None, num_classes: int | None
-    ) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
-        """Returns the true groups of the clients and the views of each client."""
-        if not self.client_transforms:
-            return groups, None
-        views = [
-            transform(self.num_clients, num_classes, groups, rng.generator(self.seed, "client transform", number))
-            for number, transform in enumerate(self.client_transforms)
-        ]
-        return true_groups(groups, self.client_transforms, views), list(zip(*views, strict=True))
-
-    def _tests(self, split: Split, views: Sequence[tuple[View, ...]] | None) -> dict[str, list[Indices]]:
-        names = [name for name in self.protocols if name != BACKDOOR]
-        tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in names}
-        if self._backdoor is not None:
-            assert split.labels is not None, "a backdoor needs classes"
-            first, target = names[0], self._backdoor.target
-            seen: Sequence[tuple[View, ...]] = [()] * self.num_clients if views is None or first in PLAIN else views
-            labels = [seen_labels(split.labels[own], each) for own, each in zip(tests[first], seen, strict=True)]
-            tests[BACKDOOR] = [own[label != target] for own, label in zip(tests[first], labels, strict=True)]
-        for name, lists in tests.items():
-            if not any(map(len, lists)):
-                needs = (
-                    "official test samples that no client holds: use data.pool: train, or a partition that does not "
-                    "use all samples"
-                )
-                if name == "own_split":
-                    needs = "shares of at least two samples, or clients with test samples of their own"
-                raise ValueError(
-                    f"the protocol {name} leaves every client without test samples with data.pool {self.pool}. It "
-                    f"needs {needs}."
-                )
-        return tests
 
     def _loader(self, lists: list[Indices], is_train: bool = False, protocol: str = "own_split") -> DataLoader[Any]:
         seen = [self.seen_by(client, protocol) for client in range(self.num_clients)]

@@ -276,7 +276,7 @@ def find_faulty(
             warnings.warn(
                 f"data.faults: {type(fault).__name__} got clients={fault.clients}, which is none of {len(members)} "
                 "clients, so it has no effect.",
-                stacklevel=3,
+                stacklevel=4,
             )
         for client in dict.fromkeys(clients):
             faulty[client] = (*faulty.get(client, ()), fault)

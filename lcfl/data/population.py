@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lcfl.core.validation import abbreviated
 from lcfl.data.faults import ClientFault, FaultyClients
 from lcfl.data.partition.base import Indices
-from lcfl.data.protocols import PLAIN
+from lcfl.data.protocols import UNTRANSFORMED
 from lcfl.data.samples import Samples
 from lcfl.data.views import View, seen_labels
 
@@ -233,7 +233,7 @@ class Population:
         """
         assert self.label_counts is not None, "targets are not classes"
         guesses = self.label_counts.argmax(axis=1)
-        views = None if protocol in PLAIN else self.views
+        views = None if protocol in UNTRANSFORMED else self.views
         accuracies = []
         for client in range(self.num_clients) if clients is None else clients:
             seen = seen_labels(labels[self.test[protocol][client]], () if views is None else views[client])

@@ -4,18 +4,29 @@ Each protocol is a pure function, and ``PROTOCOLS`` collects them by name. All p
 holds a sample that any client trains on or validates on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lcfl.core import rng
 from lcfl.data.partition.base import Indices
+from lcfl.data.views import View, seen_labels
 
-__all__ = ["BACKDOOR", "PLAIN", "PROTOCOLS", "Split", "global_test", "label_proportional", "label_view", "own_split"]
+__all__ = [
+    "BACKDOOR",
+    "PROTOCOLS",
+    "UNTRANSFORMED",
+    "Split",
+    "global_test",
+    "label_proportional",
+    "label_view",
+    "own_split",
+    "tests_by_protocol",
+]
 
 # Protocols whose samples all clients see unchanged, without their client transforms.
-PLAIN = frozenset({"global_plain"})
+UNTRANSFORMED = frozenset({"global_plain"})
 # The protocol that a run with a `lcfl.data.faults.Backdoor` has in addition.
 BACKDOOR = "backdoor"
 
@@ -120,3 +131,39 @@ PROTOCOLS: dict[str, Callable[[Split], list[Indices]]] = {
     "global": global_test,
     "global_plain": global_test,
 }
+
+
+def tests_by_protocol(
+    split: Split, names: Sequence[str], views: Sequence[tuple[View, ...]] | None, pool: str, target: int | None = None
+) -> dict[str, list[Indices]]:
+    """Returns the test samples of each client by protocol.
+
+    Args:
+        split: the clients' shares and the official test samples.
+        names: the protocols. `BACKDOOR` takes the samples of the first one that do not have the class `target`.
+        views: for each client, the views that it sees its samples through; None if clients see the samples unchanged.
+        pool: ``data.pool``, for errors.
+        target: the class that a backdoor makes models predict; None without a backdoor.
+
+    Raises:
+        ValueError: if a protocol leaves every client without test samples.
+    """
+    tests: dict[str, list[Indices]] = {name: PROTOCOLS[name](split) for name in names if name != BACKDOOR}
+    if target is not None:
+        assert split.labels is not None, "a backdoor needs classes"
+        first = names[0]
+        seen = [()] * len(split.train) if views is None or first in UNTRANSFORMED else views
+        labels = [seen_labels(split.labels[own], each) for own, each in zip(tests[first], seen, strict=True)]
+        tests[BACKDOOR] = [own[label != target] for own, label in zip(tests[first], labels, strict=True)]
+    for name, lists in tests.items():
+        if not any(map(len, lists)):
+            needs = (
+                "official test samples that no client holds: use data.pool: train, or a partition that does not use "
+                "all samples"
+            )
+            if name == "own_split":
+                needs = "shares of at least two samples, or clients with test samples of their own"
+            raise ValueError(
+                f"the protocol {name} leaves every client without test samples with data.pool {pool}. It needs {needs}."
+            )
+    return tests

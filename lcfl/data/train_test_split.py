@@ -4,11 +4,47 @@ import numpy as np
 
 from lcfl.core import rng
 from lcfl.data.partition.base import ClientShares, Indices
+from lcfl.data.protocols import Split
+from lcfl.data.samples import Samples
 
-__all__ = ["split_disjoint", "split_share", "split_overlapping"]
+__all__ = ["split_disjoint", "split_overlapping", "split_share", "split_shares"]
 
 # For each client, the indices it trains on, validates on and is tested on.
 Roles = tuple[list[Indices], list[Indices], list[Indices]]
+
+
+def split_shares(shares: ClientShares, samples: Samples, test_fraction: float, val_fraction: float, seed: int) -> Split:
+    """Splits the share of each client, as `split_disjoint` or `split_overlapping` does.
+
+    Args:
+        shares: the indices of each client.
+        samples: all samples.
+        test_fraction: part of a share that is held out for testing, 0 for none.
+        val_fraction: part of the remaining samples that is held out for validation.
+        seed: seed of the split.
+
+    Raises:
+        ValueError: for a client's own test sample that does not exist, and for a client without training samples.
+    """
+    for client, own in enumerate(shares.test or ()):
+        if len(own) and own.max() >= len(samples):
+            raise ValueError(
+                f"data.partition: the test sample {own.max()} of client {client} does not exist; the data set has "
+                f"{len(samples)} samples"
+            )
+    split = split_overlapping if shares.overlapping else split_disjoint
+    roles = split(shares, samples.labels, test_fraction, val_fraction, seed)
+    for client, lengths in enumerate(zip(*(map(len, lists) for lists in roles), strict=True)):
+        if lengths[0] == 0:
+            name = "" if shares.names is None else f" ({shares.names[client]})"
+            raise ValueError(
+                f"client {client}{name} is left without training samples: its share has {sum(lengths)}, of which "
+                f"{lengths[2]} are for testing and {lengths[1]} for validation; lower data.val_fraction or "
+                "data.num_clients"
+            )
+    held = np.concatenate(shares.indices)
+    official = np.setdiff1d(np.arange(samples.num_train, len(samples)), held)
+    return Split(*roles, official, samples.labels, seed)
 
 
 def split_disjoint(

@@ -19,7 +19,7 @@ from lcfl.data.partition.base import Indices
 from lcfl.data.spec import SampleSpec
 from lcfl.data.views import Noise, QuarterTurns, Relabelling, View
 
-__all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "true_groups"]
+__all__ = ["ClientTransform", "GaussianNoise", "LabelPermutation", "Rotation", "groups_and_views", "true_groups"]
 
 By = Literal["client", "random", "group"]
 
@@ -191,6 +191,29 @@ class LabelPermutation(ClientTransform):
             permutations[tuple(generator.permutation(num_classes).tolist())] = None
         views = [Relabelling(permutation) for permutation in permutations]
         return [views[number] for number in numbers]
+
+
+def groups_and_views(
+    transforms: Sequence[ClientTransform], groups: Indices | None, num_clients: int, num_classes: int | None, seed: int
+) -> tuple[Indices | None, list[tuple[View, ...]] | None]:
+    """Returns the true groups [N] and, for each client, its views; without transforms, the given groups and None.
+
+    The transform with number k draws from the stream (seed, "client transform", k).
+
+    Args:
+        transforms: the client transforms, in the order in which they are applied.
+        groups: [N] groups of the partition, or None if it knows none.
+        num_clients: N.
+        num_classes: C; None if targets are not classes.
+        seed: seed of the draws.
+    """
+    if not transforms:
+        return groups, None
+    views = [
+        transform(num_clients, num_classes, groups, rng.generator(seed, "client transform", number))
+        for number, transform in enumerate(transforms)
+    ]
+    return true_groups(groups, transforms, views), list(zip(*views, strict=True))
 
 
 def true_groups(

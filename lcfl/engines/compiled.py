@@ -20,7 +20,8 @@ from lcfl.engines.tracing import Program, Unsupported, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.layout import Part
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["CompiledEngine", "check_compiled"]
 

@@ -16,14 +16,22 @@ from lcfl.engines.lockstep import Submit
 from lcfl.engines.sequential import SequentialEngine, check_steps
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Part
-from lcfl.models.module import NO_PULLS, Pulls
+from lcfl.models.pulls import NO_PULLS, Pulls
 
-__all__ = ["OptimizerRequest", "GradientRequest", "ScoresRequest", "Batch", "Request", "ClientEngine", "length_of"]
+__all__ = [
+    "OptimizerRequest",
+    "GradientRequest",
+    "ScoresRequest",
+    "StepSamples",
+    "Request",
+    "ClientEngine",
+    "length_of",
+]
 
-Batch = Indices | tuple[Tensor, Tensor]  # inputs and labels if they depend on the client's random stream
+StepSamples = Indices | tuple[Tensor, Tensor]  # inputs and targets if they depend on the client's random stream
 
 
-def length_of(batch: Batch) -> int:
+def length_of(batch: StepSamples) -> int:
     """Returns the batch size B."""
     return len(batch[1]) if isinstance(batch, tuple) else len(batch)
 
@@ -81,7 +89,7 @@ class ClientEngine(SequentialEngine):
         if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
             self.buffers = buffers.cpu().clone()
 
-    def _drawn(self, batch: Indices) -> Batch:
+    def _drawn(self, batch: Indices) -> StepSamples:
         """Returns the batch's tensors if they depend on the client's random stream, else the indices.
 
         They must be drawn now: while this client waits, other clients use the global random generators.
@@ -96,7 +104,7 @@ class OptimizerRequest:
 
     client: ClientEngine
     start: Tensor
-    batches: Sequence[Batch]
+    batches: Sequence[StepSamples]
     pulls: Pulls
     rate_scale: float
     part: Part
@@ -113,7 +121,7 @@ class GradientRequest:
 
     client: ClientEngine
     model: Tensor
-    batch: Batch
+    batch: StepSamples
     number: int
     pulls: Pulls = NO_PULLS
     direction: Tensor | None = None

@@ -19,7 +19,9 @@ from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.layout import Part
 from lcfl.models.metrics import weight_in_loss
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, check_gradient, loss_of_step
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
+from lcfl.models.step_loss import check_gradient, loss_of_step
 
 __all__ = ["SequentialEngine"]
 

@@ -31,7 +31,8 @@ from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, VmappedModule
 from lcfl.methods.local.engine import Gradient, OptimizerResult
 from lcfl.models.metrics import ignore_index
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 
 __all__ = ["StackedEngine", "check_stacked"]
 

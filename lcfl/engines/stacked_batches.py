@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lcfl.data.samples import Samples
-from lcfl.engines.engine_requests import Batch, ClientEngine, OptimizerRequest, length_of
+from lcfl.engines.engine_requests import ClientEngine, OptimizerRequest, StepSamples, length_of
 from lcfl.engines.stacked_rows import pad_rows
 from lcfl.methods.local.engine import Indices
 
@@ -63,7 +63,7 @@ class StackedBatches:
                     found.append((group, (inputs[part, :length], targets[part, :length])))
                 yield found
 
-    def gather(self, clients: Sequence[ClientEngine], batches: Sequence[Batch]) -> StackedBatch:
+    def gather(self, clients: Sequence[ClientEngine], batches: Sequence[StepSamples]) -> StackedBatch:
         """Returns the inputs and targets of one batch per client."""
         sizes = [length_of(batch) for batch in batches]
         longest = max(sizes)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lcfl.engines.vmapped import Named, StepOutput
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 
 __all__ = ["StepGraphs", "StepResult", "is_recordable", "record", "stack_size"]
 

@@ -12,14 +12,16 @@ from torch.func import functional_call
 from lcfl.core import rng
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.tracing import Unsupported
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, check_gradient, loss_of_step
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
+from lcfl.models.step_loss import check_gradient, loss_of_step
 
 __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 
 Named = dict[str, Tensor]
 
 SAMPLES = 3  # in a trial
-PLAIN = (int, float, complex, str, bytes, type(None))  # bool is an int
+SCALARS = (int, float, complex, str, bytes, type(None))  # bool is an int
 APART = 1e-3  # more than float32 sums differ by if only their order changes, also in TF32
 
 
@@ -232,7 +234,7 @@ def _unstacked_state(network: nn.Module) -> dict[str, Any]:
     held = network.state_dict()
     state: dict[str, Any] = {name: buffer.clone() for name, buffer in network.named_buffers() if name not in held}
     for path, module in network.named_modules():
-        own = {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+        own = {name: value for name, value in vars(module).items() if isinstance(value, SCALARS)}
         state |= {f"{path}.{name}".lstrip("."): value for name, value in own.items() if name != "training"}
     return state
 

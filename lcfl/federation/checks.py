@@ -1,6 +1,5 @@
 """Checks that the parts of a run fit together, before data are loaded."""
 
-import warnings
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -14,10 +13,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method
 from lcfl.federation.module_checks import check_module, warn_of_large_steps
 from lcfl.methods.clustering import Clustering
-from lcfl.methods.exchange import Exchange
-from lcfl.methods.local.envelope import EnvelopeTraining
-from lcfl.methods.local.meta import MetaTraining
-from lcfl.methods.local.training import LocalTraining
+from lcfl.methods.compatibility import check_rounds, check_start
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
@@ -105,67 +101,13 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     """
     optimizer = check_module(module)
     check_hooks(method.clustering, "method.clustering")
-    _check_rounds(method, num_clients)
+    check_rounds(method.exchange, method.clustering, num_clients)
     for clustering in method.clustering:
         clustering.check(num_clients)
         clustering.check_layout(module.layout)
-        warmup = clustering.warmup_rounds(num_clients)
-        uses_own = any(extra.exchange is None or extra.local_update is None for extra in warmup)
-        if uses_own and not method.exchange.joins_warmup:
-            raise ValueError(
-                f"method: {type(clustering).__name__} begins with a warm-up round of plain local training, which "
-                f"{type(method.exchange).__name__} cannot exchange. Use another clustering, or an exchange such as "
-                "ClusterModel."
-            )
     method.exchange.check(module.layout)
     method.local_update.check(module)
-    _check_start(method)
+    check_start(method.local_update, method.exchange)
     warn_of_method(method)
     warn_of_idle_pulls(method, module)
     warn_of_large_steps(module, optimizer, (*method.exchange.sends, *method.local_update.adds))
-
-
-def _check_rounds(method: Method, num_clients: int) -> None:
-    """Refuses two clusterings of which each takes the other's uploads for its own, or replaces its first clusters."""
-    asking = [each for each in method.clustering if each.has_extra_rounds or each.warmup_rounds(num_clients)]
-    setting = [each for each in method.clustering if each.sets_clusters or each.warmup_rounds(num_clients)]
-    if len(asking) < 2 <= len(setting):
-        first, second, *_ = (type(each).__name__ for each in setting)
-        raise ValueError(
-            f"method.clustering: got {first} and {second}, which both set the first clusters. Leave one of them."
-        )
-    if len(asking) > 1:
-        first, second, *_ = (type(each).__name__ for each in asking)
-        raise ValueError(
-            f"method.clustering: got {first} and {second}, which both have clients train before or between rounds; the "
-            "uploads would reach both. Leave one of them."
-        )
-
-
-def _check_start(method: Method) -> None:
-    """Refuses a local update without a model to start from; warns about a start that another one replaces."""
-    local_update, exchange, name = method.local_update, method.exchange, type(method.exchange).__name__
-    if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining):
-        return
-    start = local_update.start
-    # User-defined parts may find a model where the parts of lcfl cannot.
-    is_ours = type(local_update).__module__.startswith("lcfl.") and type(exchange).at_client is Exchange.at_client
-    if "model" in (local_update.adds or exchange.sends):
-        if start != "own":
-            source = f"{type(local_update).__name__} chooses" if local_update.adds else f"{name} sends"
-            warnings.warn(
-                f"method.local_update: start={start} has no effect: {source} a model, and local runs start from it.",
-                stacklevel=3,
-            )
-    elif start != "own" and start not in (*exchange.sends, *local_update.adds):
-        raise ValueError(
-            f"method.local_update: got start={start}, but {name} sends no {start}; use start=own or an exchange that "
-            "sends it, e.g. CentreAndEmbedding."
-        )
-    elif start != "centre" and not exchange.keeps_model and is_ours:
-        has_choice = "centre" in exchange.sends and isinstance(local_update, LocalTraining)
-        raise ValueError(
-            f"method.local_update: {type(local_update).__name__} starts from the client's own model, but with "
-            f"{name} clients keep no model and receive none to start from; use "
-            f"{'start=centre or ' if has_choice else ''}an exchange that sends a model or keeps it, e.g. FullModel."
-        )

@@ -158,18 +158,7 @@ class Federation(Settings):
             warn_of_late_leavers(datamodule.leavers, self.rounds)
             num_clients = datamodule.num_initial_clients
             warn_of_idle_clusterings(method.clustering, self.rounds, schedule.clients_per_round, num_clients)
-        wanted = None if ckpt_path is None else str(ckpt_path)
-        if stage == "fit":
-            resumed = checkpoint_lookup.find_if_any(wanted, self.root, self.name)
-        else:
-            if wanted in (None, "auto"):  # a run's config.yaml says how it began
-                wanted = "last"
-            resumed = checkpoint_lookup.find(str(wanted), self.root, self.name)
-        if stage == "fit" and resumed is not None and any(noise.secure for noise in method.exchange.noises):
-            raise ValueError(
-                "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "
-                "after the checkpoint would be uploaded twice with different noise. Start anew without --ckpt_path."
-            )
+        wanted, resumed = self._checkpoint(stage, ckpt_path, method)
         self._freeze(model, resumed)
         engine = self._engine(model, datamodule, resumed if stage == "fit" else None)
         if transport is None:
@@ -198,6 +187,23 @@ class Federation(Settings):
         if result is None:  # happens only if every rank is a separate process, as under torchrun
             raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
         return result
+
+    def _checkpoint(
+        self, stage: Literal["fit", "val", "test"], ckpt_path: str | Path | None, method: Method
+    ) -> tuple[str | None, Path | None]:
+        """Returns what the ranks are asked to load, and the checkpoint that this is; None for a new run."""
+        wanted = None if ckpt_path is None else str(ckpt_path)
+        if stage != "fit":
+            if wanted in (None, "auto"):  # a run's config.yaml says how it began
+                wanted = "last"
+            return wanted, checkpoint_lookup.find(str(wanted), self.root, self.name)
+        resumed = checkpoint_lookup.find_if_any(wanted, self.root, self.name)
+        if resumed is not None and any(noise.secure for noise in method.exchange.noises):
+            raise ValueError(
+                "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "
+                "after the checkpoint would be uploaded twice with different noise. Start anew without --ckpt_path."
+            )
+        return wanted, resumed
 
     def _freeze(self, model: FederatedModule, resumed: Path | None) -> None:
         """Sets what is frozen, before launch and so equally on every rank: as in the checkpoint, or as initially."""

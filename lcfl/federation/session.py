@@ -22,7 +22,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 import lcfl
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import write_json
+from lcfl.core.files import remove_leftovers, write_json
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
@@ -150,6 +150,7 @@ class Session:
             server = self._server(fabric, transport, state, run.path, loggers)
             server.table.cut(state.round)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
+            remove_leftovers(run.path)
             for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
                 (run.path / name).unlink(missing_ok=True)
             self._describe(server)

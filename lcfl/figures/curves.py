@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lcfl.core.metric_names import Reported
 from lcfl.figures.base import COLOURS, KIND_STYLES, new_panels
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["metric_curves"]
@@ -67,17 +69,8 @@ def metric_curves(
     num_rows = -(-(len(labels) + 1) // num_columns)
     figure, panels = new_panels(width, height + 0.2 * num_rows, titles)
     for (method, kind), seeds in drawn.items():
-        length = min(map(len, seeds))
-        stacked = np.stack([np.asarray(seed)[:length] for seed in seeds])  # [seeds, length, 2]
-        x, value = stacked[..., 0].mean(axis=0), reported.scaled(1) * stacked[..., 1]
-        repeat, number = divmod(methods.index(method), len(COLOURS))
-        colour, marker, every = COLOURS[number], MARKERS[repeat % len(MARKERS)], -(-length // NUM_MARKS)
         place = places[method, kind]
-        axes = panels[place.panel]
-        (line,) = axes.plot(x, value.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
-        line.set(marker=marker, markevery=every, markersize=4)
-        if len(seeds) > 1:
-            axes.fill_between(x, value.min(axis=0), value.max(axis=0), color=colour, alpha=0.2, lw=0)
+        _draw(panels[place.panel], [np.asarray(seed) for seed in seeds], place, methods.index(method), reported)
     for panel, axes in panels.items():
         if baseline is not None:
             axes.axhline(reported.scaled(baseline), color="black", ls=":", lw=1, label=reported.trivial)
@@ -88,6 +81,19 @@ def metric_curves(
     shown = {line.get_label(): line for axes in panels.values() for line in axes.lines}
     figure.legend(handles=list(shown.values()), loc="outside lower center", ncols=num_columns, fontsize="small")
     return figure
+
+
+def _draw(axes: "Axes", seeds: Sequence[NDArray[np.float64]], place: _Place, number: int, reported: Reported) -> None:
+    """Draws the curves ``[rounds, 2]`` of some seeds as their mean and a band, in the colour of method `number`."""
+    length = min(map(len, seeds))
+    stacked = np.stack([seed[:length] for seed in seeds])  # [seeds, length, 2]
+    x, value = stacked[..., 0].mean(axis=0), reported.scaled(1) * stacked[..., 1]
+    repeat, place_of_colour = divmod(number, len(COLOURS))
+    colour, marker, every = COLOURS[place_of_colour], MARKERS[repeat % len(MARKERS)], -(-length // NUM_MARKS)
+    (line,) = axes.plot(x, value.mean(axis=0), place.style, color=colour, lw=1.5, label=place.label)
+    line.set(marker=marker, markevery=every, markersize=4)
+    if len(seeds) > 1:
+        axes.fill_between(x, value.min(axis=0), value.max(axis=0), color=colour, alpha=0.2, lw=0)
 
 
 def _places(keys: Sequence[tuple[str, str]], title: str) -> dict[tuple[str, str], _Place]:

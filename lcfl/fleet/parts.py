@@ -17,7 +17,7 @@ from lcfl.methods.method import Method
 __all__ = ["Parts", "described_part", "evaluation_parts", "training_parts"]
 
 Parts = tuple[LocalUpdate | None, Exchange | None]
-PLAIN = (type(None), bool, int, float, str)
+JSON_SCALARS = (type(None), bool, int, float, str)
 
 
 def described_part(part: object | None) -> dict[str, Any] | None:
@@ -33,7 +33,7 @@ def described_part(part: object | None) -> dict[str, Any] | None:
         raise MessageError(f"{kind.__name__} cannot be named in a message: make it a dataclass.")
     arguments = {each.name: _plain(getattr(part, each.name)) for each in fields(part) if each.init}
     for name, value in arguments.items():
-        if not isinstance(value, (*PLAIN, list)):
+        if not isinstance(value, (*JSON_SCALARS, list)):
             raise MessageError(
                 f"{kind.__name__} cannot be named in a message: {name} is a {type(value).__name__}; allowed are "
                 "numbers, text, None and lists of these."
@@ -90,6 +90,6 @@ def _text(*described: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Returns a value with lists in place of tuples, if all that they hold is plain."""
-    if isinstance(value, list | tuple) and all(isinstance(each, PLAIN) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(each, JSON_SCALARS) for each in value):
         return list(value)
     return value

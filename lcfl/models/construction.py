@@ -13,7 +13,6 @@ from lcfl.models.split_network import NetworkFactory
 
 __all__ = ["checked_network", "constructed"]
 
-PLAIN = pl.LightningModule
 STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 
 
@@ -30,8 +29,8 @@ def checked_network(network: NetworkFactory) -> nn.Module:
             "every initial model is drawn anew. Pass the class, or a function such as lambda: MyNet(...)."
         )
     made = constructed(network)
-    own = [name for name in STEPS if getattr(type(made), name, None) not in (None, getattr(PLAIN, name))]
-    if isinstance(made, PLAIN) and own:
+    own = [name for name in STEPS if getattr(type(made), name, None) not in (None, getattr(pl.LightningModule, name))]
+    if isinstance(made, pl.LightningModule) and own:
         raise ValueError(
             f"model.network: {type(made).__name__} is a LightningModule, whose {' and '.join(own)} would "
             "never be called. Give its plain network (an nn.Module), and put the rest into a subclass of "

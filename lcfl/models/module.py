@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from inspect import signature
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -29,30 +29,13 @@ from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
 from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reported_metric
 from lcfl.models.pretrained import load_weights
+from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule", "NO_PULLS", "Pulls", "check_gradient", "loss_of_step"]
+__all__ = ["BufferPolicy", "FederatedModule"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]
-
-
-class Pulls(NamedTuple):
-    """What a local update is pulled to, and what its gradients are corrected by.
-
-    Attributes:
-        centre: Omega ``[P]`` or ``[P + Q]``, whose buffers do not pull, the centre of the client's cluster; None for no
-            cluster pull.
-        embedding: Phi ``[P_phi]``, the global embedding; None for no global pull.
-        correction: a vector ``[P]`` that is added to every gradient (SCAFFOLD, FedDyn); None for none.
-    """
-
-    centre: Tensor | None = None
-    embedding: Tensor | None = None
-    correction: Tensor | None = None
-
-
-NO_PULLS = Pulls()
 
 
 class FederatedModule(pl.LightningModule):
@@ -154,26 +137,14 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self.layout.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self.layout.split_buffers()
-        self._unkept = [
-            (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
-            for path, layer in self.network.named_modules()
-            for name in sorted(layer._non_persistent_buffers_set)
-        ]
+        self._unkept = _unkept_buffers(self.network)
         if init_except and init_from is None:
             warnings.warn(
                 f"model.init_except: {init_except} has no effect without model.init_from.",
                 stacklevel=2,
             )
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
-        if isinstance(optimizer, Optimizer):
-            name = type(optimizer).__name__
-            raise ValueError(
-                f"model.optimizer: got a finished {name}; it must be a factory of optimizers, because every local run "
-                f"makes a new one. Pass e.g. functools.partial(torch.optim.{name}, lr=0.01)."
-            )
-        # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
-        is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
-        self.optimizer = functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
+        self.optimizer = _optimizer_factory(optimizer)
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
@@ -186,7 +157,7 @@ class FederatedModule(pl.LightningModule):
             {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
         )
         keep_apart(self.metrics)
-        self.pulls = NO_PULLS
+        self.pulls: Pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
 
     @property
@@ -381,37 +352,30 @@ class FederatedModule(pl.LightningModule):
         self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
 
 
+def _optimizer_factory(optimizer: OptimizerCallable) -> OptimizerCallable:
+    """Returns the factory, in a form that can be pickled. Refuses an optimizer that is an object."""
+    if isinstance(optimizer, Optimizer):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"model.optimizer: got a finished {name}; it must be a factory of optimizers, because every local run "
+            f"makes a new one. Pass e.g. functools.partial(torch.optim.{name}, lr=0.01)."
+        )
+    # The default is a lambda, which the command line reads as a class with arguments. It could not be pickled.
+    is_default = optimizer is signature(FederatedModule.__init__).parameters["optimizer"].default
+    return functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
+
+
+def _unkept_buffers(network: nn.Module) -> list[tuple[str, str, Tensor | None]]:
+    """Returns the buffers that are not persistent: the path of the layer, the name, and a copy of the first value."""
+    return [
+        (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
+        for path, layer in network.named_modules()
+        for name in sorted(layer._non_persistent_buffers_set)
+    ]
+
+
 def _sha256(vector: Tensor) -> str:
     return hashlib.sha256(vector.numpy().data).hexdigest()
-
-
-def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:
-    """Returns the loss that `training_step` gives for a batch, either alone or as the entry ``loss`` of a dict.
-
-    Raises:
-        ValueError: if the loss is anything other than one number.
-    """
-    output: Any = module.training_step(batch, number)
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(output).__name__
-        raise ValueError(
-            f"{type(module).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
-            'a dict that has it as "loss".'
-        )
-    return loss
-
-
-def check_gradient(module: FederatedModule, loss: Tensor) -> None:
-    """Refuses the loss of a training step that does not depend on a trained parameter.
-
-    Within torch.vmap, a loss does not say whether it does.
-    """
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise ValueError(
-            f"{type(module).__name__}.training_step: the loss has no gradient, because it does not depend on a trained "
-            "parameter. Compute it from self(inputs), without detach, item, argmax or torch.no_grad."
-        )
 
 
 @torch.no_grad()

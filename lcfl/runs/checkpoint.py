@@ -22,9 +22,9 @@ import lcfl
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import ClientState, ClientStore
+from lcfl.core.earlier_versions import current_state, with_current_names
 from lcfl.core.files import atomic_directory, open_regular, read_regular, write_bytes, write_json
 from lcfl.core.model_sums import ModelSums
-from lcfl.core.renamed import with_current_names
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
 from lcfl.runs.checkpoint_schema import Expected, check_frozen, check_manifest, check_shard, check_state
@@ -208,11 +208,7 @@ def read(
     parts = _checked_parts(path, manifest)
     _, server = next(parts)
     try:
-        if manifest["schema"] == 2:
-            velocity = server.pop("velocity")
-            server["aggregation"] = {} if velocity is None else {"velocity": velocity}
-            if (split := server["callbacks"].get("RecursiveBipartition")) is not None:
-                split["samples"] = dict.fromkeys(split["updates"], 1)  # which only weights by samples use
+        server = current_state(server, manifest["schema"])
         sizes = check_state(server, expected)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged: state.pt: {_reason(error)}.") from None

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 OPTION = re.compile(r"-(?=[A-Za-z_][\w.]*=)")  # before each option in the name of a run of a sweep
+LONGEST_IN_LABEL = 24  # characters of an option's value
 TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
 SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
 FAIR = (
@@ -133,11 +134,7 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
     entries = []
     for name, group in zip(names, groups.values(), strict=True):
         namesakes = [other[0].settings for key, other in zip(names, groups.values(), strict=True) if key == name]
-        own = _leaves(group[0].settings)
-        differing = [key for key in own if len({repr(_leaves(each).get(key)) for each in namesakes}) > 1]
-        short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= 24]
-        method, *options = OPTION.split(name)
-        label, left_out = (method, options) if methods[method] == 1 else (" ".join([name, *short]), [])
+        label, left_out = _label(name, group[0].settings, namesakes, methods)
         setting = settings.index(_setting(group[0])) + 1
         used[setting, label] += 1
         if used[setting, label] > 1:
@@ -147,7 +144,7 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
                 "different names (trainer.name).",
                 stacklevel=2,
             )
-        entry = Entry(label, sorted(group, key=lambda run: run.seed), setting, " ".join(left_out))
+        entry = Entry(label, sorted(group, key=lambda run: run.seed), setting, left_out)
         of_some = {kind for run in group for _, kind in set(run.test_sets) - set(entry.test_sets)}
         if of_some:
             warnings.warn(
@@ -157,6 +154,26 @@ def entries_of(runs: Iterable[FinishedRun]) -> list[Entry]:
             )
         entries.append(entry)
     return entries
+
+
+def _label(
+    name: str, settings: Mapping[str, Any], namesakes: Sequence[Mapping[str, Any]], methods: Mapping[str, int]
+) -> tuple[str, str]:
+    """Returns the label of a group of runs, and the options in their name that it leaves out.
+
+    Args:
+        name: the name of the runs.
+        settings: their settings.
+        namesakes: the settings of every group of that name.
+        methods: the number of groups of each method.
+    """
+    method, *options = OPTION.split(name)
+    if methods[method] == 1:
+        return method, " ".join(options)
+    own, others = _leaves(settings), [_leaves(each) for each in namesakes]
+    differing = [key for key in own if len({repr(each.get(key)) for each in others}) > 1]
+    short = [f"{key.rpartition('.')[2]}={own[key]}" for key in differing if len(str(own[key])) <= LONGEST_IN_LABEL]
+    return " ".join([name, *short]), ""
 
 
 def reported_by(entries: Sequence[Entry]) -> Reported:
@@ -264,24 +281,24 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
         added |= {metric: mean(values), f"{metric}_std": _deviation(values)}
     return Row(
-        entry.setting,
-        protocol,
-        entry.label,
-        kind,
-        len(finals),
-        mean(finals),
-        _deviation(finals),
-        mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
-        mean(n for n, _ in arrived) if is_reached else nan,
-        mean(size for _, size in arrived) if is_reached else nan,
-        mean(row.get("cluster/count", nan) for row in last),
-        mean(run.summary["total_bytes"] for run in entry.runs),
-        mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
-        mean(rounds_to_peak(run.curve(name), reported) for run in entry.runs),
-        mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
-        mean(row.get("cluster/ari", nan) for row in last),
-        entry.options,
-        added,
+        setting=entry.setting,
+        protocol=protocol,
+        label=entry.label,
+        model=kind,
+        seeds=len(finals),
+        value=mean(finals),
+        value_std=_deviation(finals),
+        worst10=mean(run.metrics[f"{name}_worst10"] for run in entry.runs),
+        rounds_to_target=mean(n for n, _ in arrived) if is_reached else nan,
+        bytes_to_target=mean(size for _, size in arrived) if is_reached else nan,
+        clusters=mean(row.get("cluster/count", nan) for row in last),
+        total_bytes=mean(run.summary["total_bytes"] for run in entry.runs),
+        seconds=mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
+        rounds_to_peak90=mean(rounds_to_peak(run.curve(name), reported) for run in entry.runs),
+        stability=mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
+        rand_index=mean(row.get("cluster/ari", nan) for row in last),
+        options=entry.options,
+        added=added,
     )
 
 

@@ -3,17 +3,23 @@
 import csv
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
 
+from lcfl.core.earlier_versions import with_current_metrics, with_current_names
 from lcfl.core.metric_names import TRIVIAL, Reported
-from lcfl.core.renamed import with_current_names
 
-__all__ = ["FinishedRun", "find_runs", "trivial_value"]
+__all__ = ["FinishedRun", "find_runs", "metrics_of", "trivial_value"]
+
+
+def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the final metrics in the content of a ``summary.json``, by name."""
+    metrics = with_current_metrics(summary["metrics"])
+    return {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,7 @@ class FinishedRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics by name."""
-        metrics = self.summary["metrics"]
-        named = {name.replace("/majority/", f"/{TRIVIAL}/"): value for name, value in metrics.items()}  # its older name
-        return {name: nan if value is None else value for name, value in named.items()}
+        return metrics_of(self.summary)
 
     @property
     def reported(self) -> Reported:

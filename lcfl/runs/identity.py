@@ -12,16 +12,13 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
-from lcfl.core.renamed import public_name
 from lcfl.models.module import FederatedModule
 
 __all__ = ["describe", "describe_module", "differences"]
 
-LATER = ("network_settings", "other_groups")  # missing in checkpoints of earlier versions, which is no difference
-# Options of later versions, with the value that an earlier checkpoint implies.
-IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False, "weights": "uniform"}
-PLAIN = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
+DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
 def describe(value: Any) -> Any:
@@ -139,7 +136,7 @@ def _describe_plain(value: Any) -> Any:
         return [_describe_plain(item) for item in value]
     if isinstance(value, Set):
         return sorted((_describe_plain(item) for item in value), key=repr)
-    if value is None or isinstance(value, PLAIN) or hasattr(value, "__qualname__"):
+    if value is None or isinstance(value, DESCRIBED_BY_VALUE) or hasattr(value, "__qualname__"):
         return describe(value)
     return {"class": _path_of(type(value))}
 
@@ -156,8 +153,7 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:
     """Returns one line for each place where two descriptions differ, with its path and both values."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        implied = {key for key in now if key in LATER or (key in IMPLIED and now[key] == IMPLIED[key])}
-        keys = [*saved, *(key for key in now if key not in saved and key not in implied)]
+        keys = [*saved, *(key for key in now if key not in saved and not is_implied(key, now[key]))]
         return [
             line
             for key in keys

@@ -2,7 +2,6 @@
 
 import functools
 import json
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.finished import metrics_of
 
 __all__ = ["Run"]
 
@@ -55,10 +55,7 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The final metrics by name. They are empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
-        if not summary.is_file():
-            return {}
-        metrics: dict[str, float | None] = json.loads(summary.read_text())["metrics"]
-        return {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
+        return metrics_of(json.loads(summary.read_text())) if summary.is_file() else {}
 
     @functools.cached_property
     def state(self) -> FederationState:

@@ -6,7 +6,6 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.messages import Downlink
-from lcfl.core.metric_names import is_of_server
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
@@ -36,6 +34,7 @@ from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
 from lcfl.server.metrics import Evaluation, cluster_metrics, fault_metrics, training_metrics, trivial_metrics
 from lcfl.server.reception import Reception
+from lcfl.server.round_row import RoundRow
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -85,8 +84,7 @@ class Server:
         self.receive = Reception(method, module.layout, data.population, max_update_norm)
         self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, self.evaluated_clients)
         self.table = MetricsTable(run_dir / "metrics.csv")
-        self._row: dict[str, float] = {}
-        self._is_written = False
+        self.row = RoundRow()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
         self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
@@ -126,21 +124,7 @@ class Server:
             ValueError: for a name that lcfl logs itself, and from ``on_round_logged`` and ``on_fit_end``, when the row
                 has already been written.
         """
-        if is_of_server(name):
-            raise ValueError(
-                f"server.log({name!r}): lcfl logs this name, or names that begin like it, itself; give another one, "
-                f"such as my/{name}."
-            )
-        if self._is_written:
-            raise ValueError(
-                f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "
-                "on_fit_end are called. Log in on_aggregated or on_evaluated instead."
-            )
-        self._row[name] = float(value)
-
-    def _add(self, name: str, value: float) -> None:
-        """Adds `value` to a metric of the row, which training and extra rounds share."""
-        self._row[name] = self._row.get(name, 0.0) + value
+        self.row.log(name, value)
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
@@ -163,7 +147,7 @@ class Server:
         while not self.is_done and not self.stop_signal:
             self.round()
         metrics = {} if self.stop_signal and not self.is_done else self.final_metrics()
-        with self.row_written():
+        with self.row.written():
             self.call("on_fit_end", metrics=metrics)
         return metrics
 
@@ -200,7 +184,7 @@ class Server:
         state = self.state
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
-        with self.timed("send"):
+        with self.row.timed("send"):
             tasks = [
                 TrainingTask(
                     client=i,
@@ -214,13 +198,13 @@ class Server:
                 for i in clients
             ]
         uploads = [result.uplink for result in self.train(tasks).values()]
-        with self.timed("cluster"):
+        with self.row.timed("cluster"):
             self.call("on_extra_round_end", uploads=uploads)
 
     def round(self) -> None:
         """Runs one round: sample, send, train, receive, cluster, aggregate, evaluate, log."""
         state, begin, exchange = self.state, time.perf_counter(), self.method.exchange
-        with self.timed("send"):
+        with self.row.timed("send"):
             leaving = [i for i, number in self.data.leavers.items() if number <= state.round and state.active[i]]
             state.leave(leaving)
             before = state.assignment.clone()
@@ -232,31 +216,31 @@ class Server:
             for extra in self.extra_rounds(clustering, sampled):
                 self.run_extra_round(extra, next(numbers))
 
-        with self.timed("send"):
+        with self.row.timed("send"):
             down = {i: self._sent(exchange, i) for i in sampled}
             tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
         results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
-        with self.timed("receive"):
+        with self.row.timed("receive"):
             state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
             state.participated[list(results)] = True
             uploads = [result.uplink for result in results.values()]
             self.call("on_uploads", uploads=uploads)
 
-        with self.timed("cluster"):
+        with self.row.timed("cluster"):
             self.call("on_round_end", uploads=uploads)
-        with self.timed("aggregate"):
+        with self.row.timed("aggregate"):
             if uploads:
                 read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
                 self.method.aggregation(state, read, self.layout)
                 state.check_models(type(self.method.aggregation).__name__)
-        with self.timed("cluster"):  # tuning of the number of clusters
+        with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:
-                self._row |= cluster_metrics(before, state, list(results), self.data.population.groups)
+                self.row.update(cluster_metrics(before, state, list(results), self.data.population.groups))
             if faulty := self.data.population.faulty:
-                self._row |= fault_metrics(state, list(faulty))
+                self.row.update(fault_metrics(state, list(faulty)))
         if self.schedule.client_dropout:
-            self._add("train/dropped_clients", 0)
+            self.row.add("train/dropped_clients", 0)
 
         state.round += 1
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
@@ -285,21 +269,21 @@ class Server:
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]
-        with self.timed("local"):
+        with self.row.timed("local"):
             answers = self.transport.train(tasks)
-        with self.timed("receive"):
+        with self.row.timed("receive"):
             received = self.receive(self.state, tasks, answers)
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
-            self._row |= training_metrics([result.output for result in received.results.values()])
-        self._add("train/failed_clients", received.num_failed)
+            self.row.update(training_metrics([result.output for result in received.results.values()]))
+        self.row.add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
-            self._add("train/refused_clients", received.num_refused)
+            self.row.add("train/refused_clients", received.num_refused)
         if num_lost := len(dropped) + received.num_lost:
-            self._add("train/dropped_clients", num_lost)
-        self._add("comm/down_bytes", down_bytes)
-        self._add("comm/up_bytes", received.up_bytes)
-        self._row["comm/total_bytes"] = float(self.state.total_bytes)
+            self.row.add("train/dropped_clients", num_lost)
+        self.row.add("comm/down_bytes", down_bytes)
+        self.row.add("comm/up_bytes", received.up_bytes)
+        self.row.update({"comm/total_bytes": float(self.state.total_bytes)})
         return received.results
 
     def _unsaved_memory(self) -> UnsavedMemory:
@@ -323,12 +307,12 @@ class Server:
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
-        with self.timed("eval"):
+        with self.row.timed("eval"):
             evaluation = self.evaluator(self.state, self.schedule.evaluated_kinds(self.method.exchange))
             self._evaluated = (self.state.round, evaluation)
-        with self.timed("callbacks"):
+        with self.row.timed("callbacks"):
             self.call("on_evaluated", evaluation=evaluation)
-        self._row |= evaluation.summary()
+        self.row.update(evaluation.summary())
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
@@ -344,7 +328,7 @@ class Server:
         self.call("on_evaluated", evaluation=evaluation)
         stable = self.table.column("cluster/stability")
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
-        logged, self._row = self._row, {}  # includes what callbacks logged in on_evaluated
+        logged = self.row.take()  # includes what callbacks logged in on_evaluated
         return evaluation.summary() | self.trivial_baseline() | mean_stability | logged
 
     def proxy_score(self, models: Sequence[torch.Tensor]) -> list[float]:
@@ -398,25 +382,12 @@ class Server:
         Rows of warm-up rounds go only to the table.
         """
         end = time.perf_counter()
-        row, self._row = self._row | {"time/round_s": end - begin, "time/logging_s": self._logging_s}, {}
+        self.row.update({"time/round_s": end - begin, "time/logging_s": self._logging_s})
+        row = self.row.take()
         self.table.append(number, row)
         if number >= 0:
             for logger in self.loggers:
                 logger.log_metrics(row, step=number)
-        with self.row_written():
+        with self.row.written():
             self.call("on_round_logged", row=row)
         self._logging_s = time.perf_counter() - end
-
-    @contextmanager
-    def row_written(self) -> Iterator[None]:
-        """Marks the row as written; a metric that is logged inside comes too late for it."""
-        self._is_written = True
-        yield
-        self._is_written = False
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Logs the seconds spent inside as ``time/<what>_s``."""
-        begin = time.perf_counter()
-        yield
-        self._add(f"time/{what}_s", time.perf_counter() - begin)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lcfl.cli.sweep import Grid, Sweep, Trial, given_to, parse_grid, points_of
+from lcfl.cli.sweep import Sweep
+from lcfl.cli.trials import Grid, Trial, given_to, parse_grid, points_of
 from lcfl.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -284,7 +285,8 @@ def test_one_point_needs_no_trial(sweep):
 def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, sweep):
     sweep()
     code = (
-        "import signal, sys; from pathlib import Path; from lcfl.cli.sweep import Sweep, Trial\n"
+        "import signal, sys; from pathlib import Path\n"
+        "from lcfl.cli.sweep import Sweep; from lcfl.cli.trials import Trial\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"s = Sweep(Path({str(tmp_path / 'out')!r}), [], ['--sleep=60'], program=(sys.executable, "
         f"{str(tmp_path / 'stand_in.py')!r}))\n"

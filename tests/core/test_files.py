@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lcfl.core.files import atomic_directory, write_bytes, write_json
+from lcfl.core.files import atomic_directory, remove_leftovers, write_bytes, write_json
 
 
 def names(folder):
@@ -87,3 +87,15 @@ def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
         (temporary / "part").write_text("x")
     assert names(tmp_path / "final") == ["part"]
     assert names(tmp_path) == ["final"]
+
+
+def test_remains_of_killed_writers_are_removed(tmp_path):
+    inside = tmp_path / "checkpoints"
+    for name in (".round-000001.ckpt.old", ".round-000002.ckpt.tmp", "round-000003.ckpt"):
+        (inside / name).mkdir(parents=True)
+        (inside / name / ".best.json.7").write_text("torn")
+    for name in (".metrics.csv.123", ".lock", ".hidden", "metrics.csv.123"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".hidden", ".lock", "checkpoints", "metrics.csv.123"]
+    assert names(inside) == ["round-000003.ckpt"] and names(inside / "round-000003.ckpt") == []

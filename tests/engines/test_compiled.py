@@ -16,7 +16,8 @@ from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make_engine
 from lcfl.methods.local.least_loss import least_loss
 from lcfl.methods.local.training import LocalData
 from lcfl.models import ResNet9
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, SHAPE, Dropping, Inner, Normal, Plain, Scratch
 from tests.engines.pairs import data_of, near
 

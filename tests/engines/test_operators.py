@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lcfl.engines import CompiledEngine, StackedEngine
 from lcfl.models import LeNet5, ResNet9
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
 from tests.helpers.builders import dealt, engine
 
 # Operators in addition to those of a plain loop over ready batches. The operators of the loop are counted here, too,

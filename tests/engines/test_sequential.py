@@ -15,7 +15,8 @@ from lcfl.data.partition import IID
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
 from lcfl.models import LeNet5, SplitNetwork
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded
 from tests.helpers.points import DATA, INPUTS, TARGETS, TRAIN, batch, start
 

@@ -17,7 +17,8 @@ from lcfl.data.spec import SampleSpec
 from lcfl.engines.stacked import _bytes_for_clients, check_stacked
 from lcfl.engines.tracing import Unsupported
 from lcfl.models import CNN, MLP, SplitNetwork
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
 from tests.engines.networks import (
     NETWORKS,
     SHAPE,

@@ -12,7 +12,8 @@ from torch import nn
 
 from lcfl.engines import step_graphs
 from lcfl.engines.step_graphs import StepGraphs, is_recordable, stack_size
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, Counting, Frozen, Inner, Plain
 from tests.engines.pairs import (
     SIZES,

@@ -69,6 +69,7 @@ def test_changed_setting_is_still_refused(tmp_path):
 def test_models_of_an_old_run_are_loaded_with_its_configuration():
     run = lcfl.load(RUNS / "lcfed" / "version_0")
     assert run.metrics["test/own_split/personal/acc"] > 0
+    assert run.metrics["test/own_split/trivial/acc"] > 0  # 0.1.0 called it majority
     assert sum(each.numel() for each in run.model("personal", client=3).parameters()) == 64 * 8 + 8 + 8 * 10 + 10
 
 

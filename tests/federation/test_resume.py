@@ -191,6 +191,13 @@ def test_an_older_checkpoint_is_resumed_in_its_own_run_and_later_ones_are_remove
     assert_same_run(reference("lcfed")[0], ended)
 
 
+def test_a_resumed_run_removes_what_a_killed_process_was_writing(tmp_path, ended):
+    (ended / ".metrics.csv.12345").write_text("round")
+    (ended / "checkpoints" / ".round-000002.ckpt.old").mkdir()
+    fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
+    assert [path.name for path in ended.rglob(".*")] == [".lock"]
+
+
 def test_second_writer_of_a_run_is_refused(tmp_path, ended):
     holder = RunDirectory(ended)
     try:

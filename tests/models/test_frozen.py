@@ -11,7 +11,8 @@ from lcfl.engines import make_engine
 from lcfl.engines.vmapped import VmappedModule
 from lcfl.models import Layout, SplitNetwork
 from lcfl.models.frozen import frozen_layers, set_trainable
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.helpers.builders import Normed, Pretrained, blobs, engine, linear, loaded
 
 NAMES = ["adapter.weight", "adapter.bias", "decision.weight", "decision.bias"]

@@ -14,7 +14,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from lcfl.core import rng
 from lcfl.distributed.client_output import ClientOutputError
 from lcfl.models import MLP
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls, loss_of_step
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
+from lcfl.models.step_loss import loss_of_step
 from tests.helpers.builders import Normed, alone, blobs, blobs_module, fedavg, fit, linear, linear_module
 
 

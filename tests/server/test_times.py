@@ -31,7 +31,8 @@ def slow(monkeypatch):
 
         return wait
 
-    monkeypatch.setattr("lcfl.server.server.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in ("server", "round_row"):
+        monkeypatch.setattr(f"lcfl.server.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return type("Slow", (Callback,), {name: hook(seconds) for name, seconds in TAKES.items()})()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lcfl.cli.commands import compare
 from lcfl.cli.shipped_configs import find
-from lcfl.cli.sweep import Point, Sweep, Trial, given_to, parse_grid, points_of
+from lcfl.cli.sweep import Sweep
+from lcfl.cli.trials import Grid, Point, Trial, given_to, parse_grid, points_of
 
 __all__ = ["main", "parser"]
 
@@ -73,39 +74,10 @@ def main(args: Sequence[str]) -> None:
         FileNotFoundError: if a method is neither a file nor one of lcfl's.
     """
     options, others = parser().parse_known_args(args)
-    methods = [word for word in options.methods.split(",") if word]
-    try:
-        seeds = [int(word) for word in options.seeds.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"sweep: got --seeds {options.seeds}; allowed are whole numbers separated by commas."
-        ) from None
-    for option, instead in TAKEN.items():
-        if any(word.partition("=")[0] == option for word in others):
-            raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
-    seeds, methods = list(dict.fromkeys(seeds)), list(dict.fromkeys(methods))
-    _check(options, methods, seeds)
-    if options.finalists > 1 and options.tuning_rounds is None:
-        warnings.warn(
-            f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
-            "--tuning_rounds to make the trials shorter.",
-            stacklevel=2,
-        )
-    is_accuracy = options.target is None or 0 < options.target <= 1
-    if not is_accuracy and not _names_another_metric(options.config, others):
-        raise ValueError(
-            f"sweep: got --target {options.target}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %. For "
-            "another metric, set model.report."
-        )
-    grids = [parse_grid(text) for text in options.grid]
-    for method in methods:
-        find("methods", method)
-    unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in methods]
-    if unknown:
-        raise ValueError(
-            f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain. "
-            "Write a method as in --methods."
-        )
+    methods = list(dict.fromkeys(word for word in options.methods.split(",") if word))
+    seeds = _seeds(options.seeds)
+    _check(options, others, methods, seeds)
+    grids = _grids(options, methods)
     points = {method: points_of(method, grids) for method in methods}
     if len({len(each) for each in points.values()}) > 1:
         budget = ", ".join(f"{method} {len(each)}" for method, each in points.items())
@@ -132,6 +104,25 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(f"sweep: {number} runs failed: {', '.join(failed)}; see the logs in {options.out}.")
 
 
+def _seeds(text: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        raise ValueError(f"sweep: got --seeds {text}; allowed are whole numbers separated by commas.") from None
+
+
+def _grids(options: argparse.Namespace, methods: Sequence[str]) -> list[Grid]:
+    """Returns the grids, all of which are for methods of the sweep."""
+    grids = [parse_grid(text) for text in options.grid]
+    unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in methods]
+    if unknown:
+        raise ValueError(
+            f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain. "
+            "Write a method as in --methods."
+        )
+    return grids
+
+
 def _first_trials(points: Mapping[str, Sequence[Point]], seed: int, tuning_rounds: int | None) -> list[Trial]:
     """Returns the trials that the sweep begins with: one of every point of every method."""
     return [
@@ -141,8 +132,11 @@ def _first_trials(points: Mapping[str, Sequence[Point]], seed: int, tuning_round
     ]
 
 
-def _check(options: argparse.Namespace, methods: Sequence[str], seeds: Sequence[int]) -> None:
-    """Refuses options with which no run could begin."""
+def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuses options with which no run could begin; warns of one without an effect."""
+    for option, instead in TAKEN.items():
+        if any(word.partition("=")[0] == option for word in others):
+            raise ValueError(f"sweep: got {option}, which it gives every run itself; use {instead}.")
     if not methods:
         raise ValueError(f"sweep: got --methods {options.methods!r}; name at least one method.")
     stems = [Path(method).stem for method in methods]
@@ -155,6 +149,20 @@ def _check(options: argparse.Namespace, methods: Sequence[str], seeds: Sequence[
     for option in ("jobs", "finalists", "tuning_rounds"):
         if getattr(options, option) is not None and getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
+    if options.finalists > 1 and options.tuning_rounds is None:
+        warnings.warn(
+            f"sweep: --finalists {options.finalists} has no effect, because every trial has all rounds; give "
+            "--tuning_rounds to make the trials shorter.",
+            stacklevel=3,
+        )
+    is_accuracy = options.target is None or 0 < options.target <= 1
+    if not is_accuracy and not _names_another_metric(options.config, others):
+        raise ValueError(
+            f"sweep: got --target {options.target}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %. For "
+            "another metric, set model.report."
+        )
+    for method in methods:
+        find("methods", method)
 
 
 def _names_another_metric(files: Sequence[str], words: Sequence[str]) -> bool:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lcfl.core.state import FederationState
 
-__all__ = ["ClusterGeometry", "Move", "silhouette_moves", "ratio_moves", "drop_empty", "apply_one_by_one"]
+__all__ = ["ClusterGeometry", "ClusterMove", "silhouette_moves", "ratio_moves", "drop_empty", "apply_one_by_one"]
 
 SMALLEST_TO_SPLIT = 4  # fewest clients of a cluster that may be split
 
 
 @dataclass(frozen=True)
-class Move:
+class ClusterMove:
     """A move that joins the clusters `cluster` and `other`, or, if `other` is None, cuts `cluster` in two.
 
     `second_half` holds the clients that a cut moves to a new cluster.
@@ -84,11 +84,13 @@ class ClusterGeometry(ABC):
         """Returns 0 or 1 for each of the rows `members` of a cluster, the best cut in two."""
 
     @abstractmethod
-    def apply(self, move: Move) -> None:
+    def apply(self, move: ClusterMove) -> None:
         """Changes the assignment and the centres in the state."""
 
 
-def ratio_moves(groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: float, min_clusters: int) -> list[Move]:
+def ratio_moves(
+    groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: float, min_clusters: int
+) -> list[ClusterMove]:
     """Returns at most one split and one merge, based on one snapshot.
 
     The split comes first, because it renumbers nothing.
@@ -103,7 +105,7 @@ def ratio_moves(groups: ClusterGeometry, ratio_K: Tensor, lower: float, upper: f
     if ratio_K[largest] > upper and may_split and groups.num_clusters < len(groups.clients) // 2:
         moves += _cut(groups, largest)
     if closest is not None:
-        moves.append(Move(smallest, closest))
+        moves.append(ClusterMove(smallest, closest))
     return moves
 
 
@@ -132,7 +134,7 @@ def apply_one_by_one(
         cluster = original.index(number)
         moves = []
         if ratio_K[cluster] < lower:
-            moves = [Move(cluster, groups.closest(cluster))]
+            moves = [ClusterMove(cluster, groups.closest(cluster))]
         elif ratio_K[cluster] > upper and len(groups.members(cluster)) > 1:
             moves = _cut(groups, cluster)
         for move in moves:
@@ -146,11 +148,13 @@ def apply_one_by_one(
     return moved
 
 
-def silhouette_moves(groups: ClusterGeometry, margin: float, single_threshold: float, min_clusters: int) -> list[Move]:
+def silhouette_moves(
+    groups: ClusterGeometry, margin: float, single_threshold: float, min_clusters: int
+) -> list[ClusterMove]:
     """Returns the move that raises the mean silhouette most, if it does so by more than the margin."""
     is_single = len(groups.label_n.unique()) == 1  # a cluster without models does not count
     to_beat = single_threshold if is_single else groups.silhouette(groups.label_n) + margin
-    best: list[Move] = []
+    best: list[ClusterMove] = []
     for move, moved_n in _proposals(groups, min_clusters):
         score = groups.silhouette(moved_n)
         if score > to_beat:
@@ -158,7 +162,7 @@ def silhouette_moves(groups: ClusterGeometry, margin: float, single_threshold: f
     return best
 
 
-def _proposals(groups: ClusterGeometry, min_clusters: int) -> Iterator[tuple[Move, Tensor]]:
+def _proposals(groups: ClusterGeometry, min_clusters: int) -> Iterator[tuple[ClusterMove, Tensor]]:
     """Yields moves with the labels after them.
 
     The moves join the closest pair, and cut each cluster that is large enough in two.
@@ -167,7 +171,7 @@ def _proposals(groups: ClusterGeometry, min_clusters: int) -> Iterator[tuple[Mov
     present = label_n.unique().tolist()
     if len(present) > min_clusters:
         cluster, other = groups.closest_pair(present)
-        yield Move(cluster, other), torch.where(label_n == cluster, other, label_n)
+        yield ClusterMove(cluster, other), torch.where(label_n == cluster, other, label_n)
     if len(present) < len(clients) // 2:
         for cluster in present:
             members = torch.nonzero(label_n == cluster).flatten()
@@ -176,7 +180,7 @@ def _proposals(groups: ClusterGeometry, min_clusters: int) -> Iterator[tuple[Mov
             second = members[groups.half_of(members, cluster) == 1]
             moved_n = label_n.clone()
             moved_n[second] = groups.state.num_clusters
-            yield Move(cluster, second_half=tuple(clients[second].tolist())), moved_n
+            yield ClusterMove(cluster, second_half=tuple(clients[second].tolist())), moved_n
 
 
 def drop_empty(state: FederationState) -> None:
@@ -188,12 +192,12 @@ def drop_empty(state: FederationState) -> None:
         state.take_clusters(used.tolist())
 
 
-def _cut(groups: ClusterGeometry, cluster: int) -> list[Move]:
+def _cut(groups: ClusterGeometry, cluster: int) -> list[ClusterMove]:
     """Returns the split of a cluster, or no move if one of its halves is empty."""
     second_half = groups.seeded_half(cluster)
     if not 0 < len(second_half) < len(groups.members(cluster)):
         return []
-    return [Move(cluster, second_half=tuple(second_half))]
+    return [ClusterMove(cluster, second_half=tuple(second_half))]
 
 
 def _extreme(ratio_K: Tensor, lowest: bool) -> int | None:

@@ -23,7 +23,7 @@ from lcfl.methods.clustering.similarity import cosine, leading_coordinates
 from lcfl.models.layout import Layout
 from lcfl.models.subset import ParameterSubset, layer_subset
 
-__all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "similarities"]
+__all__ = ["GreedyIncentive", "admits", "candidates_of", "representativeness", "update_similarity"]
 
 
 @dataclass
@@ -131,7 +131,7 @@ class GreedyIncentive(Clustering):
         layout = server.layout
         compared = self._compared(layout)
         update_nP = torch.stack([compared.take(upload.payload["update"]) for upload in uploads])
-        groups = self._grow(server, uploads, similarities(update_nP, self.explained_variance, self.factorised))
+        groups = self._grow(server, uploads, update_similarity(update_nP, self.explained_variance, self.factorised))
         _take_over(state, [upload.client for upload in uploads], groups)
         self._done = True
 
@@ -202,7 +202,7 @@ class _Trial:
         return self.server.proxy_score([updated_model([self.uploads[i] for i in group], layout) for group in groups])
 
 
-def similarities(update_nP: Tensor, explained_variance: float | None, factorised: str) -> Tensor:
+def update_similarity(update_nP: Tensor, explained_variance: float | None, factorised: str) -> Tensor:
     """Returns sim(i, j) ``[n, n]`` of updates ``[n, P]`` in float64 (AS-CFL section 3.2.2; reading A31).
 
     Args:

@@ -22,7 +22,7 @@ from lcfl.methods.aggregation import mean_model
 from lcfl.methods.clustering.base import Clustering, ServerInterface
 from lcfl.methods.clustering.cluster_moves import (
     ClusterGeometry,
-    Move,
+    ClusterMove,
     apply_one_by_one,
     drop_empty,
     ratio_moves,
@@ -242,7 +242,7 @@ class StoredModelGeometry(ClusterGeometry):
         """Cuts a cluster in two by spherical k-means."""
         return spherical_kmeans(self.code_nD[members], 2, self.server.seed, self.state.round, cluster)
 
-    def apply(self, move: Move) -> None:
+    def apply(self, move: ClusterMove) -> None:
         """Applies a move. Centres of changed clusters become the means of their stored models."""
         state = self.state
         assignment, origins = state.assignment.clone(), list(range(state.num_clusters))

@@ -19,7 +19,7 @@ from lcfl.core import rng
 from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.methods.clustering.base import Clustering, ServerInterface
-from lcfl.methods.clustering.cluster_moves import ClusterGeometry, Move, drop_empty
+from lcfl.methods.clustering.cluster_moves import ClusterGeometry, ClusterMove, drop_empty
 from lcfl.methods.clustering.similarity import assign, squared_distances, squared_distances_to_means
 from lcfl.methods.clustering.tuning import ClusterTuning
 
@@ -148,7 +148,7 @@ class UpdateGeometry(ClusterGeometry):
                 best_n, least = half_n, float(own_n.sum())
         return best_n
 
-    def apply(self, move: Move) -> None:
+    def apply(self, move: ClusterMove) -> None:
         """Changes the assignment. A new cluster begins with the model of the cluster that it was cut from."""
         state = self.state
         assignment = state.assignment.clone()

@@ -18,7 +18,7 @@ from lcfl.core.schema import Array
 from lcfl.core.state import FederationState
 from lcfl.core.validation import CheckedFields
 from lcfl.methods.exchange.transforms import GaussianNoise, PrivacyGuarantee, UploadTransform
-from lcfl.methods.exchange.transforms.base import NAMES
+from lcfl.methods.exchange.transforms.base import TRANSFORMABLE
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
 from lcfl.models.layout import Layout
 
@@ -243,8 +243,9 @@ def _known(name: str, downlink: Downlink, length: int) -> Tensor | float:
 
     This is what the server sent under that name, or else the model or centre that it sent.
     """
-    if name not in NAMES:
-        raise ValueError(f"method.exchange: got an upload of {name!r}; transforms work only on {', '.join(NAMES)}.")
+    if name not in TRANSFORMABLE:
+        allowed = ", ".join(TRANSFORMABLE)
+        raise ValueError(f"method.exchange: got an upload of {name!r}; transforms work only on {allowed}.")
     if name == "update":
         return 0.0
     sent = downlink.payload.get(name, downlink.model_for({}))

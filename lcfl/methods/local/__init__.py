@@ -13,7 +13,7 @@ from lcfl.methods.local.normalised import NormalisedTraining
 from lcfl.methods.local.partial import AlternatingTraining, FineTunedTraining, PartTraining
 from lcfl.methods.local.signature import PixelSignature
 from lcfl.methods.local.training import LocalOutput, LocalTraining, LocalUpdate
-from lcfl.models.module import Pulls
+from lcfl.models.pulls import Pulls
 
 __all__ = [
     "AdaptiveInitialisation",

@@ -6,17 +6,15 @@ Legend: P parameters and Q buffer entries in a model's flat vector.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lcfl.data.partition.pool import Indices
 from lcfl.models.layout import Layout, Part
-from lcfl.models.module import NO_PULLS, FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["OptimizerResult", "Engine", "Gradient", "Indices"]
-
-Indices = NDArray[np.int64]
 
 
 class OptimizerResult(NamedTuple):

@@ -20,7 +20,8 @@ from lcfl.core.validation import CheckedFields
 from lcfl.methods.local.batch_order import batch_positions, samples_per_epoch
 from lcfl.methods.local.engine import Engine, Gradient, Indices, OptimizerResult
 from lcfl.models.layout import Layout, Part
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 
 __all__ = [
     "OptimizerResult",
@@ -39,8 +40,6 @@ __all__ = [
 ]
 
 LEAST_FACTOR = 1e-30  # of a learning rate: with less, a long run would reach 0 in float32
-
-
 MOST_STEPS = 10**6  # of a client in one round; with more, a round would not end
 
 

@@ -14,7 +14,7 @@ from lcfl.methods.aggregation import (
     ServerMomentum,
     ServerYogi,
 )
-from lcfl.methods.clustering.cluster_moves import Move
+from lcfl.methods.clustering.cluster_moves import ClusterMove
 from lcfl.methods.clustering.tuning import StoredModelGeometry
 from lcfl.models import Layout
 from tests.helpers.builders import Normed, state_of, upload
@@ -104,8 +104,8 @@ def test_moments_and_control_variates_follow_clusters_that_are_split_merged_and_
     mean(state, [upload(i, model) for i, model in enumerate(models)], LAYOUT)
     state.aggregation |= {"control": torch.arange(3.0).repeat(P, 1).T, "other": torch.arange(3.0), "steps": 3}
     velocity, groups = state.aggregation["velocity"], StoredModelGeometry(SimpleNamespace(layout=LAYOUT), state)
-    groups.apply(Move(1, second_half=(3,)))
-    groups.apply(Move(0, other=2))
+    groups.apply(ClusterMove(1, second_half=(3,)))
+    groups.apply(ClusterMove(0, other=2))
     assert state.assignment.tolist() == [1, 1, 0, 2, 1, 1]  # 1, 2 and the new cluster
     assert torch.equal(state.aggregation["velocity"], velocity[[1, 2, 1]])
     assert state.aggregation["control"][:, 0].tolist() == [1, 2, 1]

@@ -8,7 +8,7 @@ import torch
 
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.methods.clustering import GreedyIncentive
-from lcfl.methods.clustering.greedy_incentive import admits, candidates_of, representativeness, similarities
+from lcfl.methods.clustering.greedy_incentive import admits, candidates_of, representativeness, update_similarity
 from lcfl.methods.clustering.similarity import leading_coordinates
 from lcfl.models import Layout
 from tests.helpers.builders import linear, state_of
@@ -62,10 +62,10 @@ def partition(s):
 def test_equal_clients_tie_exactly_and_the_lower_number_wins():
     draw = torch.Generator().manual_seed(0)
     for _ in range(200):
-        similarity = similarities(torch.randn(2, 40, generator=draw), 0.95, "updates")
+        similarity = update_similarity(torch.randn(2, 40, generator=draw), 0.95, "updates")
         scores = representativeness(similarity, torch.full((2,), 7.0, dtype=torch.float64))
         assert scores[0] == scores[1] and scores.argmax() == 0
-    zero = similarities(torch.stack([torch.zeros(40), torch.ones(40)]), 0.95, "updates")
+    zero = update_similarity(torch.stack([torch.zeros(40), torch.ones(40)]), 0.95, "updates")
     assert zero.tolist() == [[0, 0], [0, 1]]
 
 
@@ -193,9 +193,9 @@ def test_either_updates_or_similarities_are_factorised():
         if factorised == "similarities":
             value, vector = np.linalg.eigh(expected)  # its singular values, because it is positive semidefinite
             expected = (vector[:, -rank:] * value[-rank:]) @ vector[:, -rank:].T
-        found = similarities(torch.from_numpy(update_nP), 0.9, factorised)
+        found = update_similarity(torch.from_numpy(update_nP), 0.9, factorised)
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
-    torch.testing.assert_close(*(similarities(torch.from_numpy(update_nP), None, each) for each in FACTORISED))
+    torch.testing.assert_close(*(update_similarity(torch.from_numpy(update_nP), None, each) for each in FACTORISED))
 
 
 @pytest.mark.parametrize("factorised", FACTORISED)

@@ -9,7 +9,8 @@ from torch import nn
 
 from lcfl.methods.local.training import Gradient
 from lcfl.models import SplitNetwork
-from lcfl.models.module import FederatedModule, Pulls
+from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.helpers.builders import Normed, engine, linear, linear_module, linear_step
 from tests.helpers.points import DATA, INPUTS, TARGETS, batch, start
 

@@ -14,7 +14,7 @@ from lcfl.core.messages import Downlink
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData, OptimizerResult, mean_logged
 from lcfl.models import Layout
-from lcfl.models.module import NO_PULLS
+from lcfl.models.pulls import NO_PULLS
 from tests.helpers.builders import Normed
 
 LAYOUT = Layout.from_network(Normed())

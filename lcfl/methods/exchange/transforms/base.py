@@ -13,10 +13,10 @@ from torch import Tensor
 from lcfl.core.validation import CheckedFields
 from lcfl.models.layout import Layout
 
-__all__ = ["NAMES", "UploadTransform"]
+__all__ = ["TRANSFORMABLE", "UploadTransform"]
 
-# Transforms accept the flat vectors that begin like the model's; these are their names.
-NAMES = ("model", "update", "embedding")
+# The names of the vectors that transforms accept: flat vectors that begin like the model's.
+TRANSFORMABLE = ("model", "update", "embedding")
 
 
 class UploadTransform(CheckedFields, ABC):

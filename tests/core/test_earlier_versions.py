@@ -7,7 +7,7 @@ import pytest
 import lcfl.methods
 import lcfl.models
 from lcfl.cli import federated_cli
-from lcfl.core.renamed import MOVED, RENAMED, current_path, public_name, with_current_names
+from lcfl.core.earlier_versions import MOVED, RENAMED_CLASSES, current_path, public_name, with_current_names
 from tests.helpers.commandline import CONFIGS
 
 
@@ -34,7 +34,7 @@ def test_every_other_path_stays(path):
 
 
 def test_new_paths_are_never_longer():
-    names = {*lcfl.methods.__all__, *lcfl.models.__all__} - {*RENAMED.values()}
+    names = {*lcfl.methods.__all__, *lcfl.models.__all__} - {*RENAMED_CLASSES.values()}
     for package, now in MOVED.items():
         assert all(len(f"{now}.{name}") < len(f"{package}.{name}") for name in names)
 

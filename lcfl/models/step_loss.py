@@ -1,0 +1,39 @@
+"""The loss of one training step, which a subclass of `FederatedModule` may define as it likes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lcfl.models.module import Batch, FederatedModule
+
+__all__ = ["check_gradient", "loss_of_step"]
+
+
+def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:
+    """Returns the loss that `training_step` gives for a batch, either alone or as the entry ``loss`` of a dict.
+
+    Raises:
+        ValueError: if the loss is anything other than one number.
+    """
+    output: Any = module.training_step(batch, number)
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(output).__name__
+        raise ValueError(
+            f"{type(module).__name__}.training_step: got {got}; it must return the loss, a tensor of one number, or "
+            'a dict that has it as "loss".'
+        )
+    return loss
+
+
+def check_gradient(module: FederatedModule, loss: Tensor) -> None:
+    """Refuses the loss of a training step that does not depend on a trained parameter.
+
+    Within torch.vmap, a loss does not say whether it does.
+    """
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ValueError(
+            f"{type(module).__name__}.training_step: the loss has no gradient, because it does not depend on a trained "
+            "parameter. Compute it from self(inputs), without detach, item, argmax or torch.no_grad."
+        )
