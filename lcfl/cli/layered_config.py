@@ -16,7 +16,7 @@ from lcfl.cli.class_options import with_modules
 from lcfl.cli.type_errors import WORDS
 from lcfl.core.renamed import current_path, with_current_names
 
-__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
+__all__ = ["LOADER", "LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonargparse: eight times as fast
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
