@@ -60,6 +60,14 @@ def ranks_may_be_forked_from_a_fork(monkeypatch):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk():
+    """Leaves out `os.fsync`, which small runs call often. Only a machine that loses power needs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_pictures():
     """Makes `Monitor` build its pictures without rendering them, which would take longer than a small run."""
     with pytest.MonkeyPatch.context() as patch:
