@@ -1,11 +1,14 @@
 """Fixtures for every test: what is restored afterwards, what is switched off, and how ranks are started."""
 
+import functools
+import gc
 import multiprocessing
 import os
 import signal
 
 import pytest
 import torch
+from lightning.fabric.utilities import registry
 from lightning_utilities.core.rank_zero import rank_zero_only
 from threadpoolctl import threadpool_limits
 
@@ -20,6 +23,10 @@ torch.zeros(1, requires_grad=True).sum().backward()
 # One thread, as in every rank. With several, processes on a busy machine wait for each other's threads.
 torch.set_num_threads(1)
 threadpool_limits(1)
+
+gc.freeze()  # otherwise every full collection looks at all that torch and Lightning have made
+# Lightning looks for callbacks in the metadata of all installed packages whenever a Fabric is made.
+registry.entry_points = functools.cache(registry.entry_points)
 
 SECONDS = 180  # a test that starts processes and takes longer hangs, even on a busy machine
 WRITES = Monitor._figure
@@ -50,6 +57,14 @@ def ranks_may_be_forked_from_a_fork(monkeypatch):
     from lightning.fabric.strategies.launchers import multiprocessing as launchers
 
     monkeypatch.setattr(launchers, "_check_bad_cuda_fork", lambda: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk():
+    """Leaves out `os.fsync`, which small runs call often. Only a machine that loses power needs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import yaml
 
-from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, files, lcfl, printed
+from tests.helpers.commandline import CONFIGS, DATA, METHODS, PAPERS, content, files, lcfl, printed
 
 # paper and table -> data set -> partitions, in the order of the printed tables
 LCFED_PARTITIONS = {
@@ -48,10 +48,6 @@ SMALL = ("--model.network=LeNet5", "--data.num_clients=12", "--trainer.fast_dev_
 
 def paper(path):
     return path.stem.partition("-")[0]
-
-
-def content(path):
-    return yaml.safe_load(path.read_text())
 
 
 def test_every_cell_of_the_tables_has_a_file():

@@ -20,7 +20,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lcfl
-from lcfl.cli.layered_config import LayeredConfig, names_class
+from lcfl.cli.layered_config import LOADER, LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import with_current_paths
@@ -242,7 +242,7 @@ def instantiate_trainer(config: Path) -> Federation:
     """
     parser, parsed = _parsed(config, {"trainer": Federation})
     federation: Federation = parser.instantiate(parsed)["trainer"]
-    federation.seed = yaml.safe_load(config.read_text()).get("seed_everything", 0)
+    federation.seed = yaml.load(config.read_text(), LOADER).get("seed_everything", 0)
     return federation
 
 
@@ -267,7 +267,7 @@ def _parsed(
     """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups with these changes."""
     parser = Parser(exit_on_error=False)
     try:
-        content = with_current_paths(yaml.safe_load(config.read_text()))
+        content = with_current_paths(yaml.load(config.read_text(), LOADER))
         if "described" not in content:
             for group, kind in groups.items():
                 parser.add_group(group, kind, by_name="class_path" in content[group])

@@ -8,7 +8,7 @@ import yaml
 from lightning.fabric import Fabric
 
 from lcfl.cli.federated_cli import instantiate, instantiate_data, instantiate_trainer
-from lcfl.cli.layered_config import yaml_error
+from lcfl.cli.layered_config import LOADER, yaml_error
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.worker import Worker
 from lcfl.fleet.node import Node, NodeSettings
@@ -120,7 +120,7 @@ def _whole(file: Path) -> dict[str, Any]:
 def _data_section(config: Path) -> dict[str, Any]:
     if problem := yaml_error(config):
         raise ValueError(f"{config} is not valid YAML: {problem}.")
-    content = yaml.safe_load(config.read_text())
+    content = yaml.load(config.read_text(), LOADER)
     section = content.get("data") if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise ValueError(f"{config}: it has no section data, with a dataset.")

@@ -24,7 +24,7 @@ def pairs():
 
 @pytest.mark.parametrize(("engine", "method"), list(pairs()))
 def test_every_method_trains_on_a_device(tmp_path, request, engine, method):
-    words = [*UNEQUAL, f"--trainer.engine={engine}"]
+    words = [*UNEQUAL, "--data.num_clients=12", "--trainer.clients_per_round=4", f"--trainer.engine={engine}"]
     runs = [fit(tmp_path / "cpu", method, 1, 2, *words).path]
     request.getfixturevalue("simulated")
     runs.append(fit(tmp_path / "device", method, 1, 2, *words).path)

@@ -8,6 +8,7 @@ import yaml
 
 from lcfl.cli import federated_cli
 from lcfl.cli.federated_cli import FederatedCLI
+from lcfl.cli.layered_config import LOADER
 from lcfl.runs.result import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -146,7 +147,12 @@ def printed(capsys, *args: object) -> dict:
     with pytest.raises(SystemExit) as ended:
         lcfl("fit", *args, "--print_config")
     assert ended.value.code == 0
-    return yaml.safe_load(capsys.readouterr().out)
+    return yaml.load(capsys.readouterr().out, LOADER)
+
+
+def content(path: Path) -> dict:
+    """Returns what a configuration file holds."""
+    return yaml.load(path.read_text(), LOADER)
 
 
 def files(folder: Path) -> dict[Path, tuple[int, int]]:

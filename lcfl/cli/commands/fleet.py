@@ -186,7 +186,7 @@ def _own_modules(config: Any) -> list[Path]:
     for name, module in list(sys.modules.items()):
         place = Path(*name.split("."))
         file = place / "__init__.py" if hasattr(module, "__path__") else place.with_suffix(".py")
-        is_here = Path(getattr(module, "__file__", None) or "").resolve() == file.resolve()
+        is_here = file.is_file() and Path(getattr(module, "__file__", None) or "").resolve() == file.resolve()
         if is_here and place.parts[0] != "lcfl":  # which nodes have installed, also if this is its checkout
             files.append(file)
     return files

@@ -1,9 +1,10 @@
 """``lcfl fleet check`` on a node whose data fit, or do not fit, the network of a run."""
 
 import csv
+import importlib
 import shutil
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_node_is_told_to_change_its_data_and_not_the_network(check):
         check(["alder"], "partition: ByOwner", columns=2)
 
 
-def test_an_app_has_own_modules_and_what_they_import(here, monkeypatch):
+def test_an_app_has_own_modules_and_what_they_import(here, capsys, monkeypatch):
     """A network in a package uses a file beside it and one of the current folder; what nothing imports stays."""
     monkeypatch.syspath_prepend(here)
     (here / "fleet_nets/deep").mkdir(parents=True)
@@ -82,11 +83,14 @@ def test_an_app_has_own_modules_and_what_they_import(here, monkeypatch):
     files = {str(path.relative_to(here / "app")) for path in (here / "app").rglob("*.py")}
     own = {"fleet_nets/__init__.py", "fleet_nets/deep/__init__.py", "fleet_nets/deep/parts_of.py", "fleet_helper.py"}
     assert files == own | {"fleet_app.py"}
-    (here / "app").rename(here.parent / "elsewhere")
-    words = [sys.executable, "-m", "lcfl", "fleet", "check", str(CONFIGS / "data/synthetic.yaml")]
-    words += ["--app", "elsewhere", "--client", "0"]
-    done = subprocess.run(words, cwd=here.parent, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("network, loss, metrics and data fit together\n"), done.stderr
+    shutil.rmtree(here / "fleet_nets")
+    (here / "fleet_helper.py").unlink()
+    for name in ("fleet_helper", *(name for name in sys.modules if name.partition(".")[0] == "fleet_nets")):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    fleet.main(["check", str(CONFIGS / "data/synthetic.yaml"), "--app", "app", "--client", "0"])
+    assert capsys.readouterr().out.endswith("network, loss, metrics and data fit together\n")
+    assert Path(sys.modules["fleet_helper"].__file__) == here / "app/fleet_helper.py"
 
 
 def test_a_folder_that_is_no_app_is_named(check, here):

@@ -58,6 +58,7 @@ NORMED = "{class_path: lcfl.models.CNN, init_args: {in_channels: 1, image_size: 
 def test_personalised_models_are_kept_in_a_folder_of_their_own(policy, capsys):
     """Each has the accuracy that the table says, which is that of a newcomer who keeps its model."""
     words = ("-c", CONFIGS / "data" / "digits.yaml", *FEDCLUST, *SMALL, "--data.num_clients=8", "--data.newcomers=2")
+    words += ("--method.local_update.init_args.epochs=1",)
     run = command("fit", *words, f"--model.network={NORMED}", f"--model.buffer_policy={policy}")
     onboard.main([f"--ckpt_path={run.path}", "--epochs=1"])
     before = files(run.path)
