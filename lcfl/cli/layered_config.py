@@ -191,7 +191,7 @@ def yaml_error(path: Path) -> str:
     """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
     with path.open() as file:
         try:
-            yaml.safe_load(file)  # its messages show the place, unlike those of libyaml
+            yaml.safe_load(file)  # its messages quote the text, unlike those of libyaml
         except yaml.YAMLError as error:
             return " ".join(str(error).split())
     return ""
