@@ -41,11 +41,6 @@ class Program:
     dropouts: tuple[tuple[float, int], ...] = ()
 
     @property
-    def widest(self) -> int:
-        """The largest number of input channels of a convolution."""
-        return max((self.values[op.input].channels for op in self.ops if op.kind == KIND["conv"]), default=0)
-
-    @property
     def arguments(self) -> tuple[Any, ...]:
         """The program as the kernels take it."""
         ops, values = (Op * len(self.ops))(*self.ops), (Value * len(self.values))(*self.values)

@@ -74,14 +74,16 @@ class Tiled(nn.Module):
         self.norm = nn.BatchNorm2d(17)
         self.three = nn.Conv2d(17, 25, 3, padding=2)
         self.four = nn.Conv2d(25, 18, 3, stride=2, padding=1)  # tiles for the gradient of its input alone
-        self.five = nn.Conv2d(18, 16, 3, padding=1)  # 4 x 3 pixels, too few for the gradient of its weights
+        self.five = nn.Conv2d(18, 16, 3, padding=1)  # 4 x 3 pixels
+        self.six = nn.Conv2d(16, 16, 3)  # 2 x 1 pixels, too few for tiles
         self.decision = nn.Linear(16, 4)
 
     def forward(self, x):
         x = F.relu(self.one(x))
         x = F.relu(x + self.norm(self.two(x)))
         x = F.max_pool2d(F.relu(self.three(x)), 2, padding=1)
-        x = F.adaptive_avg_pool2d(F.relu(self.five(F.relu(self.four(x)))), 1)
+        x = F.relu(self.five(F.relu(self.four(x))))
+        x = F.adaptive_avg_pool2d(F.relu(self.six(x)), 1)
         return self.decision(torch.flatten(x, 1))
 
 

@@ -62,14 +62,22 @@ def test_gradient_for_every_layer_and_batch_size(name, size):
     assert_same_gradient(name, size)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")
+ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")
+
+
+def use_kernels_with(flag, monkeypatch, tmp_path):
+    """Builds the kernels with a flag of the compiler, for this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", shlex.join([*kernels.compiler_command(), flag]))
+    monkeypatch.setattr(kernels, "load", functools.cache(kernels.load.__wrapped__))
+
+
+@ON_X86
 @pytest.mark.parametrize("flag", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)])
 def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
     """Processors without AVX-512, or without AVX, have narrower vectors."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", shlex.join([*kernels.compiler_command(), flag]))
     monkeypatch.setattr(kernels, "FLAGS", ("-O1", *kernels.FLAGS[1:]))  # which is built faster
-    monkeypatch.setattr(kernels, "load", functools.cache(kernels.load.__wrapped__))
+    use_kernels_with(flag, monkeypatch, tmp_path)
     for name in NETWORKS:
         for size in (7, 33):
             assert_same_gradient(name, size)
@@ -118,8 +126,11 @@ def test_a_batch_without_samples_is_refused():
         compiled.gradient(compiled.module.initial_model(3), np.array([], dtype=np.int64))
 
 
+@pytest.mark.parametrize("flag", [None, pytest.param("-mno-avx512f", marks=[pytest.mark.slow, ON_X86])])
 @pytest.mark.parametrize("name", ["tiled", "CNN"])
-def test_scores_of_a_sample_do_not_depend_on_its_batch(name):
+def test_scores_of_a_sample_do_not_depend_on_its_batch(name, flag, monkeypatch, tmp_path):
+    if flag:
+        use_kernels_with(flag, monkeypatch, tmp_path)
     network, shape = NETWORKS[name]
     _, compiled = engines(network, shape)
     inputs, _ = compiled.samples.batch(np.arange(40), torch.device("cpu"))

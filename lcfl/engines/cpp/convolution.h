@@ -1,7 +1,7 @@
 // Convolutions: the forward pass, and the gradients of the input and of the weights.
 //
-// With a stride of 1, a row of pixels is computed as one vector after another. So a chunk with idle lanes is packed
-// first: the samples of a pixel follow those of the pixel before it, and only the end of a row has idle lanes.
+// With a horizontal stride of 1, a row of pixels is computed as one vector after another. So a chunk with idle lanes is
+// packed first: the samples of a pixel follow those of the pixel before it, and only the end of a row has idle lanes.
 
 #pragma once
 
@@ -35,7 +35,7 @@ struct Window {  // a correlation of [channels][height][width] with kernels; the
     int unit_step() const { return is_packed ? LANES : stride_w * pixel; }  // of the input
 };
 
-// Returns the window for a chunk.
+// Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed.
 inline Window in_chunk(Window at, const Batch& batch, int chunk) {
     at.is_packed = at.stride_w == 1 && batch.in_chunk(chunk) < batch.lanes();
     at.pixel = at.is_packed ? batch.in_chunk(chunk) : batch.lanes();
@@ -147,7 +147,7 @@ Blocks best_blocks(const Window& at) {
     static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // 24 sums
                                  {6, 2}, {4, 3}, {3, 4}, {2, 6}, {12, 1},           // 12 sums
                                  {3, 2}, {2, 3}, {6, 1}};                           // 6 sums
-    Blocks best{1, 1};
+    Blocks best{};
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Blocks& each : all) {
         if (each.channels * each.units != SUMS / V || each.units > at.units()) continue;
@@ -175,7 +175,7 @@ void correlate_with(Blocks b, const Window& at, const float* in, const float* pa
         switch (code) { LCFL_CASE(3, 2) LCFL_CASE(2, 3) LCFL_CASE(6, 1) }
     }
 #undef LCFL_CASE
-    correlate<1, 1, V>(at, in, packed, bias, out, spare);
+    std::abort();  // a block of `best_blocks` is missing
 }
 
 // Interleaves CB rows of `size` values. The rows are `stride` apart, and the values of a row are `step` apart. Rows
@@ -218,7 +218,7 @@ inline void pack_turned(const float* weight, int out_channels, int channels, int
     });
 }
 
-struct Part {  // a chunk
+struct Part {  // what the gradient of the weights reads of a chunk
     Window at;
     const float* in;
     const Vec* slope;
@@ -295,25 +295,32 @@ struct Frame {  // of zeros, for a value whose pixels are `stride` apart in it
     int row;    // and from one row to the next
 };
 
-// Calls act(x, v, idle) for the vectors of a row of pixels that hold samples.
-template <class Act>
-void each_vector(const Batch& batch, int chunk, int width, Act act) {
-    const Mask idle[] = {Vec{} == batch.holds(chunk, 0), Vec{} == batch.holds(chunk, 1)};
-    const int vectors = whole(batch.in_chunk(chunk), LANES) / LANES;
-    for (int x = 0; x < width; ++x)
-        for (int v = 0; v < vectors; ++v) act(x, v, idle[v]);
-}
+struct Vectors {  // those of a pixel that hold samples of a chunk
+    Vectors(const Batch& batch, int chunk)
+        : count(whole(batch.in_chunk(chunk), LANES) / LANES),
+          idle{Vec{} == batch.holds(chunk, 0), Vec{} == batch.holds(chunk, 1)} {}
 
-// Copies a value into a frame. Without idle lanes, each vector overlaps the next one, and the last one may extend
-// beyond the frame.
+    template <class Act>
+    void each(int width, Act act) const {  // of a row of pixels
+        for (int x = 0; x < width; ++x)
+            for (int v = 0; v < count; ++v) act(x, v, idle[v]);
+    }
+
+    int count;
+    Mask idle[2];
+};
+
+// Copies a value into a frame. Without idle lanes, each vector overlaps the next one, and a vector of zeros follows the
+// frame, because its last row is read in whole vectors.
 inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Frame& to, float* out) {
     const int64_t size = int64_t(shape.channels) * to.height * to.row, more = to.pixel < batch.lanes() ? LANES : 0;
     std::memset(out, 0, sizeof(float) * (size + more));
+    const Vectors vectors(batch, chunk);
     for (int c = 0; c < shape.channels; ++c)
         for (int y = 0; y < shape.height; ++y) {
             const Vec* from = in + (int64_t(c) * shape.height + y) * shape.width * batch.V;
             float* row = out + (int64_t(c) * to.height + to.top + y * to.stride_h) * to.row + to.left * to.pixel;
-            each_vector(batch, chunk, shape.width, [=](int x, int v, Mask idle) {
+            vectors.each(shape.width, [=](int x, int v, Mask idle) {
                 const Vec value = from[x * batch.V + v];
                 *reinterpret_cast<Loose*>(row + int64_t(x) * to.stride_w * to.pixel + v * LANES) = idle ? Vec{} : value;
             });
@@ -323,10 +330,11 @@ inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chu
 // Copies packed rows to a value with idle lanes, which are zeros.
 inline void unpack(const Vec* in, const Window& at, const Batch& batch, int chunk, Vec* out) {
     std::memset(static_cast<void*>(out), 0, sizeof(Vec) * at.out_channels * at.out_height * at.out_width * batch.V);
+    const Vectors vectors(batch, chunk);
     for (int64_t y = 0; y < int64_t(at.out_channels) * at.out_height; ++y) {
         const float* from = reinterpret_cast<const float*>(in + y * at.row_vectors());
         Vec* row = out + y * at.out_width * batch.V;
-        each_vector(batch, chunk, at.out_width, [=](int x, int v, Mask idle) {
+        vectors.each(at.out_width, [=](int x, int v, Mask idle) {
             const Vec value = loaded(from + x * at.pixel + v * LANES);
             row[x * batch.V + v] = idle ? Vec{} : value;
         });

@@ -77,27 +77,27 @@ class Program {
         }
     }
 
-    // How many more multiplications per weight a batch takes than its samples need: those for lanes without a sample,
-    // and those with the zeros between the strides of a gradient, less the third that Winograd's convolutions save.
-    // Convolutions with a stride of 1 have no idle lanes.
+    // Estimates the excess multiplications per weight of a batch in wide convolutions with strides: those for lanes
+    // without a sample, and those with the zeros between the pixels of a slope. What Winograd's convolutions save
+    // counts against them.
     double excess(int64_t samples) const {
-        const int64_t lanes = Batch(samples).whole_lanes();
+        const int64_t idle = Batch(samples).whole_lanes() - samples;
         double more = 0, weights = 0;
         for (const Op& op : ops_) {
             if (op.kind != CONV && op.kind != LINEAR) continue;
             const double products = double(num_weights(op)) * shapes_[op.output].height * shapes_[op.output].width;
+            const int zeros = op.input == input_ ? 0 : op.stride_h * op.stride_w - 1;  // for each pixel of the slope
             weights += num_weights(op);
-            if (op.kind == LINEAR)
-                more += products * (lanes - samples);
-            else if (op.stride_w > 1)
-                more += products * (lanes - samples + (op.input != input_) * lanes * (op.stride_h * op.stride_w - 1));
-            else if (Winograd::suits(window(op)))
-                more -= products * samples / 3;
+            if (op.kind == CONV && shapes_[op.input].channels >= WIDE)
+                more += products * ((op.stride_w > 1) * idle + zeros * samples);
+            if (op.kind == CONV && Winograd::suits(window(op))) more -= products * samples / 3;
         }
         return more / std::max(weights, 1.0);
     }
 
   private:
+    static constexpr int WIDE = 32;  // torch's own kernels are slow for fewer channels (docs/performance.md)
+
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
@@ -234,7 +234,7 @@ class Program {
             const Window at = pixels(window(op), chunk);
             parts.push_back({at, reinterpret_cast<const float*>(in + chunk * framed_size(op)), rise + chunk * size});
             if (!at.is_packed) continue;
-            Vec* rows = rows_.of(at.out_channels * at.plane() + 1);
+            Vec* rows = rows_.of(at.out_channels * at.plane() + 1);  // one chunk at most is packed
             frame(parts.back().slope, shapes_[op.output], batch_, chunk,
                   {0, 0, 1, 1, at.out_height, at.pixel, at.row_vectors() * LANES}, reinterpret_cast<float*>(rows));
             parts.back().slope = rows;
@@ -397,7 +397,7 @@ class Program {
     std::vector<char> has_slope_;
     Memory packed_, rows_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
     Winograd winograd_;
-    Vec spare_[48];
+    Vec spare_[SUMS];
     const float* const* masks_ = nullptr;
     Batch batch_{1};
 };

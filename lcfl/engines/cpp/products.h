@@ -22,7 +22,7 @@ struct Columns {  // a matrix [rows][vectors]
 
 class Product {
   public:
-    // Rows of a block. So many more may be read beyond the last row of `left`, and are not used.
+    // Rows of a block. Up to HEIGHT - 1 more are read beyond the last row of `left`, and are not used.
     static constexpr int HEIGHT = SUMS / 3;
 
     // out[r] = sum over d of left[r][d] right[d]. With `more`, the sum is added to `out`. Copies a few columns of

@@ -68,6 +68,8 @@ inline void add_products(Vec (&sum)[A][B], Left left, Right right) {
             const Vec factor = held(left(a));
             for (int b = 0; b < B; ++b) sum[a][b] += factor * side[b];
         }
+        // Else gcc rounds each product before it adds it, on some processors and in a loop with a single sum alone.
+        if constexpr (A * B == 1) sum[0][0] = held(sum[0][0]);
     }
 }
 

@@ -74,8 +74,8 @@ struct Tiles {  // from number `first` on, of the output of a convolution
     const Window& at;
     int first, count, samples, V, vectors;  // `vectors` hold the samples of all tiles
 
-    // Elements are [16][channels][vectors]. The gap between them is for writing whole vectors, and because a power of
-    // two would crowd a few sets of the cache.
+    // Elements are [16][channels][vectors]. The gap between them is for reading and writing whole vectors, and because
+    // a power of two would crowd a few sets of the cache.
     int64_t apart(int channels) const { return int64_t(channels) * vectors + 5; }
     Columns element(Vec* first, int channels, int number) const {
         return {first + number * apart(channels), vectors, vectors};
@@ -267,7 +267,7 @@ class Winograd {
         }
     }
 
-    struct Factors {  // one for each element, `apart`
+    struct Factors {  // those of the elements, which are `apart`
         Factor first;
         int64_t apart;
         Factor operator[](int i) const { return {first.first + i * apart, first.row_step, first.depth_step}; }
