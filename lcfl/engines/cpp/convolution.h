@@ -199,7 +199,7 @@ void with_channels(int channels, Act act) {
 
 // Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
 inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
-    with_channels<1, 2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
+    with_channels<2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
         constexpr int CB = decltype(width)::value;
         for (int first = 0; first < out_channels; first += CB)
             packed = interleave<CB>(weight + int64_t(first) * taps, taps, taps, 1, out_channels - first, packed);
@@ -209,7 +209,7 @@ inline void pack(const float* weight, int out_channels, int taps, int block, flo
 // Rearranges weights [O][C][KH][KW] for the backward correlation, as [C / CB][O][KH KW reversed][CB], padded in the
 // same way.
 inline void pack_turned(const float* weight, int out_channels, int channels, int area, int block, float* packed) {
-    with_channels<1, 2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
+    with_channels<2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
         constexpr int CB = decltype(width)::value;
         for (int o = 0; o < out_channels; ++o)
             for (int first = 0; first < channels; first += CB)
