@@ -84,6 +84,8 @@ class Checkpoint(Callback):
             self._monitored.warn_if_never_seen(server)
 
     def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
+        for logger in server.loggers:
+            logger.save()  # otherwise a killed run that resumes here would lack what TensorBoard still has in its queue
         server.collect_callback_states()
         path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
         if is_better:

@@ -20,7 +20,7 @@ class Training:
         self.run_dir, self.callback, self.rounds, self.stop_signal = run_dir, callback, rounds, 0
         self.state = full_state(0)
         self.state.callbacks = {}
-        self.identity, self.told = IDENTITY, []
+        self.identity, self.loggers, self.told = IDENTITY, [], []
         self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5])
         callback.forget()
         callback.on_fit_start(self)

@@ -4,14 +4,17 @@ import csv
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
 from lightning.fabric.loggers.logger import Logger
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lcfl import Callback, Federation
-from lcfl.callbacks import LabelSimilarity
+from lcfl.callbacks import Checkpoint, LabelSimilarity
 from tests.helpers.builders import blobs, blobs_module, fedavg
+from tests.helpers.fits import scalars
 
 
 class Recorder(Logger):
@@ -102,6 +105,21 @@ def test_failed_run_writes_the_rounds_that_a_logger_buffers(tmp_path):
     assert recorder.words == [FIRST, 0, 1, "failed"]
     with open(os.path.join(buffered.log_dir, "metrics.csv")) as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "1"]
+
+
+def test_tensorboard_has_all_rounds_of_a_checkpoint_before_the_checkpoint_exists(tmp_path, monkeypatch):
+    class Reads(Callback):
+        def on_checkpoint(self, server, state):
+            steps.append([step for step, _ in scalars(server.run_dir)["train/loss"]])
+
+    def write(self, data, fast=RecordWriter.write):
+        time.sleep(0.01)  # as on a busy disk
+        fast(self, data)
+
+    steps = []
+    monkeypatch.setattr(RecordWriter, "write", write)
+    fit(tmp_path, True, Checkpoint(every_n_rounds=1), Reads())
+    assert steps == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_user_defined_tensorboard_logger_has_the_configuration(tmp_path):
