@@ -258,6 +258,15 @@ def test_frozen_measures_fewer_bytes_for_a_smaller_part(module, tmp_path, capsys
     assert "| head alone | 5,130 |" in capsys.readouterr().out
 
 
+def test_checkpoints_measures_what_is_written(module, tmp_path, capsys, monkeypatch):
+    words = ["--parameters", "4000", "--clients", "20", "--clusters", "2", "--number", "2", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["checkpoints.py", *words])
+    module("checkpoints").main()
+    megabytes = float(capsys.readouterr().out.splitlines()[-1].split("|")[3])
+    assert 4000 * 4 * 20 < megabytes * 1e6 < 4000 * 4 * 50  # the projection alone is 50 models
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_hosts_measures_what_crosses_the_network(module, tmp_path, capsys):
     hosts = module("hosts")

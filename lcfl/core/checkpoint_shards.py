@@ -34,12 +34,14 @@ class CheckpointShard:
 class CheckpointShardIndex:
     """An index of the shards of the newest checkpoint. The state of each client is in one shard, or `unsaved`.
 
-    The file with what is frozen in all models, if there is one, is `frozen`.
+    Attributes:
+        unsaved: the clients whose state is in no shard.
+        fixed: the file of each tensor that seldom changes, by name, and the SHA-256 of the tensor in it.
     """
 
     def __init__(self) -> None:
         self.unsaved: set[int] = set()
-        self.frozen: CheckpointShard | None = None
+        self.fixed: dict[str, tuple[str, CheckpointShard]] = {}
         self._shard_of: dict[int, CheckpointShard] = {}
         self._shards: dict[str, CheckpointShard] = {}
 

@@ -1,10 +1,10 @@
 """Writes and reads checkpoints. A checkpoint is a directory that is complete or absent and is checked when it is read.
 
 The directory ``round-000010.ckpt/`` holds the state after 10 rounds. It contains ``state.pt``, the clients' states in
-shards whose names include their hash, in a file ``frozen-<hash>.pt`` what is frozen in all models, and
-``manifest.json`` with the SHA-256 of every part. Checkpoints share that file and the shards of clients that have not
-changed. A checkpoint is written under a temporary name, synced and then renamed, so it
-is complete or absent (`lcfl.core.files.atomic_directory`).
+shards whose names include their hash, what is frozen in all models in ``frozen-<hash>.pt``, the projection in
+``projection-<hash>.pt``, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share these two files, and
+the shards of clients that have not changed. A checkpoint is written under a temporary name, synced and then renamed, so
+it is complete or absent (`lcfl.core.files.atomic_directory`).
 """
 
 import hashlib
@@ -23,13 +23,21 @@ from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.earlier_versions import current_state, with_current_names
-from lcfl.core.files import atomic_directory, open_regular, read_regular, write_bytes, write_json
+from lcfl.core.files import atomic_directory, open_regular, read_regular, write_json
 from lcfl.core.model_sums import ModelSums
 from lcfl.core.schema import Forms, check_form
 from lcfl.core.state import FederationState
-from lcfl.runs.checkpoint_schema import Expected, check_frozen, check_manifest, check_shard, check_state
-from lcfl.runs.client_shards import current_clients, shard_states, stamp_of, write_frozen, write_shards
-from lcfl.runs.serialization import deserialized, plain_copy, serialized
+from lcfl.runs.checkpoint_schema import (
+    FIXED,
+    Expected,
+    check_codes,
+    check_fixed,
+    check_manifest,
+    check_shard,
+    check_state,
+)
+from lcfl.runs.client_shards import content_hash, current_clients, shard_states, stamp_of, write_fixed, write_shards
+from lcfl.runs.serialization import deserialized, plain_copy, write_serialized
 
 __all__ = [
     "SCHEMA",
@@ -47,7 +55,6 @@ __all__ = [
 
 SCHEMA = 3
 READABLE = (2, 3)  # lcfl 0.1.0 wrote schema 2
-FROZEN = "frozen"  # how the name of the part with what is frozen begins
 NAME = re.compile(r"round-(-?\d{5,})\.ckpt")
 
 
@@ -117,17 +124,15 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
         ValueError: if the state of the federation or of a callback holds a value that could not be read back. Nothing
             is written then.
     """
-    server = _server(state)
+    server, fixed = _server(state), _fixed(state)
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
     earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
     with atomic_directory(final) as temporary:
         shards = write_shards(temporary, state.clients, earlier)
-        content = serialized(server | {"current": current_clients(shards)})
-        write_bytes(temporary / "state.pt", content)
-        if state.frozen is not None:
-            shards.insert(0, write_frozen(temporary, state.frozen, state.clients, earlier))
-        digests = {"state.pt": hashlib.sha256(content).hexdigest()} | {shard.name: shard.sha256 for shard in shards}
+        digests = {"state.pt": write_serialized(temporary / "state.pt", server | {"current": current_clients(shards)})}
+        parts = [write_fixed(temporary, name, tensor, state.clients, earlier) for name, tensor in fixed.items()]
+        digests |= {part.name: part.sha256 for part in (*parts, *shards)}
         sizes = {name: (temporary / name).stat().st_size for name in digests}
         manifest = {
             "schema": SCHEMA,
@@ -215,14 +220,14 @@ def read(
     keeps_model, buffers = server.pop("keeps_model"), server.pop("buffers")
     clients = new_store(ClientState(model=server["initial"] if keeps_model else None, buffers=buffers))
     sums, current = server.pop("sums"), server.pop("current")
-    frozen: Tensor | None = None
     for name, shard in parts:
+        kind = name.partition("-")[0]
         try:
-            if name.startswith(FROZEN):
-                check_frozen(shard, sizes)
-                frozen = shard["frozen"]
-                stamp = stamp_of(path / name)
-                clients.checkpoint_shards.frozen = CheckpointShard(name, manifest["sha256"][name], stamp, 0)
+            if kind in FIXED:
+                check_fixed(shard, kind, sizes)
+                server[kind] = shard[kind]
+                saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), 0)
+                clients.checkpoint_shards.fixed[kind] = content_hash(shard[kind]), saved
                 continue
             check_shard(shard, sizes, keeps_model)
             held = set(shard["clients"].tolist())
@@ -235,12 +240,17 @@ def read(
         clients.update({client: own for client, own in shard_states(shard) if client in newest})
         clients.checkpoint_shards.saved(saved)
     clients.sums = None if sums is None else ModelSums(**sums)
-    if expected is not None and (frozen is not None) is not ("F" in expected.sizes):
+    try:
+        check_codes(server)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged: {error}.") from None
+    has_frozen = "frozen" in server
+    if expected is not None and has_frozen is not ("F" in expected.sizes):
         raise CheckpointError(
-            f"{path}: damaged: it has {'no' if frozen is None else 'a'} part {FROZEN}-<hash>.pt, but this network has "
-            f"{'a' if frozen is None else 'no'} frozen part."
+            f"{path}: damaged: it has {'a' if has_frozen else 'no'} part frozen-<hash>.pt, but this network has "
+            f"{'no' if has_frozen else 'a'} frozen part."
         )
-    state = FederationState(clients=clients, frozen=frozen, **server)
+    state = FederationState(clients=clients, **server)
     return LoadedCheckpoint(path, state, with_current_names(manifest["identity"]), sizes)
 
 
@@ -251,10 +261,10 @@ def read_frozen(path: Path) -> Tensor | None:
         CheckpointError: if the checkpoint is missing, or that part of it is damaged.
     """
     manifest = read_manifest(path)
-    digests = {name: digest for name, digest in manifest["sha256"].items() if name.startswith(FROZEN)}
+    digests = {name: digest for name, digest in manifest["sha256"].items() if name.startswith("frozen-")}
     for name, part in _checked_parts(path, manifest | {"sha256": digests}):
         try:
-            check_frozen(part, {})
+            check_fixed(part, "frozen", {})
         except ValueError as error:
             raise CheckpointError(f"{path}: damaged: {name}: {error}.") from None
         frozen: Tensor = part["frozen"]
@@ -309,15 +319,24 @@ def _checked_parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def _server(state: FederationState) -> dict[str, Any]:
-    """Returns the content of ``state.pt`` that does not depend on the shards, which is all but the clients' states."""
-    names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks", "frozen")]
+    """Returns the content of ``state.pt`` that does not depend on other parts."""
+    names = [item.name for item in fields(state) if item.name not in ("clients", "callbacks", *FIXED)]
     store = state.clients
     return {name: plain_copy(getattr(state, name), f"state.{name}") for name in names} | {
         "callbacks": {key: plain_copy(value, f"{key}.state_dict()") for key, value in state.callbacks.items()},
         "keeps_model": store.blank.model is not None,
         "buffers": store.blank.buffers,
         "sums": None if store.sums is None else vars(store.sums),
+        "projection": None,
     }
+
+
+def _fixed(state: FederationState) -> dict[str, Tensor]:
+    """Returns the tensors of the state that are parts of their own, by name."""
+    fixed = {name: tensor for name in FIXED if (tensor := getattr(state, name)) is not None}
+    for name, tensor in fixed.items():
+        check_fixed({name: tensor}, name, {})
+    return fixed
 
 
 def _reason(error: Exception) -> str:

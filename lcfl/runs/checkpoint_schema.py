@@ -5,6 +5,7 @@ D length of a code, G sums, F length of what is frozen.
 """
 
 import re
+from collections.abc import Mapping
 from math import inf
 from typing import Any, NamedTuple
 
@@ -13,9 +14,11 @@ import torch
 from lcfl.core.clients import VECTORS
 from lcfl.core.schema import Array, Number, check_form
 
-__all__ = ["Expected", "check_frozen", "check_manifest", "check_shard", "check_state"]
+__all__ = ["FIXED", "Expected", "check_codes", "check_fixed", "check_manifest", "check_shard", "check_state"]
 
-PART = re.compile(r"state\.pt|(frozen|clients-\d{6,})-[0-9a-f]{16}\.pt")
+# Tensors of the state that seldom change, each a part of its own.
+FIXED = {"frozen": Array(("F",)), "projection": Array(("P", "D"))}
+PART = re.compile(rf"state\.pt|({'|'.join(FIXED)}|clients-\d{{6,}})-[0-9a-f]{{16}}\.pt")
 MANIFEST = {
     "schema": int,
     "lcfl": str,
@@ -38,7 +41,7 @@ STATE = {
     "assignment": Array(("N",), torch.int64, -1, "K"),
     "participated": Array(("N",), torch.bool),
     "active": Array(("N",), torch.bool),
-    "projection": (Array(("P", "D")), None),
+    "projection": (FIXED["projection"], None),  # only of earlier versions
     "codes": (Array(("N", "D")), None),
     "round": int,
     "total_bytes": Number(int, 0),
@@ -74,10 +77,11 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     """
     check_form("", {"bytes": {}} | manifest, MANIFEST, {})
     names = list(manifest["sha256"])
-    if names[:1] != ["state.pt"] or not all(map(PART.fullmatch, names)):
-        raise ValueError("sha256: the parts must be state.pt, then frozen-<hash>.pt and clients-<number>-<hash>.pt")
-    if any(name.startswith("frozen") for name in names[2:]):
-        raise ValueError("sha256: only the second part may be frozen-<hash>.pt")
+    kinds = [name.partition("-")[0] for name in names]
+    in_order = ["state.pt", *(name for name in FIXED if name in kinds), *["clients"] * kinds.count("clients")]
+    if kinds != in_order or not all(map(PART.fullmatch, names)):
+        fixed = ", ".join(f"one {name}-<hash>.pt" for name in FIXED)
+        raise ValueError(f"sha256: the parts must be state.pt, at most {fixed}, then clients-<number>-<hash>.pt")
 
 
 def check_state(state: Any, expected: Expected | None) -> dict[str, int]:
@@ -90,8 +94,6 @@ def check_state(state: Any, expected: Expected | None) -> dict[str, int]:
     check_form("", state, STATE, sizes)
     if sizes["K"] == 0:
         raise ValueError("centres: there must be at least one")
-    if (state["projection"] is None) is not (state["codes"] is None):
-        raise ValueError("projection and codes: there must be both or neither")
     if expected is not None:
         for name, got, wanted in (
             ("keeps_model", state["keeps_model"], expected.keeps_model),
@@ -104,13 +106,23 @@ def check_state(state: Any, expected: Expected | None) -> dict[str, int]:
     return sizes
 
 
-def check_frozen(part: Any, sizes: dict[str, int]) -> None:
-    """Checks the content of the file with what is frozen. Any numbers are allowed in it.
+def check_fixed(part: Any, name: str, sizes: dict[str, int]) -> None:
+    """Checks the content of the file with a tensor of `FIXED`. Any numbers are allowed in it.
 
     Raises:
         ValueError: for the first entry that is not as it must be.
     """
-    check_form("", part, {"frozen": Array(("F",))}, sizes)
+    check_form("", part, {name: FIXED[name]}, sizes)
+
+
+def check_codes(state: Mapping[str, Any]) -> None:
+    """Checks that a state with all its parts has low-rank models only together with the projection.
+
+    Raises:
+        ValueError: if not.
+    """
+    if (state["projection"] is None) is not (state["codes"] is None):
+        raise ValueError("projection and codes: there must be both or neither")
 
 
 def check_shard(shard: Any, sizes: dict[str, int], keeps_model: bool) -> None:

@@ -3,10 +3,12 @@
 A checkpoint writes the states that have changed since the previous checkpoint into new shards and links the old shards.
 Outdated states in a shard are ignored. If less than half of a shard is still current, its current states are written
 again. The bytes written for a checkpoint are therefore on average at most twice the changed bytes, and its size on disk
-is at most twice the size of all states. What is frozen in all models is a file of its own, which is written once.
+is at most twice the size of all states. A tensor that seldom changes is a file of its own, which is written when it has
+changed.
 """
 
 import errno
+import filecmp
 import functools
 import hashlib
 import os
@@ -19,10 +21,9 @@ from torch import Tensor
 
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import VECTORS, ClientState, ClientStore
-from lcfl.core.files import write_bytes
-from lcfl.runs.serialization import serialized
+from lcfl.runs.serialization import write_serialized
 
-__all__ = ["current_clients", "shard_states", "stamp_of", "write_frozen", "write_shards"]
+__all__ = ["content_hash", "current_clients", "shard_states", "stamp_of", "write_fixed", "write_shards"]
 
 SHARD_BYTES = 8 * 2**20
 
@@ -65,24 +66,37 @@ def _new_shards(
         yield _written(folder, f"clients-{first:06d}", _shard(states, store.blank), earlier, list(states))
 
 
-def write_frozen(folder: Path, frozen: Tensor, store: ClientStore, earlier: Sequence[Path]) -> CheckpointShard:
-    """Links the file with what is frozen to that of an `earlier` checkpoint, or writes it."""
-    shard = store.checkpoint_shards.frozen
-    if shard is None or not _linked(folder / shard.name, earlier, functools.partial(_is_untouched, stamp=shard.stamp)):
-        shard = store.checkpoint_shards.frozen = _written(folder, "frozen", {"frozen": frozen}, earlier)
+def write_fixed(
+    folder: Path, name: str, tensor: Tensor, store: ClientStore, earlier: Sequence[Path]
+) -> CheckpointShard:
+    """Links the file of a tensor that seldom changes to that of an `earlier` checkpoint, or writes it."""
+    sha256, fixed = content_hash(tensor), store.checkpoint_shards.fixed
+    if name in fixed and fixed[name][0] == sha256:
+        shard = fixed[name][1]
+        if _linked(folder / shard.name, earlier, functools.partial(_is_untouched, stamp=shard.stamp)):
+            return shard
+    shard = _written(folder, name, {name: tensor.clone()}, earlier)  # a view would be saved with all of its memory
+    fixed[name] = sha256, shard
     return shard
+
+
+def content_hash(tensor: Tensor) -> str:
+    """Returns the SHA-256 of a tensor's entries."""
+    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _written(
     folder: Path, prefix: str, content: dict[str, Any], earlier: Sequence[Path], clients: Sequence[int] = ()
 ) -> CheckpointShard:
     """Writes a part whose name ends in its hash, or links it to the same part of an `earlier` checkpoint."""
-    data = serialized(content)
-    digest = hashlib.sha256(data).hexdigest()
+    new = folder / f".{prefix}.tmp"
+    digest = write_serialized(new, content)
     file = folder / f"{prefix}-{digest[:16]}.pt"
-    equal = functools.partial(_has_content, content=data)  # another process may have saved the same states
-    if not _linked(file, earlier, equal):
-        write_bytes(file, data)
+    equal = functools.partial(filecmp.cmp, new, shallow=False)  # another process may have saved the same states
+    if _linked(file, earlier, equal):
+        new.unlink()
+    else:
+        new.rename(file)
     return CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients))
 
 
@@ -157,10 +171,6 @@ def _linked(target: Path, earlier: Sequence[Path], is_equal: Callable[[Path], bo
 
 def _is_untouched(file: Path, stamp: tuple[int, int, int]) -> bool:
     return stamp_of(file) == stamp
-
-
-def _has_content(file: Path, content: bytes) -> bool:
-    return file.read_bytes() == content
 
 
 def stamp_of(file: Path) -> tuple[int, int, int]:

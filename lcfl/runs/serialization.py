@@ -1,14 +1,17 @@
 """Converts tensors and plain values, the content of a checkpoint, to bytes and back without running any code."""
 
+import hashlib
 import io
+import os
 import zipfile
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["deserialized", "plain_copy", "serialized"]
+__all__ = ["deserialized", "plain_copy", "serialized", "write_serialized"]
 
 PLAIN = (type(None), bool, int, float, str)
 
@@ -56,6 +59,33 @@ def serialized(content: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
+
+
+def write_serialized(path: Path, content: Any) -> str:
+    """Writes the bytes that `serialized` returns into a file and returns their SHA-256. They are then on the disk.
+
+    It holds no copy of them, which would be as large as the tensors.
+    """
+    with path.open("wb") as file:
+        hashed = _HashedFile(file)
+        torch.save(content, hashed)  # type: ignore[arg-type]  # torch needs only write and flush
+        file.flush()
+        os.fsync(file.fileno())
+    return hashed.sha256.hexdigest()
+
+
+class _HashedFile:
+    """A file that hashes what is written into it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.sha256, self._file = hashlib.sha256(), file
+
+    def write(self, content: Any) -> int:
+        self.sha256.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Does nothing, because `write_serialized` flushes the file."""
 
 
 def deserialized(content: bytes) -> Any:

@@ -10,10 +10,10 @@ import torch
 
 from lcfl.core.clients import ClientState
 from lcfl.core.state import FederationState
-from lcfl.runs import checkpoint, client_shards
+from lcfl.runs import checkpoint, client_shards, serialization
 from lcfl.runs.checkpoint import read, read_manifest, write
 from lcfl.runs.checkpoint_lookup import remove
-from lcfl.runs.serialization import serialized
+from lcfl.runs.serialization import write_serialized
 from tests.helpers.bits import assert_same_state
 from tests.helpers.checkpoints import IDENTITY, SIZE, full_state, model, shards
 
@@ -163,9 +163,10 @@ def test_many_tensors_are_checked_without_serializing_each_of_them(tmp_path, mon
     state, written = full_state(), []
     state.callbacks = {"Updates": {"of": {client: model(client) for client in range(100)}}}
     for module in (checkpoint, client_shards):
-        monkeypatch.setattr(module, "serialized", lambda content: written.append(content) or serialized(content))
+        monkeypatch.setattr(module, "write_serialized", lambda *each: written.append(each) or write_serialized(*each))
+    monkeypatch.setattr(serialization, "serialized", written.append)
     write(tmp_path, state, {})
-    assert len(written) == 2  # one shard and state.pt
+    assert len(written) == 3  # one shard, the projection and state.pt
 
 
 def test_a_model_that_was_read_does_not_keep_its_shard_in_memory(tmp_path):

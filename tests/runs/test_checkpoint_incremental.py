@@ -63,6 +63,27 @@ def test_no_client_is_written_if_none_has_changed(tmp_path, state):
     assert_same_state(read(second).state, state)
 
 
+def test_the_projection_is_written_only_if_it_has_changed(tmp_path, state):
+    def links(path):
+        return next(path.glob("projection-*.pt")).stat().st_nlink
+
+    state.projection, state.codes = torch.stack([model(1), model(2)], dim=1), torch.zeros(NUM_CLIENTS, 2)
+    write(tmp_path, state, {})
+    state.round += 1
+    second = write(tmp_path, state, {})
+    assert links(second) == 2
+    back = read(second).state
+    back.round += 1
+    third = write(tmp_path, back, {})
+    assert links(third) == 3
+    back.round += 1
+    back.projection.numpy()[0, 0] += 1  # torch does not notice it
+    fourth = write(tmp_path, back, {})
+    assert links(fourth) == 1
+    assert_same_state(read(fourth).state, back)
+    assert torch.equal(read(third).state.projection, state.projection)
+
+
 def test_a_shard_of_which_less_than_half_is_current_is_written_again(tmp_path, state):
     write(tmp_path, state, {})
     train(state, [0, 1])

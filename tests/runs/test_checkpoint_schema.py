@@ -11,6 +11,7 @@ import torch
 from lcfl.runs.checkpoint import CheckpointError, read, write
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.serialization import deserialized, serialized
+from tests.helpers.bits import assert_same_state
 from tests.helpers.checkpoints import IDENTITY, SIZE, full_state, replace_part, rewrite, shards
 
 EXPECTED = Expected({"N": 5, "S": SIZE, "P": SIZE}, keeps_model=True, num_warmup_rounds=1)
@@ -58,8 +59,7 @@ def test_a_checkpoint_fits_what_its_run_expects(tmp_path):
         (put(assignment=torch.tensor([0, 1, 2, 0, 0])), "assignment: got 0 to 2; its entries must lie from -1 to 1"),
         (put(assignment=torch.zeros(4, dtype=torch.int64)), r"participated: got torch.bool of shape \[5\]"),
         (put(participated=torch.ones(5)), "participated: got torch.float32 of shape .* torch.bool"),
-        (put(codes=torch.zeros(5, 3)), r"codes: got .* must be torch.float32 of shape \[5, 2\]"),
-        (put(projection=None), "projection and codes: there must be both or neither"),
+        (put(codes=torch.zeros(4, 2)), r"codes: got .* must be torch.float32 of shape \[5, 2\]"),
         (put(projection=[1.0]), "projection: got a list; it must be a tensor or None"),
         (put(callbacks={"Stop": 3}), r"callbacks\['Stop'\]: got 3; it must be dict"),
         (put(aggregation=None), "aggregation: got None"),
@@ -78,6 +78,27 @@ def test_a_state_that_is_no_dict_is_refused(tmp_path):
     replace_part(path, "state.pt", serialized([1, 2]))
     with pytest.raises(CheckpointError, match=r"state\.pt: the content: got a list; it must be a dict"):
         read(path)
+
+
+def test_a_projection_without_codes_and_one_that_does_not_fit_them_are_refused(tmp_path):
+    path = spoiled(tmp_path, "state.pt", put(codes=None))
+    with pytest.raises(CheckpointError, match="damaged: projection and codes: there must be both or neither"):
+        read(path)
+    path = spoiled(tmp_path, "state.pt", put(codes=torch.zeros(5, 3)))
+    with pytest.raises(CheckpointError, match=r"projection-.*: projection: got .* torch.float32 of shape \[6, 3\]"):
+        read(path)
+    path = spoiled(tmp_path, "projection-*.pt", put(more=1))
+    with pytest.raises(CheckpointError, match=r"projection-[0-9a-f]+\.pt: .*more is missing or unknown"):
+        read(path)
+
+
+def test_a_projection_inside_of_the_state_is_read(tmp_path):
+    """Version 0.1.0 wrote it there."""
+    state = full_state()
+    path = spoiled(tmp_path, "state.pt", put(projection=state.projection))
+    digests = json.loads((path / "manifest.json").read_text())["sha256"]
+    rewrite(path, sha256={name: each for name, each in digests.items() if not name.startswith("projection")})
+    assert_same_state(read(path).state, state)
 
 
 def vectors(rows, size=SIZE):
