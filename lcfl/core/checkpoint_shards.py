@@ -8,7 +8,7 @@ __all__ = ["CheckpointShard", "CheckpointShardIndex"]
 
 @dataclass(eq=False)
 class CheckpointShard:
-    """A file with the states of some clients.
+    """A file with the states of some clients, or with a tensor that seldom changes, which is of no client.
 
     Attributes:
         name: the name of the file.

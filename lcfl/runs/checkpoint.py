@@ -2,9 +2,9 @@
 
 The directory ``round-000010.ckpt/`` holds the state after 10 rounds. It contains ``state.pt``, the clients' states in
 shards whose names include their hash, what is frozen in all models in ``frozen-<hash>.pt``, the projection in
-``projection-<hash>.pt``, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share these two files, and
-the shards of clients that have not changed. A checkpoint is written under a temporary name, synced and then renamed, so
-it is complete or absent (`lcfl.core.files.atomic_directory`).
+``projection-<hash>.pt``, and ``manifest.json`` with the SHA-256 of every part. Checkpoints share the files of these two
+and of clients as long as these do not change. A checkpoint is written under a temporary name, synced and then renamed,
+so it is complete or absent (`lcfl.core.files.atomic_directory`).
 """
 
 import hashlib
@@ -225,6 +225,8 @@ def read(
         try:
             if kind in FIXED:
                 check_fixed(shard, kind, sizes)
+                if server.get(kind) is not None:
+                    raise ValueError(f"{kind}: state.pt has one, too")
                 server[kind] = shard[kind]
                 saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), 0)
                 clients.checkpoint_shards.fixed[kind] = content_hash(shard[kind]), saved
@@ -334,8 +336,9 @@ def _server(state: FederationState) -> dict[str, Any]:
 def _fixed(state: FederationState) -> dict[str, Tensor]:
     """Returns the tensors of the state that are parts of their own, by name."""
     fixed = {name: tensor for name in FIXED if (tensor := getattr(state, name)) is not None}
+    fixed = {name: each.detach() if isinstance(each, Tensor) else each for name, each in fixed.items()}
     for name, tensor in fixed.items():
-        check_fixed({name: tensor}, name, {})
+        check_form(f"state.{name}", tensor, FIXED[name], {})
     return fixed
 
 

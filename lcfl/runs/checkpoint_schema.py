@@ -41,7 +41,7 @@ STATE = {
     "assignment": Array(("N",), torch.int64, -1, "K"),
     "participated": Array(("N",), torch.bool),
     "active": Array(("N",), torch.bool),
-    "projection": (FIXED["projection"], None),  # only of earlier versions
+    "projection": (FIXED["projection"], None),  # a tensor only in earlier versions
     "codes": (Array(("N", "D")), None),
     "round": int,
     "total_bytes": Number(int, 0),

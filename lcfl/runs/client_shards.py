@@ -75,14 +75,15 @@ def write_fixed(
         shard = fixed[name][1]
         if _linked(folder / shard.name, earlier, functools.partial(_is_untouched, stamp=shard.stamp)):
             return shard
-    shard = _written(folder, name, {name: tensor.clone()}, earlier)  # a view would be saved with all of its memory
+    is_view = tensor.untyped_storage().nbytes() != tensor.nbytes  # which would be saved with all of its memory
+    shard = _written(folder, name, {name: tensor.clone() if is_view else tensor}, earlier)
     fixed[name] = sha256, shard
     return shard
 
 
 def content_hash(tensor: Tensor) -> str:
     """Returns the SHA-256 of a tensor's entries."""
-    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(tensor.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _written(
@@ -96,7 +97,7 @@ def _written(
     if _linked(file, earlier, equal):
         new.unlink()
     else:
-        new.rename(file)
+        new.replace(file)
     return CheckpointShard(file.name, digest, stamp_of(file), len(clients), set(clients))
 
 

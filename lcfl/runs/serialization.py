@@ -68,7 +68,10 @@ def write_serialized(path: Path, content: Any) -> str:
     """
     with path.open("wb") as file:
         hashed = _HashedFile(file)
-        torch.save(content, hashed)  # type: ignore[arg-type]  # torch needs only write and flush
+        try:
+            torch.save(content, hashed)  # type: ignore[arg-type]  # torch needs only write and flush
+        except RuntimeError as error:  # while torch closes the archive, it replaces a full disk or Ctrl-C by its own
+            raise error.__context__ or error from None
         file.flush()
         os.fsync(file.fileno())
     return hashed.sha256.hexdigest()

@@ -212,36 +212,38 @@ def test_an_owner_writes_its_states_itself(tmp_path, apart, monkeypatch):
     small(tmp_path, 2, lcfed())
     lines = [line.split() for line in written.read_text().splitlines()]
     assert {rank for rank, _ in lines} == {"0", "1"}
-    assert all((int(name.partition("-")[2]) >= 6) == (rank == "1") for rank, name in lines)
+    assert ["0", "projection"] in lines
+    clients = [(rank, int(number)) for rank, name in lines if (number := name.partition("-")[2])]
+    assert len(clients) > 2 and all((client >= 6) == (rank == "1") for rank, client in clients)
 
 
 def test_an_owner_that_does_not_see_the_disk_sends_its_states(tmp_path, apart, monkeypatch):
-    one, is_dir, original = small(tmp_path / "one", 1, lcfed()), Path.is_dir, client_shards.write_bytes
+    one, is_dir, original = small(tmp_path / "one", 1, lcfed()), Path.is_dir, client_shards.write_serialized
 
     def seen(path):
         return is_dir(path) and not (".ckpt" in path.name and dist.is_initialized() and dist.get_rank())
 
     def noting(path, content):
         (tmp_path / f"written by {dist.get_rank()}").touch()
-        original(path, content)
+        return original(path, content)
 
     monkeypatch.setattr(Path, "is_dir", seen)
-    monkeypatch.setattr(client_shards, "write_bytes", noting)
+    monkeypatch.setattr(client_shards, "write_serialized", noting)
     apart(1)
     assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
     assert [path.name for path in tmp_path.glob("written by *")] == ["written by 0"]
 
 
 def test_an_owner_that_may_not_write_sends_its_states(tmp_path, apart, monkeypatch):
-    one, original = small(tmp_path / "one", 1, lcfed()), client_shards.write_bytes
+    one, original = small(tmp_path / "one", 1, lcfed()), client_shards.write_serialized
 
     def write(path, content):
         if dist.is_initialized() and dist.get_rank():
             (tmp_path / "refused").touch()
             raise OSError(30, "Read-only file system")
-        original(path, content)
+        return original(path, content)
 
-    monkeypatch.setattr(client_shards, "write_bytes", write)
+    monkeypatch.setattr(client_shards, "write_serialized", write)
     apart(1)
     assert_same_state(one, small(tmp_path / "two", 2, lcfed()))
     assert (tmp_path / "refused").exists()

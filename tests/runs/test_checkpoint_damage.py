@@ -9,7 +9,7 @@ import torch
 from lcfl.runs.checkpoint import CheckpointError, read, write
 from tests.helpers.checkpoints import IDENTITY, Malicious, flip_a_bit, full_state, replace_part, rewrite, shards
 
-PARTS = ["state.pt", "clients-*.pt"]
+PARTS = ["state.pt", "projection-*.pt", "clients-*.pt"]
 
 
 # damaged

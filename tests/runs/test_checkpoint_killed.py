@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from lcfl.runs import serialization
 from lcfl.runs.checkpoint import read, write
 from tests.helpers.bits import assert_same_state
 from tests.helpers.checkpoints import IDENTITY, full_state
@@ -93,3 +94,27 @@ def test_an_error_at_any_step_leaves_no_incomplete_checkpoint(tmp_path, monkeypa
         failures += 1
     assert failures >= 1
     assert list(read(final).state.clients) == [1]
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()], ids=["full", "interrupted"])
+def test_what_stops_a_write_is_raised_as_it_is(tmp_path, monkeypatch, error):
+    earlier = write(tmp_path, full_state(2), IDENTITY)
+    real, failures = serialization._HashedFile.write, 0
+    while True:
+        calls = iter(range(1000))
+
+        def fails(file, content, calls=calls, number=failures):
+            if next(calls) == number:
+                raise error
+            return real(file, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(serialization._HashedFile, "write", fails)
+            try:
+                write(tmp_path, full_state(3), IDENTITY)
+                break
+            except type(error) as raised:
+                assert raised is error
+        assert names(tmp_path) == [earlier.name]
+        failures += 1
+    assert failures > 10

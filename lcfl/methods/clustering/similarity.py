@@ -26,7 +26,7 @@ __all__ = [
     "squared_distances_to_centres",
 ]
 
-MODELS_AT_A_TIME = 32  # for one pass over a basis that may be larger than all of them
+MODELS_AT_A_TIME = 32  # whole models, because one pass over a basis that is as large as many models should serve many
 PART = 2**15  # entries of models that are projected together, so that they stay in a cache of the processor
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
@@ -84,6 +84,7 @@ def project_all(models: Iterable[Tensor], basis_PD: Tensor, offset_P: Tensor | N
             torch.stack([model[here] for model in some], out=stacked_nP)
             code_nD += project(stacked_nP, basis_PD[here], None if offset_P is None else offset_P[here])
         codes.append(code_nD)
+        del some  # before the next models are there
     return torch.cat(codes)
 
 
