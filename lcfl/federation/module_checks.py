@@ -46,8 +46,11 @@ def _check_automatic(module: FederatedModule) -> None:
 
 def _checked_optimizer(module: FederatedModule) -> Optimizer:
     """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
-    with errors_of("model.optimizer"):
-        optimizer = module.configure_optimizers()
+    try:
+        with errors_of("model.optimizer"):
+            optimizer = module.configure_optimizers()
+    except RuntimeError as error:  # of torch, for a list in place of a number
+        raise ValueError(f"model.optimizer: {error}.") from error
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "

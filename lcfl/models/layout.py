@@ -157,6 +157,8 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
         return matching(cut, names, "model.cut", f"the network {kind}")
     begin = next((place for place, name in enumerate(names) if name == cut or name.startswith(f"{cut}.")), None)
     if begin is None:
+        if not names:
+            raise ValueError(f"model.network: {kind} has no parameters; name a network that has some.")
         all_names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
         if any(name == cut or name.startswith(f"{cut}.") for name in all_names):
             raise ValueError(
