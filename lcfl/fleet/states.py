@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from lcfl.core.clients import VECTORS, ClientState
-from lcfl.core.files import read_regular, replacing, sync_directory, write_bytes
+from lcfl.core.files import read_regular, replacing, sync_directory
 from lcfl.core.schema import Array, Number, check_form
 from lcfl.fleet.parcel import MessageError
-from lcfl.runs.serialization import deserialized, serialized
+from lcfl.runs.serialization import deserialized, write_serialized
 
 __all__ = ["NodeStates", "state_name"]
 
@@ -69,7 +69,7 @@ class NodeStates:
         for folder in (*reversed(self.folder.parents[:2]), self.folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(self._path(name)) as temporary:
-            write_bytes(temporary, serialized({each: getattr(state, each) for each in (*VECTORS, "consumed")}))
+            write_serialized(temporary, {each: getattr(state, each) for each in (*VECTORS, "consumed")})
         sync_directory(self.folder)
 
     def forget_before(self, number: int) -> None:

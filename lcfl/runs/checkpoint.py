@@ -335,10 +335,11 @@ def _server(state: FederationState) -> dict[str, Any]:
 
 def _fixed(state: FederationState) -> dict[str, Tensor]:
     """Returns the tensors of the state that are parts of their own, by name."""
-    fixed = {name: tensor for name in FIXED if (tensor := getattr(state, name)) is not None}
-    fixed = {name: each.detach() if isinstance(each, Tensor) else each for name, each in fixed.items()}
-    for name, tensor in fixed.items():
-        check_form(f"state.{name}", tensor, FIXED[name], {})
+    fixed = {}
+    for name, form in FIXED.items():
+        if (tensor := getattr(state, name)) is not None:
+            fixed[name] = tensor.detach() if isinstance(tensor, Tensor) else tensor
+            check_form(f"state.{name}", fixed[name], form, {})
     return fixed
 
 

@@ -38,6 +38,13 @@ def test_a_tensor_as_learning_rate_is_refused():
         check_method(fedavg(), module, 4)
 
 
+def test_a_list_in_place_of_a_number_is_refused():
+    # A list as it comes from a file: the parser makes a tensor of it.
+    module = FederatedModule(partial(MLP, 16, [4], 8), partial(torch.optim.Adam, betas=(torch.tensor([]), 0.9)))
+    with pytest.raises(ValueError, match=r"^model\.optimizer: Boolean value of Tensor with no values is ambiguous"):
+        check_method(fedavg(), module, 4)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "says"),
     [

@@ -389,3 +389,8 @@ def test_lightning_module_with_steps_of_its_own_is_no_network():
 def test_what_is_left_out_of_no_file_is_a_warning():
     with pytest.warns(UserWarning, match=r"model.init_except: \['fc'\] has no effect without model.init_from"):
         FederatedModule(partial(MLP, 4, [], 2), init_except=["fc"])
+
+
+def test_a_network_without_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"model\.network: Identity has no parameters; name a network that has some"):
+        FederatedModule(nn.Identity)
