@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -51,6 +52,16 @@ class _MeanHead(nn.Linear):
         return super().forward(inputs.mean(1))
 
 
+class Strided(networks.SplitNetwork):
+    """Three convolutions with a stride of 2 and 64, 128 and 256 channels."""
+
+    def __init__(self, kernel: int, normalised: bool) -> None:
+        layers: list[nn.Module] = []
+        for before, after in pairwise((3, 64, 128, 256)):
+            layers += [nn.Conv2d(before, after, kernel, 2, 1), *[nn.BatchNorm2d(after)] * normalised, nn.ReLU()]
+        super().__init__(nn.Sequential(*layers, nn.Flatten()), nn.Linear(256 * 16, 10))
+
+
 # name: the network, where it is cut, and the shape of one sample
 IMAGES, GREY, CHARACTERS, TOKENS = (3, 32, 32), (784,), (80,), (32,)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
@@ -59,6 +70,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "ResNet9": (networks.ResNet9, None, IMAGES),
     "VGG16": (networks.VGG16, None, IMAGES),
     "resnet18 of torchvision": (partial(resnet18, num_classes=10), "fc", IMAGES),
+    "strides, 3 x 3": (partial(Strided, 3, False), None, IMAGES),
+    "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "MLP": (ONE_HIDDEN, None, GREY),
     "CharLSTM": (networks.CharLSTM, None, CHARACTERS),
     "transformer of two layers": (Transformer, None, TOKENS),

@@ -4,6 +4,7 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from math import ceil, isfinite
 from pathlib import Path
@@ -323,8 +324,12 @@ def in_notebook() -> bool:
 
 
 def say(console: "Console", text: str) -> None:
-    """Prints one line unwrapped, however long it is, so that paths and commands can be copied."""
-    console.print(text, soft_wrap=True)
+    """Prints one line unwrapped, however long it is, so that paths and commands can be copied.
+
+    A full disk behind ``>file`` loses the line and not the run, as with warnings.
+    """
+    with suppress(OSError):
+        console.print(text, soft_wrap=True)
 
 
 def start_live(console: "Console") -> "Live":

@@ -242,7 +242,7 @@ def instantiate_trainer(config: Path) -> Federation:
     """
     parser, parsed = _parsed(config, {"trainer": Federation})
     federation: Federation = parser.instantiate(parsed)["trainer"]
-    federation.seed = yaml.load(config.read_text(), LOADER).get("seed_everything", 0)
+    federation.seed = yaml.load(config.read_bytes(), LOADER).get("seed_everything", 0)
     return federation
 
 
@@ -267,7 +267,7 @@ def _parsed(
     """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups with these changes."""
     parser = Parser(exit_on_error=False)
     try:
-        content = with_current_paths(yaml.load(config.read_text(), LOADER))
+        content = with_current_paths(yaml.load(config.read_bytes(), LOADER))
         if "described" not in content:
             for group, kind in groups.items():
                 parser.add_group(group, kind, by_name="class_path" in content[group])

@@ -120,7 +120,7 @@ def _whole(file: Path) -> dict[str, Any]:
 def _data_section(config: Path) -> dict[str, Any]:
     if problem := yaml_error(config):
         raise ValueError(f"{config} is not valid YAML: {problem}.")
-    content = yaml.load(config.read_text(), LOADER)
+    content = yaml.load(config.read_bytes(), LOADER)
     section = content.get("data") if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise ValueError(f"{config}: it has no section data, with a dataset.")

@@ -37,7 +37,7 @@ def server_app(config: Path) -> ServerApp:
 
 def _text(path: Path) -> str:
     """Returns the content of a file; empty if there is none, which the node itself reports."""
-    return path.read_text(errors="replace") if path.is_file() else ""
+    return path.read_text("utf-8", errors="replace") if path.is_file() else ""
 
 
 def client_app(config: Path) -> ClientApp:
@@ -56,7 +56,7 @@ def client_app(config: Path) -> ClientApp:
         command = [sys.executable, "-m", "lcfl.cli.flower_node", str(config), settings]
         request = unpacked(message.content)
         try:
-            reply = relayed(request, command, "\n".join([*command, config.read_text(), _text(section)]))
+            reply = relayed(request, command, "\n".join([*command, config.read_text("utf-8"), _text(section)]))
         except MessageError as error:
             reply = refusal(request, str(error))
         print(in_words(request, reply), flush=True)

@@ -16,10 +16,11 @@ from lcfl.cli.class_options import with_modules
 from lcfl.cli.type_errors import WORDS
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
 
-__all__ = ["LOADER", "LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
+__all__ = ["LOADER", "LayeredConfig", "as_layers", "config_files", "forget", "names_class", "whole_lists", "yaml_error"]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonargparse: eight times as fast
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
+FILES = (".yaml", ".yml", ".json")
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
 ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value
 
@@ -63,7 +64,11 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
     for word in rest:
         if match := ITEM.fullmatch(word):
             path, number, argument, value = match.groups()
-            layer: Any = yaml.load(next(rest, "") if value is None else value, LOADER)
+            text = next(rest, "") if value is None else value
+            try:
+                layer: Any = yaml.load(text, LOADER)
+            except yaml.YAMLError:
+                raise ValueError(f"--{path}.{number}.{argument}: got {text}, which is not valid YAML.") from None
             for key in reversed([*path.split("."), int(number), *argument.split(".")]):
                 layer = {key: layer}
             converted += ["-c", yaml.safe_dump(layer)]
@@ -99,6 +104,19 @@ def names_class(words: Sequence[str], group: str) -> bool:
         folder = os.path.dirname(config) if layer is not None and os.path.isfile(config) else ""
         values.append(_read(os.path.join(folder, given)) if isinstance(given, str) and not _is_class(given) else given)
     return options.class_path is not None or any(map(_is_class, values))
+
+
+def config_files(words: Sequence[str]) -> list[str]:
+    """Returns the configuration files that the words of a command name, and those that these files name for groups."""
+    found: dict[str, None] = {}
+    for word in words:
+        file = word.partition("=")[2] if word.startswith("--") else word
+        if file.endswith(FILES) and os.path.isfile(file):
+            layer, folder = _read(file), os.path.dirname(file)
+            named = layer.values() if isinstance(layer, dict) else ()
+            inner = [os.path.join(folder, each) for each in named if isinstance(each, str) and each.endswith(FILES)]
+            found |= dict.fromkeys([file, *filter(os.path.isfile, inner)])
+    return list(found)
 
 
 def _short(option: str) -> str:
@@ -156,7 +174,7 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
 def _is_class(value: Any) -> bool:
     """Returns whether a value is a class, with its arguments or by name, and not a configuration file."""
     if isinstance(value, str):
-        return bool(CLASS.fullmatch(value)) and not value.endswith((".yaml", ".yml", ".json"))
+        return bool(CLASS.fullmatch(value)) and not value.endswith(FILES)
     return isinstance(value, dict) and "class_path" in value
 
 
@@ -182,14 +200,14 @@ def _read(layer: Any) -> Any:
     """Returns the content of a file or a YAML text, or None if it cannot be read, which jsonargparse reports itself."""
     try:
         is_file = os.path.isfile(layer)  # unlike Path.is_file, it accepts a text that is too long for a name
-        return yaml.load(Path(layer).read_text() if is_file else layer, LOADER)
+        return yaml.load(Path(layer).read_bytes() if is_file else layer, LOADER)
     except (yaml.YAMLError, AttributeError, OSError, ValueError, TypeError):
         return None
 
 
 def yaml_error(path: Path) -> str:
     """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
-    with path.open() as file:
+    with path.open("rb") as file:
         try:
             yaml.safe_load(file)  # its messages quote the text, unlike those of libyaml
         except yaml.YAMLError as error:
@@ -233,7 +251,7 @@ class LayeredConfig(ActionConfigFile):
         if isinstance(layer, dict):
             is_file = os.path.isfile(values)
             folder = os.path.dirname(values) if is_file else ""
-            if is_file and is_of_0_1(Path(values).read_text()):
+            if is_file and is_of_0_1(Path(values).read_text("utf-8")):
                 layer = with_current_paths(layer)
                 values = yaml.safe_dump(layer)
             if is_file and "method" in layer and "data" not in layer:

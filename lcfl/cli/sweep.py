@@ -6,7 +6,6 @@ A grid is tried with the first seed. For each method, the point with the best re
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -15,11 +14,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lcfl.cli.layered_config import config_files
 from lcfl.cli.shipped_configs import find
 from lcfl.cli.trials import Point, Trial
 from lcfl.core.files import write_json
@@ -29,6 +28,7 @@ from lcfl.runs.finished import FinishedRun
 
 __all__ = ["Sweep", "Validation", "validation_of"]
 
+LONGEST_NAME = 240  # bytes; file systems allow 255, and its log has an ending
 LOST = "a rank was lost"  # how `LostRankError` begins
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after
 
@@ -75,8 +75,17 @@ class Sweep:
         """Checks the configurations of the trials that are not finished, so that no sweep ends with a wrong one.
 
         Raises:
-            ValueError: if any of them would be refused; names each reason with its trials.
+            ValueError: if any of them would be refused; names each reason with its trials. Also if two have the same
+                name, or if a name is too long for a folder.
         """
+        names = [trial.name for trial in trials]
+        if alike := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"sweep: {abbreviated(alike)} would be the folder of several runs; give other values.")
+        if long := [name for name in names if len(name.encode()) > LONGEST_NAME]:
+            raise ValueError(
+                f"sweep: the name {long[0][:60]}... of a run has {len(long[0])} letters, too many for a folder. Move "
+                "long values of --grid to files, and give the names of these."
+            )
         waiting = [each for each in trials if not (self.root / each.name / "version_0" / "summary.json").is_file()]
         if not waiting:
             return
@@ -166,7 +175,7 @@ class Sweep:
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
             if not scores:
                 return None
-        chosen = max(scores, key=lambda point: round(scores[point].score, 6))  # of equals, the first
+        chosen = max(scores, key=lambda point: float(f"{scores[point].score:.6g}"))  # of equals, the first
         words = " ".join(f"{option}={value}" for option, value in chosen)
         self.say(
             f"{method}: {words} is the best of {len(points)} points{failed}, {scores[chosen].text} on validation data"
@@ -204,7 +213,7 @@ class Sweep:
                     f"sweep: {trial.name} succeeded but wrote no {summary}; see {self.root / trial.name}.log. Leave "
                     "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
-        run = FinishedRun(folder, json.loads(summary.read_text()))
+        run = FinishedRun(folder, json.loads(summary.read_bytes()))
         validation = validation_of(run)
         said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
@@ -212,23 +221,27 @@ class Sweep:
 
     def _fit(self, trial: Trial, words: Sequence[str], folder: Path, children: "set[subprocess.Popen[bytes]]") -> bool:
         """Starts the run of a trial, or resumes it, and waits for its end. Returns whether it succeeded."""
-        if folder.is_dir() and not _is_free(folder):
+        lock = _locked(folder)
+        if lock is None:
             self.say(f"{trial.name}: left alone, because another process is writing it")
             self.cut_off.add(trial.name)
             return False
         resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
-        more = ["--ckpt_path=last"] if resumes else []
+        more = [f"--ckpt_path={folder}"] if resumes else []
         self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
         if not resumes:  # killed before its first checkpoint, so there is nothing to resume
             shutil.rmtree(folder, ignore_errors=True)
         path = self.root / f"{trial.name}.log"
-        with path.open("a") as log:
+        with path.open("a", encoding="utf-8") as log:
             begin = log.tell()
             log.write(f"lcfl fit {shlex.join([*words, *more])}\n")
             log.flush()
             fit = [*self.program, *words, *more]
             # In a separate session, because Ctrl-C in a terminal must reach only the sweep. It passes it on once.
-            child = subprocess.Popen(fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(
+                fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=lock.descriptors
+            )
+            lock.close()  # the child holds it now
             children.add(child)
             status = child.wait()
             children.discard(child)
@@ -250,13 +263,12 @@ class Sweep:
         Raises:
             ValueError: if the trial was run by another command.
         """
-        files = [word for flag, word in pairwise(words) if flag == "-c" and os.path.isfile(word)]
-        now = _by_name(words, {file: _digest(Path(file)) for file in files})
+        now = _by_name(words, {file: _digest(Path(file)) for file in config_files(words)})
         note = self.root / trial.name / "trial.json"
         if not note.is_file() or not (note.parent / "version_0").is_dir():  # a run that never began binds nobody
             write_json(note, now, indent=2)
             return [note]
-        was: dict[str, Any] = json.loads(note.read_text())
+        was: dict[str, Any] = json.loads(note.read_bytes())
         if was == now:
             return []
         changed = set(was["command"]) ^ set(now["command"])
@@ -268,13 +280,22 @@ class Sweep:
         )
 
 
-def _is_free(folder: Path) -> bool:
-    """Returns whether no process writes a run. A run outlives a sweep that is killed."""
+def _locked(folder: Path) -> RunDirectory | None:
+    """Locks a trial, whose run is in `folder`; None if another sweep runs it, or any process writes its run.
+
+    The run of a trial inherits the lock, because it outlives a sweep that is killed.
+    """
     try:
-        RunDirectory(folder).close()
+        lock = RunDirectory(folder.parent)
     except ValueError:
-        return False
-    return True
+        return None
+    try:
+        if folder.is_dir():
+            RunDirectory(folder).close()
+    except ValueError:  # lcfl fit
+        lock.close()
+        return None
+    return lock
 
 
 class Validation(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,7 +46,7 @@ def parse_grid(text: str) -> Grid:
         parsed = []
     if not sign or not option or not parsed:
         raise ValueError(f"sweep: got --grid {text}; allowed are option=value,value and method:option=value,value.")
-    words = tuple(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in parsed))
+    words = tuple(dict.fromkeys(map(_text, parsed)))
     return Grid(rest, words, method) if colon else Grid(option, words)
 
 
@@ -97,8 +98,13 @@ def _leaves(option: str, value: str) -> Point:
     parsed = yaml.safe_load(value) if value.startswith("{") else None
     if not isinstance(parsed, dict):
         return ((option, value),)
-    items = {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in parsed.items()}
+    items = {str(key): _text(item) for key, item in parsed.items()}
     return tuple(leaf for key, item in items.items() for leaf in _leaves(f"{option}.{key}", item))
+
+
+def _text(value: Any) -> str:
+    """Returns a YAML value as text; a date, which JSON lacks, as a string."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _suffix(path: list[str], paths: list[list[str]]) -> str:

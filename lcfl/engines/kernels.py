@@ -85,7 +85,6 @@ def load() -> ctypes.CDLL:
     for name, result, arguments in (
         ("open", pointer, program),
         ("close", None, [pointer]),
-        ("excess", c_double, [*program, c_int64]),
         ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("step", c_double, [*[pointer] * 6, c_int64, POINTER(Sgd), *[pointer] * 4]),

@@ -7,18 +7,16 @@ from lightning.fabric import Fabric
 
 from lcfl.core.validation import check_choice
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.engines import kernels
 from lcfl.engines.compiled import CompiledEngine, check_compiled
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
-from lcfl.engines.tracing import Program, Unsupported
+from lcfl.engines.tracing import Unsupported
 from lcfl.models.module import FederatedModule
 
 __all__ = ["EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
-MOST_EXCESS = 500  # excess multiplications per weight that `compiled` may take
 
 
 def choose_engine(
@@ -32,9 +30,8 @@ def choose_engine(
     """Returns the named engine, or for ``auto`` the one that should be fastest and trains the module as it is defined.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
-    It also takes ``sequential`` for wide convolutions with strides, which ``compiled`` computes with many zeros. The
-    choice depends on the module, the shape of the data, the batch size, the device, its vectors and whether there is a
-    compiler. It does not depend on measurements: the same command gives the same engine again, and so the same bits.
+    The choice depends on the module, the shape of the data, the device and whether there is a compiler. It does not
+    depend on measurements: the same command gives the same engine again, and so the same bits.
 
     Args:
         wanted: a name or ``auto``.
@@ -51,9 +48,7 @@ def choose_engine(
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
         if tried == "compiled":
-            program = check_compiled(module, data.dataset.spec, device, precision)
-            if wanted == "auto":
-                _check_speed(program, data.batch_size)
+            check_compiled(module, data.dataset.spec, device, precision)
         elif tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)
     except Unsupported as reason:
@@ -62,16 +57,6 @@ def choose_engine(
         LOGGER.info("Engine sequential, because %s does not suit this run: %s.", tried, reason)
         return "sequential"
     return cast(EngineName, tried)
-
-
-def _check_speed(program: Program, batch_size: int) -> None:
-    """Raises `Unsupported` if `compiled` is expected to be slower than `sequential`. Assumes full batches."""
-    excess = kernels.load().lcfl_excess(*program.arguments, batch_size)
-    if excess > MOST_EXCESS:
-        raise Unsupported(
-            f"its wide convolutions with strides take about {excess:.0f} multiplications per weight more than a batch "
-            f"of {batch_size} needs"
-        )
 
 
 def make_engine(

@@ -318,7 +318,7 @@ class _Measured:
 
 def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModule) -> tuple[int, int]:
     """Refuses new clients whose data do not fit the run; returns the run's number of clients, also at its start."""
-    run = json.loads((run_of(path) / "partition.json").read_text())
+    run = json.loads((run_of(path) / "partition.json").read_bytes())
     if "train" not in run:
         raise ValueError("onboard: the run is one of a fleet, whose newcomers join while it goes on (newcomer-epochs).")
     arguments = {"classes": "the data set's argument classes", "columns": "the reader's arguments features and target"}

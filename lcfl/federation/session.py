@@ -149,8 +149,8 @@ class Session:
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, transport, state, run.path, loggers)
             server.table.cut(state.round)
-            checkpoint_lookup.drop_after(run.checkpoints, state.round)
             remove_leftovers(run.path)
+            checkpoint_lookup.drop_after(run.checkpoints, state.round)
             for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
                 (run.path / name).unlink(missing_ok=True)
             self._describe(server)
@@ -322,7 +322,7 @@ class Session:
             callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
         if not self.settings.save_config:
             text = "# Describes Python objects; lcfl.load(run, model, method) needs these objects again.\n"
-            (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}))
+            (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}), "utf-8")
 
     def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
         measured = self.schedule.num_evaluated

@@ -75,6 +75,10 @@ def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:
 
 def save(figure: "Figure", path: Path) -> None:
     """Writes a complete file or none at all, in the format that its name ends with, and makes its folder."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names of runs and clients may have a $
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."))
 
@@ -128,7 +132,7 @@ def label_clients(
     step = -(-len(clients_N) // MOST_LABELS)
     positions = np.arange(0, len(clients_N), step)
     labels = clients_N if names_N is None else [_short(name) for name in names_N]
-    axes.set_yticks(positions, [f"{labels[place]}" for place in order_N[positions]], fontsize=7, parse_math=False)
+    axes.set_yticks(positions, [f"{labels[place]}" for place in order_N[positions]], fontsize=7)
     axes.set_ylabel(f"client, by {sorted_by}")
 
 

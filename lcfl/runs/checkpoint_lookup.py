@@ -126,13 +126,18 @@ def read_newest(runs: Sequence[Path], read: Callable[[Path], Result]) -> Result:
         paths = {path for run in runs for path in (run / "checkpoints").glob("round-*.ckpt")}
         if paths <= listed:
             break
-        candidates = []
+        candidates: list[tuple[int, Path]] = []
+        time_of: dict[Path, float] = {}  # by folder
         for path in sorted(paths):
             try:
-                candidates.append((read_manifest(path)["created"], path))
+                manifest = read_manifest(path)
             except CheckpointError as error:
                 _warn_of(path, error)
-        for _, path in sorted(candidates, reverse=True):
+                continue
+            # In a run, the clock may have been set back, but a later round is newer.
+            candidates.append((manifest["round"], path))
+            time_of[path.parent] = max(manifest["created"], time_of.get(path.parent, manifest["created"]))
+        for _, path in sorted(candidates, key=lambda each: (time_of[each[1].parent], *each), reverse=True):
             try:
                 return read(path)
             except DamagedError as error:

@@ -319,7 +319,7 @@ def _setting(run: FinishedRun) -> str:
 
 def _common_name(names: Sequence[str]) -> str:
     """Returns the name of the runs of one experiment without the suffix of the seed, as in ``lcfed-seed0``."""
-    stems = dict.fromkeys(name.rpartition("-seed")[0] or name for name in names)
+    stems = dict.fromkeys(re.sub(r"(?<=.)-seed\d+$", "", name) for name in names)
     return " / ".join(stems)
 
 

@@ -76,6 +76,11 @@ class RunDirectory:
                 number += 1
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The file descriptor that holds the lock, if there is one: a child that inherits it holds the lock, too."""
+        return () if self._lock is None or fcntl is None else (self._lock.fileno(),)
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the run's checkpoints."""
         return self.path / "checkpoints"

@@ -87,7 +87,7 @@ class FinishedRun:
     @cached_property
     def history(self) -> list[dict[str, float]]:
         """The rows of ``metrics.csv`` that belong to training rounds."""
-        with (self.path / "metrics.csv").open(newline="") as file:
+        with (self.path / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
         return [row for row in rows if row["round"] >= 0]
 
@@ -124,7 +124,7 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                     stacklevel=2,
                 )
                 continue
-            run = FinishedRun(folder, json.loads(summary.read_text()))
+            run = FinishedRun(folder, json.loads(summary.read_bytes()))
             if not run.test_sets:
                 warnings.warn(
                     f"{folder} is left out: it has no test {run.reported.name}. Run it again with this version, which "

@@ -30,7 +30,7 @@ class MetricsTable:
         self.rows: list[dict[str, str]] = []
         self.columns: list[str] = ["round"]
         if path.is_file():
-            with open(path, newline="") as file:
+            with open(path, newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(line for line in file if line.endswith("\n"))  # the last one may be incomplete
                 self.columns = list(reader.fieldnames or self.columns)
                 self.rows = list(reader)
@@ -60,11 +60,11 @@ class MetricsTable:
         if new or not self.path.is_file():
             self._write_all()
         else:
-            with open(self.path, "a", newline="") as file:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.columns, restval="").writerow(text)
 
     def _write_all(self) -> None:
-        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
+        with replacing(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(self.rows)

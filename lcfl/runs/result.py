@@ -55,7 +55,7 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The final metrics by name. They are empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
-        return metrics_of(json.loads(summary.read_text())) if summary.is_file() else {}
+        return metrics_of(json.loads(summary.read_bytes())) if summary.is_file() else {}
 
     @functools.cached_property
     def state(self) -> FederationState:
@@ -74,7 +74,7 @@ class Run:
     @functools.cached_property
     def client_names(self) -> list[str] | None:
         """The name of each client; None if clients have only numbers."""
-        names: list[str] | None = json.loads((self.path / "partition.json").read_text()).get("names")
+        names: list[str] | None = json.loads((self.path / "partition.json").read_bytes()).get("names")
         return names
 
     def client(self, name: str) -> int:
@@ -148,4 +148,4 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
-        return dict(json.loads((self.path / "summary.json").read_text()))
+        return dict(json.loads((self.path / "summary.json").read_bytes()))

@@ -99,7 +99,7 @@ def _log_configuration(logger: Any, server: Server) -> None:
         logger.log_hyperparams(_readable(server))
     writer, path = writer_of(logger), server.run_dir / "config.yaml"
     if hasattr(writer, "add_text"):  # TensorBoard, which reads it as markdown
-        writer.add_text("config", f"```yaml\n{path.read_text()}\n```", 0)
+        writer.add_text("config", f"```yaml\n{path.read_text('utf-8')}\n```", 0)
     elif hasattr(writer, "log_artifact") and hasattr(logger, "run_id"):
         writer.log_artifact(logger.run_id, str(path))
 

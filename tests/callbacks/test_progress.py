@@ -190,6 +190,12 @@ def test_plain_lines(capsys):
     assert lines[6] == f"stopped by signal 0 after 40 of 100 rounds; {no_checkpoint}"
 
 
+def test_a_full_disk_loses_lines_and_not_the_run():
+    file = io.StringIO()
+    file.write = lambda text: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    progress.say(Console(file=file), "round 1")
+
+
 def test_extra_rounds_have_no_more_lines_than_rounds(capsys):
     server = fake()
     watcher = Progress()

@@ -232,6 +232,19 @@ def test_a_file_that_is_not_yaml_is_named(capsys, tmp_path):
     assert "bad.yaml is not valid YAML: while parsing" in failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml")
 
 
+def test_a_file_in_another_encoding_is_named(capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text("trainer: {name: Zürich}", "latin-1")
+    assert "bad.yaml is not valid YAML: unacceptable character" in failure(
+        capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml"
+    )
+
+
+def test_an_argument_of_an_item_that_is_not_yaml_is_named():
+    words = ["--method.clustering.0.num_clusters=[1"]
+    with pytest.raises(ValueError, match=r"^--method\.clustering\.0\.num_clusters: got \[1, which is not valid YAML"):
+        as_layers(words)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

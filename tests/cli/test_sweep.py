@@ -6,7 +6,9 @@ The runs come from a stand-in for `lcfl fit`.
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +42,7 @@ accuracy = float(options.get("lr", 0.5))
 if options.get("late_wins") == options.get("late", "") and "trainer.rounds" not in options:
     accuracy = 1.0
 number = len(list((root / name).glob("version_*")))
-if options.get("ckpt_path") == "last":
+if "ckpt_path" in options:
     os.rename(root / name / "version_0", root / name / "old")
 path = made(root, name, seed, accuracies=[1 - accuracy])  # a choice by test data would choose the worst
 summary = json.loads((path / "summary.json").read_text())
@@ -74,6 +76,7 @@ def sweep(tmp_path):
 def test_a_grid_is_read_from_text():
     assert parse_grid("model.cluster_weight=0.1,1") == Grid("model.cluster_weight", ("0.1", "1"))
     assert parse_grid("lr=0.1,0.10,0.2") == Grid("lr", ("0.1", "0.2"))  # a trial would run twice at once
+    assert parse_grid("a=2020-01-31") == Grid("a", ('"2020-01-31"',))  # which YAML reads as a date
     assert parse_grid("lcfed:a.b=x,[1,2],null") == Grid("a.b", ("x", "[1, 2]", "null"), "lcfed")
 
 
@@ -143,7 +146,20 @@ def test_a_run_that_another_process_writes_is_left_alone(sweep, tmp_path):
     assert [run.seed for run in sweep().run([Trial("fedavg", (), 0)])] == [0]
 
 
-def test_a_failed_run_is_reported_and_resumed(sweep):
+def test_two_sweeps_do_not_run_a_trial_twice(sweep, tmp_path):
+    """A run takes seconds to claim its directory, and a run outlives a sweep that is killed."""
+    begun, trials = threading.Event(), [Trial("fedavg", (), 0)]
+    first = replace(sweep("--sleep=3"), say=lambda text: begun.set())
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first.run, trials)
+        begun.wait()
+        assert sweep("--sleep=3").run(trials) == [None]
+        assert sweep.said[-1].startswith("fedavg-seed0: left alone, because another process")
+        assert [run.seed for run in done.result()] == [0]
+    assert sweep.calls() == ["fedavg-seed0 "]
+
+
+def test_a_failed_run_is_reported_and_resumed(sweep, tmp_path):
     trials = [Trial("fedavg", (), seed) for seed in (0, 1)]
     runs = sweep("--fail=fedavg-seed0").run(trials)
     assert runs[0] is None and runs[1].seed == 1
@@ -152,7 +168,7 @@ def test_a_failed_run_is_reported_and_resumed(sweep):
     assert reason == "  lcfl: error: by hand"
     assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
     assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
-    assert sweep.calls()[-1] == "fedavg-seed0 last"
+    assert sweep.calls()[-1] == f"fedavg-seed0 {tmp_path / 'out' / 'fedavg-seed0' / 'version_0'}"
 
 
 def test_runs_that_save_nothing_are_refused_and_do_not_block_later_runs(sweep):
@@ -186,6 +202,27 @@ def test_a_trial_with_different_options_is_refused(sweep, tmp_path):
         sweep("--lr=0.5", layers=[str(layer)]).run(trials)
 
 
+def test_a_changed_file_of_a_group_is_noticed(sweep, tmp_path):
+    (tmp_path / "own").mkdir()
+    data, layer, trials = tmp_path / "own" / "data.yaml", tmp_path / "layer.yaml", [Trial("fedavg", (), 0)]
+    layer.write_text("data: own/data.yaml")
+    for seed, (options, layers) in enumerate([((f"--data={data}",), ()), ((), (str(layer),))]):
+        data.write_text("a: 1")
+        trials = [Trial("fedavg", (), seed)]
+        sweep(*options, layers=layers).run(trials)
+        data.write_text("a: 2")
+        with pytest.raises(ValueError, match=r"command; data\.yaml differs"):
+            sweep(*options, layers=layers).run(trials)
+
+
+def test_names_that_would_not_do_for_folders_are_refused(sweep):
+    alike = [Trial("fedavg", (("path", value),), 0) for value in ("a/b", "a_b")]
+    with pytest.raises(ValueError, match="fedavg-path=a_b-seed0 would be the folder of several runs"):
+        sweep().check(alike)
+    with pytest.raises(ValueError, match="has 312 letters, too many for a folder"):
+        sweep().check([Trial("fedavg", (("path", "a" * 294),), 0)])
+
+
 def test_options_of_a_run_that_never_began_can_be_corrected(sweep):
     trials = [Trial("fedavg", (), 0)]
     assert sweep("--lr=many").run(trials) == [None]
@@ -198,6 +235,8 @@ def test_the_first_of_equal_points_is_chosen(sweep):
     """A mean of float32 differs in its last digits."""
     points = [(("lr", "0.86666666"),), (("lr", "0.86666667"),)]
     assert sweep().tune("fedavg", points, 0, None) == points[0]
+    small = [(("lr", "3e-8"),), (("lr", "4.9e-7"),)]
+    assert sweep().tune("fedavg", small, 0, None) == small[1]
 
 
 def test_a_refused_sweep_claims_no_trial(sweep, tmp_path):

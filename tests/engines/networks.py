@@ -73,7 +73,7 @@ class Tiled(nn.Module):
         self.two = nn.Conv2d(17, 17, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(17)
         self.three = nn.Conv2d(17, 25, 3, padding=2)
-        self.four = nn.Conv2d(25, 18, 3, stride=2, padding=1)  # tiles for the gradient of its input alone
+        self.four = nn.Conv2d(25, 18, 3, stride=2, padding=1)
         self.five = nn.Conv2d(18, 16, 3, padding=1)  # 4 x 3 pixels
         self.six = nn.Conv2d(16, 16, 3)  # 2 x 1 pixels, too few for tiles
         self.decision = nn.Linear(16, 4)
@@ -85,6 +85,22 @@ class Tiled(nn.Module):
         x = F.relu(self.five(F.relu(self.four(x))))
         x = F.adaptive_avg_pool2d(F.relu(self.six(x)), 1)
         return self.decision(torch.flatten(x, 1))
+
+
+class Strided(SplitNetwork):
+    """Convolutions with all kinds of strides: wider than the kernel or not, in one dimension, with much padding."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 7, (5, 4), stride=(2, 3), padding=(4, 3)),  # 8 x 4 pixels
+            nn.ReLU(),
+            nn.Conv2d(7, 19, 3, stride=(1, 2), padding=1, bias=False),  # 8 x 2 pixels
+            nn.ReLU(),
+            nn.Conv2d(19, 5, (2, 1), stride=3),  # does not read each pixel
+            nn.Conv2d(5, 6, 1, stride=2),
+            nn.Flatten(),
+        )
+        super().__init__(embedding, nn.Linear(12, 4))
 
 
 class Dropping(SplitNetwork):
@@ -198,6 +214,7 @@ class CountingInPython(Inner):
 
 # A name, a network, and the shape of its inputs.
 NETWORKS = {
+    "strided": (Strided, SHAPE),
     "plain": (Plain, SHAPE),
     "normal": (Normal, SHAPE),
     "functional": (Functional, SHAPE),

@@ -15,7 +15,7 @@ from lcfl.data.views import View, ViewedSamples
 from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make_engine
 from lcfl.methods.local.least_loss import least_loss
 from lcfl.methods.local.training import LocalData
-from lcfl.models import ResNet9
+from lcfl.models import ResNet9, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, SHAPE, Dropping, Inner, Normal, Plain, Scratch
@@ -40,9 +40,8 @@ def batches_of(*sizes):
     return [draw.integers(0, 100, size) for size in sizes]
 
 
-def assert_same_gradient(name, size):
+def assert_same_gradient(network, shape, size):
     """Checks that both engines compute the same gradient of a batch of this size."""
-    network, shape = NETWORKS[name]
     sequential, compiled = engines(network, shape)
     assert type(compiled) is CompiledEngine
     model = sequential.module.initial_model(3)
@@ -59,7 +58,25 @@ def assert_same_gradient(name, size):
 def test_gradient_for_every_layer_and_batch_size(name, size):
     if size == 1 and name in ("normal", "CNN"):
         pytest.skip("batch normalisation of one sample has no variance")
-    assert_same_gradient(name, size)
+    assert_same_gradient(*NETWORKS[name], size)
+
+
+def windows(number):
+    """Returns random windows of convolutions: kernel, stride, padding."""
+    draw = np.random.default_rng(0)
+    sides = [(draw.integers(1, 5, 2), draw.integers(1, 5, 2)) for _ in range(number)]
+    return [tuple(tuple(each.tolist()) for each in (*side, draw.integers(0, side[0]))) for side in sides]
+
+
+@pytest.mark.parametrize("size", [7, 16, 33])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), windows(12))
+def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, size):
+    def network():
+        layers = nn.Conv2d(3, 17, 1), nn.ReLU(), nn.Conv2d(17, 18, kernel, stride, padding), nn.Flatten()
+        embedding = nn.Sequential(*layers)
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
+
+    assert_same_gradient(network, (3, 7, 6), size)
 
 
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")
@@ -80,7 +97,7 @@ def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
     use_kernels_with(flag, monkeypatch, tmp_path)
     for name in NETWORKS:
         for size in (7, 33):
-            assert_same_gradient(name, size)
+            assert_same_gradient(*NETWORKS[name], size)
 
 
 @pytest.mark.parametrize("size", [1, 16, 40])
@@ -127,7 +144,7 @@ def test_a_batch_without_samples_is_refused():
 
 
 @pytest.mark.parametrize("flag", [None, pytest.param("-mno-avx512f", marks=[pytest.mark.slow, ON_X86])])
-@pytest.mark.parametrize("name", ["tiled", "CNN"])
+@pytest.mark.parametrize("name", ["tiled", "strided", "CNN"])
 def test_scores_of_a_sample_do_not_depend_on_its_batch(name, flag, monkeypatch, tmp_path):
     if flag:
         use_kernels_with(flag, monkeypatch, tmp_path)

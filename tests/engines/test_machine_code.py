@@ -14,10 +14,10 @@ import pytest
 
 from lcfl.engines import kernels
 
-# The two sides of each kernel's block of sums, from the template arguments in its name. The last one is V.
+# The two sides of each kernel's block of sums, from the template arguments in its name. V is the last one of some.
 SIDES = {
     "correlate_block": lambda channels, pixels, v: (channels, pixels * v),
-    "weigh_in_blocks": lambda channels, taps, v: (channels, taps),
+    "weigh_in_blocks": lambda channels, taps: (channels, taps),
     "Product::multiply_block": lambda rows, vectors: (rows, vectors),
     "connect_block": lambda outputs, v: (outputs, v),
 }

@@ -5,14 +5,8 @@ import json
 import pytest
 import torch
 import yaml
-from torch import nn
 
-from lcfl import FederatedModule
-from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.datasets import Tensors
-from lcfl.data.partition import IID
 from lcfl.engines import choose_engine
-from lcfl.models import CNN, LeNet5, ResNet9, SplitNetwork
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.helpers.builders import blobs, blobs_module
 from tests.helpers.commandline import CONFIGS
@@ -110,23 +104,6 @@ def test_stacks_on_two_ranks_agree_with_those_on_one(tmp_path):
 
 def test_auto_takes_the_compiled_engine_on_a_cpu():
     assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
-
-
-class Strided(SplitNetwork):
-    def __init__(self):
-        wide = [nn.Conv2d(3, 64, 3, stride=2), nn.ReLU(), nn.Conv2d(64, 64, 3, stride=2), nn.ReLU(), nn.Flatten()]
-        super().__init__(nn.Sequential(*wide), nn.Linear(64 * 49, 10))
-
-
-@pytest.mark.parametrize("batch_size", [10, 20, 32])
-@pytest.mark.parametrize("network", [LeNet5, CNN, ResNet9, Strided])
-def test_auto_takes_the_sequential_engine_for_wide_convolutions_with_strides(network, batch_size, caplog):
-    data = Tensors((torch.zeros(4, 3, 32, 32), torch.arange(4)))
-    data = FederatedDataModule(data, IID(), 1, batch_size=batch_size)
-    taken = "sequential" if network is Strided else "compiled"
-    with caplog.at_level("INFO"):
-        assert choose_engine("auto", FederatedModule(network), data, "cpu", "32-true") == taken
-    assert ("its wide convolutions with strides take" in caplog.text) == (taken == "sequential")
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():

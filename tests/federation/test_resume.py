@@ -194,7 +194,9 @@ def test_an_older_checkpoint_is_resumed_in_its_own_run_and_later_ones_are_remove
 def test_a_resumed_run_removes_what_a_killed_process_was_writing(tmp_path, ended):
     (ended / ".metrics.csv.12345").write_text("round")
     (ended / "checkpoints" / ".round-000002.ckpt.old").mkdir()
-    fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
+    (ended / "checkpoints" / ".round-000005.ckpt.old").mkdir()
+    (ended / "checkpoints" / ".round-000005.ckpt.old" / "half").touch()
+    fit(tmp_path, "lcfed", 1, 6, f"--ckpt_path={ended}/checkpoints/round-000004.ckpt")
     assert [path.name for path in ended.rglob(".*")] == [".lock"]
 
 

@@ -246,3 +246,4 @@ def test_names_with_signs_of_mathematics_are_drawn_as_they_are(tmp_path):
     save(figure, tmp_path / "names.png")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["b$1_$", "a very lon… the north"]
+    save(metric_curves({"global": {"a$b_$": [[(1, 0.5)]]}}, "round", "own_split"), tmp_path / "legend.png")

@@ -30,8 +30,16 @@ def test_newest_is_the_checkpoint_written_last_in_any_version(tmp_path, clock):
     (runs[2]).mkdir()
     assert newest(runs) == latest
     assert find("last", tmp_path, "name") == latest
-    again = write(runs[1] / "checkpoints", full_state(-1), {})
+    again = write(runs[1] / "checkpoints", full_state(51), {})
     assert find("last", tmp_path, "name") == again
+
+
+def test_the_last_round_of_a_run_is_the_newest_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
+    runs = [tmp_path / "name" / f"version_{number}" for number in range(2)]
+    for run, number, time in ((0, 2, 9.0), (0, 3, 5.0), (1, 1, 7.0)):
+        monkeypatch.setattr(checkpoint.time, "time", lambda time=time: time)
+        write(runs[run] / "checkpoints", full_state(number), {})
+    assert newest(runs).name == newest(runs[:1]).name == "round-000003.ckpt"
 
 
 @pytest.mark.filterwarnings("error")

@@ -204,7 +204,7 @@ def _write(
         text += [_title(reported, setting, protocol, many), "", *markdown(by_model(lines, reported)), ""]
         text += [_caption(reported, setting, protocol, target, many), "", *markdown(_values(lines, reported)), ""]
         text += ["cost of a run", "", *markdown(costs(lines)), ""]
-    (folder / "comparison.md").write_text("\n".join(text))
+    (folder / "comparison.md").write_text("\n".join(text), "utf-8")
     points: list[tuple[object, ...]] = []
     for setting, protocol in targets:
         members = [entry for entry in entries if entry.setting == setting]
@@ -260,7 +260,7 @@ def _curves(entries: Sequence[Entry], protocol: str, reported: Reported) -> Curv
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)

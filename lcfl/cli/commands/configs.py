@@ -39,5 +39,5 @@ def main(args: Sequence[str]) -> None:
     paths = sorted(folder.rglob("*.yaml"))
     width = max(len(str(path.relative_to(folder))) for path in paths)
     for path in paths:
-        comment = path.read_text().partition("\n")[0]
+        comment = path.read_text("utf-8").partition("\n")[0]
         print(f"  {path.relative_to(folder)!s:<{width}}  {comment.removeprefix('#').strip()}")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -121,15 +122,20 @@ def write_app(folder: Path, words: Sequence[str]) -> None:
     config = cli.config["fit"]
     with tempfile.TemporaryDirectory() as place:
         app = Path(place)
-        (app / "config.yaml").write_text(cli.dumped())
+        (app / "config.yaml").write_text(cli.dumped(), "utf-8")
         options_of(app / "config.yaml", {})
-        (app / "fleet_app.py").write_text(CODE)
-        name = json.dumps(f"lcfl-{config['trainer']['name']}".lower().replace("_", "-"))
-        (app / "pyproject.toml").write_text(PROJECT.format(name=name, version=lcfl.__version__))
+        (app / "fleet_app.py").write_text(CODE, "utf-8")
+        name = json.dumps(_app_name(config["trainer"]["name"]))
+        (app / "pyproject.toml").write_text(PROJECT.format(name=name, version=lcfl.__version__), "utf-8")
         for file in _own_modules(config):
             (app / file.parent).mkdir(parents=True, exist_ok=True)
             shutil.copy(file, app / file)
         shutil.copytree(app, folder)
+
+
+def _app_name(name: str) -> str:
+    """Returns a name that Flower accepts: at most 32 letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", f"lcfl-{name}".lower())[:32].strip("-")
 
 
 def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:

@@ -63,7 +63,7 @@ def main(args: Sequence[str]) -> None:
     if options.out is None:
         _write(sys.stdout, rows)
         return
-    with atomic_file(options.out) as path, path.open("w", newline="") as file:
+    with atomic_file(options.out) as path, path.open("w", newline="", encoding="utf-8") as file:
         _write(file, rows)
     print(f"written to {options.out}")
 

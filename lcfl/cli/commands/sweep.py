@@ -144,8 +144,8 @@ def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence
         raise ValueError(
             f"sweep: {' and '.join(twice)} would have the same name in folders and tables; rename one of the files."
         )
-    if min(seeds) < 0:
-        raise ValueError(f"sweep: got --seeds {options.seeds}; a seed is at least 0.")
+    if min(seeds) < 0 or max(seeds) >= 2**32:
+        raise ValueError(f"sweep: got --seeds {options.seeds}; a seed is from 0 to {2**32 - 1}.")
     for option in ("jobs", "finalists", "tuning_rounds"):
         if getattr(options, option) is not None and getattr(options, option) < 1:
             raise ValueError(f"sweep: got --{option} {getattr(options, option)}; at least 1 is needed.")
@@ -156,16 +156,15 @@ def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence
             stacklevel=3,
         )
     is_accuracy = options.target is None or 0 < options.target <= 1
-    if not is_accuracy and not _names_another_metric(options.config, others):
+    files = [*options.config, *(str(find("methods", method)) for method in methods)]
+    if not is_accuracy and not _names_another_metric([*files, *others]):
         raise ValueError(
             f"sweep: got --target {options.target}; an accuracy is above 0 and at most 1, such as 0.6 for 60 %. For "
             "another metric, set model.report."
         )
-    for method in methods:
-        find("methods", method)
 
 
-def _names_another_metric(files: Sequence[str], words: Sequence[str]) -> bool:
-    """Returns whether the runs may report another metric than the accuracy."""
-    texts = [Path(file).read_text() for file in files if os.path.isfile(file)]
-    return any("model.report" in word for word in words) or any("report:" in text for text in texts)
+def _names_another_metric(words: Sequence[str]) -> bool:
+    """Returns whether the runs may report another metric than the accuracy: a word, or a file among them, says so."""
+    texts = [Path(word).read_text("utf-8") if os.path.isfile(word) else word for word in words]
+    return any("report:" in text or "model.report" in text for text in texts)

@@ -18,11 +18,6 @@ void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num
 
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
-double lcfl_excess(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input,
-                   int32_t output, int64_t samples) {
-    return Program(ops, num_ops, values, num_values, input, output).excess(samples);
-}
-
 double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
                      const float* const* masks, int64_t samples, float* gradient) {
     Kept kept(gradient);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "convolution.h"
@@ -14,7 +15,6 @@
 #include "pooling.h"
 #include "program.h"
 #include "vectors.h"
-#include "winograd.h"
 
 namespace lcfl {
 
@@ -28,7 +28,11 @@ class Program {
           value_(num_values),
           slope_(num_values),
           kept_(num_ops),
-          has_slope_(num_values) {}
+          has_slope_(num_values) {
+        for (const Op& op : ops_)
+            convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, values[op.input], values[op.output])
+                                                       : nullptr);
+    }
 
     // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
     // Each DROPOUT has a mask [samples][size], by which it multiplies. Leaves out what only parameters before `begin`
@@ -77,38 +81,10 @@ class Program {
         }
     }
 
-    // Estimates the excess multiplications per weight of a batch in wide convolutions with strides: those for lanes
-    // without a sample, and those with the zeros between the pixels of a slope. What Winograd's convolutions save
-    // counts against them.
-    double excess(int64_t samples) const {
-        const int64_t idle = Batch(samples).whole_lanes() - samples;
-        double more = 0, weights = 0;
-        for (const Op& op : ops_) {
-            if (op.kind != CONV && op.kind != LINEAR) continue;
-            const double products = double(num_weights(op)) * shapes_[op.output].height * shapes_[op.output].width;
-            const int zeros = op.input == input_ ? 0 : op.stride_h * op.stride_w - 1;  // for each pixel of the slope
-            weights += num_weights(op);
-            if (op.kind == CONV && shapes_[op.input].channels >= WIDE)
-                more += products * ((op.stride_w > 1) * idle + zeros * samples);
-            if (op.kind == CONV && Winograd::suits(window(op))) more -= products * samples / 3;
-        }
-        return more / std::max(weights, 1.0);
-    }
-
   private:
-    static constexpr int WIDE = 32;  // torch's own kernels are slow for fewer channels (docs/performance.md)
-
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
-
-    Window window(const Op& op) const {
-        const Value &in = shapes_[op.input], &out = shapes_[op.output];
-        return Winograd::with_whole_tiles({in.channels, in.height + 2 * op.padding_h, in.width + 2 * op.padding_w,
-                                           op.kernel_h, op.kernel_w, op.stride_h, op.stride_w, out.channels, out.height,
-                                           out.width, op.padding_h, op.padding_h + in.height, op.padding_w,
-                                           op.padding_w + in.width});
-    }
 
     template <int V>
     void forward(size_t number, const float* model, float* buffers, bool training) {
@@ -116,7 +92,7 @@ class Program {
         const Value &from = shapes_[op.input], &to = shapes_[op.output];
         Vec *in = value(op.input), *out = value(op.output);
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
-        if (op.kind == CONV) return convolve<V>(number, model);
+        if (op.kind == CONV) return convolutions_[number]->forward<V>(batch_, model, in, workspace_, out);
         if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
             return batch_norm(op, from, batch_, model, buffers, training, in, out,
@@ -163,86 +139,6 @@ class Program {
     }
 
     template <int V>
-    void convolve(size_t number, const float* model) {
-        const Op& op = ops_[number];
-        const Window at = window(op);
-        float* bias = padded(op.bias < 0 ? nullptr : model + op.bias, at.out_channels);
-        const Vec* in = framed_input(number);
-        if (Winograd::suits(at))
-            return winograd_.correlate(batch_, at, {model + op.weight, false}, bias, in, framed_size(op),
-                                       value(op.output), chunk_size(op.output));
-        const auto pack_for = [=](int block, float* packed) {
-            pack(model + op.weight, at.out_channels, at.taps(), block, packed);
-        };
-        correlate_chunks<V>(at, pack_for, bias, in, framed_size(op), value(op.output), chunk_size(op.output));
-    }
-
-    // Computes all chunks. `pack_for` packs the weights for blocks of a number of channels.
-    template <int V, class Pack>
-    void correlate_chunks(const Window& shape, Pack pack_for, const float* bias, const Vec* in, int64_t in_size,
-                          Vec* out, int64_t out_size) {
-        float* packed = packed_.floats(int64_t(whole(shape.out_channels, SUMS)) * shape.taps());
-        for (int chunk = 0, block = 0; chunk < batch_.chunks; ++chunk, in += in_size, out += out_size) {
-            const Window at = in_chunk(shape, batch_, chunk);
-            const Blocks blocks = at.is_packed ? best_blocks<1>(at) : best_blocks<V>(at);
-            if (blocks.channels != block) pack_for(block = blocks.channels, packed);
-            const float* from = reinterpret_cast<const float*>(in);
-            if (at.is_packed) {
-                Vec* rows = rows_.of(at.out_channels * at.plane() + 1);
-                correlate_with<1>(blocks, at, from, packed, bias, rows, spare_);
-                unpack(rows, at, batch_, chunk, out);
-            } else {
-                correlate_with<V>(blocks, at, from, packed, bias, out, spare_);
-            }
-        }
-    }
-
-    // The pixels of a convolution's input in a chunk.
-    Window pixels(const Window& at, int chunk) const {
-        Window result = in_chunk(at, batch_, chunk);
-        if (Winograd::suits(at)) result.is_packed = false, result.pixel = batch_.lanes();
-        return result;
-    }
-
-    // Returns the input of a convolution with its padding, packed if it can be. Does that unless it has been done in
-    // this pass.
-    const Vec* framed_input(size_t number, bool again = true) {
-        const Op& op = ops_[number];
-        const Window at = window(op);
-        const bool is_whole = at.height == shapes_[op.input].height && at.width == shapes_[op.input].width;
-        if (is_whole && !pixels(at, batch_.chunks - 1).is_packed) return value(op.input);
-        Vec* result = kept_[number].of(framed_size(op) * batch_.chunks + 1);
-        for (int chunk = 0; again && chunk < batch_.chunks; ++chunk) {
-            const int pixel = pixels(at, chunk).pixel;
-            frame(value(op.input) + chunk * chunk_size(op.input), shapes_[op.input], batch_, chunk,
-                  {op.padding_h, op.padding_w, 1, 1, at.height, pixel, at.width * pixel},
-                  reinterpret_cast<float*>(result + chunk * framed_size(op)));
-        }
-        return result;
-    }
-
-    // Gives `receiver` the gradient of a convolution's weights.
-    template <int V>
-    void weigh_chunks(size_t number, const Vec* rise, Receiver& receiver) {
-        const Op& op = ops_[number];
-        const int64_t size = chunk_size(op.output);
-        const Vec* in = framed_input(number, false);
-        if (Winograd::suits(window(op)))
-            return winograd_.weigh(batch_, window(op), in, framed_size(op), rise, size, op.weight, receiver);
-        std::vector<Part> parts;
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
-            const Window at = pixels(window(op), chunk);
-            parts.push_back({at, reinterpret_cast<const float*>(in + chunk * framed_size(op)), rise + chunk * size});
-            if (!at.is_packed) continue;
-            Vec* rows = rows_.of(at.out_channels * at.plane() + 1);  // one chunk at most is packed
-            frame(parts.back().slope, shapes_[op.output], batch_, chunk,
-                  {0, 0, 1, 1, at.out_height, at.pixel, at.row_vectors() * LANES}, reinterpret_cast<float*>(rows));
-            parts.back().slope = rows;
-        }
-        weigh<V>(parts, op.weight, weight_gradient_, receiver);
-    }
-
-    template <int V>
     void backward(size_t number, const float* model, Receiver& receiver) {
         const Op& op = ops_[number];
         const Value& to = shapes_[op.output];
@@ -285,7 +181,7 @@ class Program {
             settle(op.input, back);
         }
         if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
-        if (op.kind == CONV) weigh_chunks<V>(number, rise, receiver);
+        if (op.kind == CONV) convolutions_[number]->weigh(batch_, in, rise, workspace_, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
         if (biases) receiver.take(op.bias, to.channels, biases);
     }
@@ -299,7 +195,7 @@ class Program {
         if (op.kind == BATCH_NORM)
             return batch_norm_back(op, from, batch_, model, in, kept_[number].floats(2 * from.channels), rise, back,
                                    weights, biases);
-        if (op.kind == CONV) return convolve_back<V>(op, model, rise, back);
+        if (op.kind == CONV) return convolutions_[number]->backward<V>(batch_, model, rise, workspace_, back);
         if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
             for (float* part : {weights, biases})
                 if (part) std::fill_n(part, from.channels, 0.0f);
@@ -334,41 +230,10 @@ class Program {
               receiver);
     }
 
-    template <int V>
-    void convolve_back(const Op& op, const float* model, const Vec* rise, Vec* back) {
-        const Value &from = shapes_[op.input], &to = shapes_[op.output];
-        const int top = op.kernel_h - 1 - op.padding_h, left = op.kernel_w - 1 - op.padding_w;
-        const Window at = Winograd::with_whole_tiles(
-            {to.channels, from.height + op.kernel_h - 1, from.width + op.kernel_w - 1, op.kernel_h, op.kernel_w, 1, 1,
-             from.channels, from.height, from.width, top, top + (to.height - 1) * op.stride_h + 1, left,
-             left + (to.width - 1) * op.stride_w + 1});
-        float* none = padded(nullptr, from.channels);
-        const int64_t size = int64_t(at.channels) * at.height * at.width * V;
-        Vec* framed = scratch_.of(size * batch_.chunks + 1);
-        for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
-            const int pixel = pixels(at, chunk).pixel;
-            frame(rise + chunk * chunk_size(op.output), to, batch_, chunk,
-                  {top, left, op.stride_h, op.stride_w, at.height, pixel, at.width * pixel},
-                  reinterpret_cast<float*>(framed + chunk * size));
-        }
-        if (Winograd::suits(at))
-            return winograd_.correlate(batch_, at, {model + op.weight, true}, none, framed, size, back,
-                                       chunk_size(op.input));
-        const auto pack_for = [=](int block, float* packed) {
-            pack_turned(model + op.weight, to.channels, from.channels, op.kernel_h * op.kernel_w, block, packed);
-        };
-        correlate_chunks<V>(at, pack_for, none, framed, size, back, chunk_size(op.input));
-    }
-
     int64_t num_weights(const Op& op) const {
         const Value &from = shapes_[op.input], &to = shapes_[op.output];
-        if (op.kind == CONV) return int64_t(to.channels) * window(op).taps();
+        if (op.kind == CONV) return int64_t(to.channels) * from.channels * op.kernel_h * op.kernel_w;
         return op.kind == LINEAR ? from.size() * to.size() : from.channels;
-    }
-
-    int64_t framed_size(const Op& op) const {
-        const Window at = window(op);
-        return int64_t(at.channels) * at.height * at.width * batch_.V;
     }
 
     // Returns where an operation writes the gradient of its input. A value that several use gets the sum.
@@ -383,21 +248,14 @@ class Program {
         has_slope_[number] = true;
     }
 
-    float* padded(const float* biases, int count) {  // with zeros for the channels that pad the last block
-        float* result = padded_bias_.floats(count + 32);
-        std::fill_n(result, count + 32, 0.0f);
-        if (biases) std::copy_n(biases, count, result);
-        return result;
-    }
-
     std::vector<Op> ops_;
     std::vector<Value> shapes_;
     int input_, output_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_;
-    Memory packed_, rows_, padded_bias_, scratch_, sum_, weight_gradient_, bias_gradient_;
-    Winograd winograd_;
-    Vec spare_[SUMS];
+    std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations
+    Memory scratch_, sum_, weight_gradient_, bias_gradient_;
+    Workspace workspace_;
     const float* const* masks_ = nullptr;
     Batch batch_{1};
 };

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "convolution.h"
+#include "correlation.h"
 #include "descent.h"
 #include "products.h"
 #include "vectors.h"
@@ -94,14 +94,16 @@ struct Tiles {  // from number `first` on, of the output of a convolution
 
 class Winograd {
   public:
-    // Whether it is faster, which does not depend on the batch: a sample has the same scores in every batch. With few
-    // channels or tiles, the transforms cost more than they save.
-    static bool suits(const Window& at) {
-        const bool is_3x3 = at.kernel_h == 3 && at.kernel_w == 3 && at.stride_h == 1 && at.stride_w == 1;
-        return is_3x3 && std::min(at.channels, at.out_channels) >= 16 && num_tiles(at) >= 4;
+    // Chooses the filtering for a window if that is faster, with margins that fill up the last tiles. The choice does
+    // not depend on the batch: a sample has the same scores in every batch. With few channels or tiles, the transforms
+    // cost more than they save.
+    static void choose(Window& at) {
+        at.in_tiles =
+            at.kernel_h == 3 && at.kernel_w == 3 && std::min(at.channels, at.out_channels) >= 16 && num_tiles(at) >= 4;
+        if (at.in_tiles) at.height = whole(at.height, 2), at.width = whole(at.width, 2);
     }
 
-    // Computes whole values, of inputs with the margins of `with_whole_tiles`.
+    // Computes whole values, of inputs with the margins of `choose`.
     void correlate(const Batch& batch, const Window& at, const Kernels& kernels, const float* bias, const Vec* in,
                    int64_t in_chunk, Vec* out, int64_t out_chunk) {
         const int room = ROOM / (at.channels + at.out_channels);
@@ -151,12 +153,6 @@ class Winograd {
             }
             receiver.take(weight + o * at.taps(), at.taps(), rows);
         }
-    }
-
-    // Returns the window with margins that fill up the last tiles.
-    static Window with_whole_tiles(Window at) {
-        if (suits(at)) at.height = whole(at.height, 2), at.width = whole(at.width, 2);
-        return at;
     }
 
   private:

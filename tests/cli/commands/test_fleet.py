@@ -93,6 +93,12 @@ def test_an_app_has_own_modules_and_what_they_import(here, capsys, monkeypatch):
     assert Path(sys.modules["fleet_helper"].__file__) == here / "app/fleet_helper.py"
 
 
+def test_an_app_has_a_name_that_flower_accepts(here):
+    words = ["-c", f"{CONFIGS}/data/synthetic.yaml", "-c", f"{CONFIGS}/methods/fedavg.yaml", "--data.num_clients=2"]
+    fleet.write_app(here / "app", [*words, "--trainer.name=my Zürich run_lr0.1 with a long name"])
+    assert 'name = "lcfl-my-z-rich-run-lr0-1-with-a"' in (here / "app" / "pyproject.toml").read_text()
+
+
 def test_a_folder_that_is_no_app_is_named(check, here):
     shutil.rmtree(here / "app")
     with pytest.raises(ValueError, match=r"--app: app has no config\.yaml; give the folder that lcfl fleet app wrote"):

@@ -18,7 +18,8 @@ from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
         (["--methods=fedavg", "--finalists=0"], "got --finalists 0; at least 1"),
         (["--methods="], "got --methods ''; name at least one"),
         (["--methods=fedavg,configs/methods/fedavg.yaml"], "would have the same name in folders and tables; rename"),
-        (["--methods=fedavg", "--seeds=0,-1"], "got --seeds 0,-1; a seed is at least 0"),
+        (["--methods=fedavg", "--seeds=0,-1"], "got --seeds 0,-1; a seed is from 0 to 4294967295"),
+        (["--methods=fedavg", "--seeds=0,4294967296"], "got --seeds 0,4294967296; a seed is from 0"),
         (["--methods=fedavg", "--tuning_rounds=0"], "got --tuning_rounds 0; at least 1"),
         (["--methods=fedavg", "--grid=lcfed:a=1"], "--grid names lcfed, which --methods fedavg does not"),
         (["--methods=fedavg", "--grid=a"], "--grid a; allowed are"),
@@ -45,6 +46,17 @@ def test_finalists_of_full_length_trials_give_a_warning():
         pytest.raises(FileNotFoundError),
     ):
         sweep.main(["--methods=nothing", "--finalists=2"])
+
+
+@pytest.mark.parametrize(
+    "words", [["--model={report: loss}"], ["--model.report=loss"], ["-c", "{model: {report: loss}}"]]
+)
+def test_the_target_of_another_metric_may_be_above_1(words, monkeypatch):
+    monkeypatch.setattr(Sweep, "check", lambda *of: (_ for _ in ()).throw(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        sweep.main(["--methods=fedavg", "--target=1.5", *words])
+    with pytest.raises(ValueError, match=r"got --target 1\.5; an accuracy is above 0"):
+        sweep.main(["--methods=fedavg", "--target=1.5"])
 
 
 @pytest.mark.usefixtures("here")

@@ -1,0 +1,400 @@
+// Correlations of images with kernels: their outputs, and the gradients of the kernels.
+//
+// A convolution with strides is the sum of correlations without strides, one for each phase of its input (`Phase`).
+//
+// A row of pixels is computed as one vector after another. So a chunk with idle lanes is packed first: the samples of a
+// pixel follow those of the pixel before it, and only the end of a row has idle lanes.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "descent.h"
+#include "program.h"
+#include "vectors.h"
+
+namespace lcfl {
+
+inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
+
+struct Span {
+    int begin, end;
+    int size() const { return end - begin; }
+};
+
+struct Line {  // in one dimension, pixel t of a frame is pixel first + t step of a value that has `size` pixels
+    int first, step, size;
+
+    int of(int t) const { return first + t * step; }
+    Line from(int t) const { return {of(t), step, size}; }
+    Span inside(int length) const {  // the pixels of a frame that are in the value; the others are zeros
+        const auto place = [=](int pixel, int least) {
+            return std::clamp((pixel - first + step - 1) / step, least, length);
+        };
+        const int begin = place(0, 0);
+        return {begin, place(size, begin)};
+    }
+};
+
+struct Window {  // a correlation of frames [channels][height][width] with kernels
+    int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
+    Span rows, columns;     // of a frame that are not zeros
+    bool in_tiles = false;  // whether it is computed by Winograd's filtering
+    int pixel = 0;          // numbers from one pixel to the next: all lanes, or only the samples of a packed chunk
+    bool is_packed = false;
+
+    int taps() const { return channels * kernel_h * kernel_w; }
+    int64_t size() const { return int64_t(channels) * height * width; }          // of a frame, in pixels
+    int row_vectors() const { return whole(out_width * pixel, LANES) / LANES; }  // of the output
+    int64_t plane() const { return int64_t(out_height) * row_vectors(); }
+
+    // The output is computed in units of V vectors: pixels, or vectors of a packed row, where V is 1.
+    int units() const { return is_packed ? row_vectors() : out_width; }
+};
+
+// Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed.
+inline Window in_chunk(Window at, const Batch& batch, int chunk) {
+    at.is_packed = !at.in_tiles && batch.in_chunk(chunk) < batch.lanes();
+    at.pixel = at.is_packed ? batch.in_chunk(chunk) : batch.lanes();
+    return at;
+}
+
+struct Tap {
+    int number;     // in a kernel [channels][kernel_h][kernel_w] of all phases
+    int64_t pixel;  // of a frame, for the first pixel of the output
+};
+
+struct Phase {  // every stride_h-th row and stride_w-th column of a padded input, and the taps that it meets
+    Window at;
+    Line rows, columns;  // of the input
+    std::vector<Tap> taps;
+};
+
+// Returns the phases of a convolution that have taps. Without strides, there is one.
+inline std::vector<Phase> phases_of(const Op& op, const Value& in, const Value& out) {
+    std::vector<Phase> result;
+    for (int top = 0; top < std::min(op.stride_h, op.kernel_h); ++top)
+        for (int left = 0; left < std::min(op.stride_w, op.kernel_w); ++left) {
+            const Line rows{top - op.padding_h, op.stride_h, in.height},
+                columns{left - op.padding_w, op.stride_w, in.width};
+            const int kernel_h = whole(op.kernel_h - top, op.stride_h) / op.stride_h;
+            const int kernel_w = whole(op.kernel_w - left, op.stride_w) / op.stride_w;
+            const int height = out.height + kernel_h - 1, width = out.width + kernel_w - 1;
+            std::vector<Tap> taps;
+            for (int channel = 0; channel < in.channels; ++channel)
+                for (int y = 0; y < kernel_h; ++y)
+                    for (int x = 0; x < kernel_w; ++x) {
+                        const int row = channel * op.kernel_h + top + y * op.stride_h;
+                        taps.push_back(
+                            {row * op.kernel_w + left + x * op.stride_w, (int64_t(channel) * height + y) * width + x});
+                    }
+            result.push_back({{in.channels, height, width, kernel_h, kernel_w, out.channels, out.height, out.width,
+                               rows.inside(height), columns.inside(width)},
+                              rows,
+                              columns,
+                              std::move(taps)});
+        }
+    return result;
+}
+
+// Returns the correlation that gives the gradient of a phase's input. Its frame holds the slope, and its output is the
+// part of the input that is in the phase, without the padding.
+inline Phase turned(const Phase& phase) {
+    const Window& at = phase.at;
+    const int height = at.rows.size() + at.kernel_h - 1, width = at.columns.size() + at.kernel_w - 1;
+    const Line rows{at.rows.begin - at.kernel_h + 1, 1, at.out_height};
+    const Line columns{at.columns.begin - at.kernel_w + 1, 1, at.out_width};
+    return {{at.out_channels, height, width, at.kernel_h, at.kernel_w, at.channels, at.rows.size(), at.columns.size(),
+             rows.inside(height), columns.inside(width)},
+            rows,
+            columns,
+            {}};
+}
+
+// Returns the taps of a kernel that are not entirely in the margins, for the outputs from `first` to `last`.
+inline Span inside(int first, int last, int size, Span pixels) {
+    return {std::max(0, pixels.begin - last), std::min(size, pixels.end - first)};
+}
+
+inline Span columns_of(const Window& at, int unit, int count) {
+    int first = unit, last = unit + count - 1;
+    if (at.is_packed) {
+        last = std::min(((last + 1) * LANES - 1) / at.pixel, at.out_width - 1);
+        first = std::min(first * LANES / at.pixel, last);
+    }
+    return inside(first, last, at.kernel_w, at.columns);
+}
+
+// A block of CB channels x XB units of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
+// input channels from `channel` to `end`. Without a bias, the sum is added to the values in `out`. The first `skip`
+// units are left unchanged.
+template <int CB, int XB, int V>
+void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const float* in,
+                     const float* packed, const float* bias, Vec* out, int64_t plane) {
+    Vec sum[CB][XB * V];
+    for (int c = 0; c < CB; ++c)
+        for (int i = 0; i < XB * V; ++i) sum[c][i] = held(bias ? fill(bias[c]) : out[c * plane + i]);
+    const auto add = [&](auto width) {
+        for (int each = channel; each < end; ++each)
+            for (int ky = rows.begin; ky < rows.end; ++ky) {
+                const float* row = in + ((int64_t(each) * at.height + ky) * at.width + columns.begin) * at.pixel;
+                const float* weight = packed + ((int64_t(each) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
+                for (int kx = 0; kx < width; ++kx, row += at.pixel, weight += CB)
+                    add_products(
+                        sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return loaded(row + i * LANES); });
+            }
+    };
+    const int width = columns.end - columns.begin;
+    if (width == 2)  // a short loop is faster if its length is known
+        add(std::integral_constant<int, 2>());
+    else if (width == 3)
+        add(std::integral_constant<int, 3>());
+    else if (width == 5)
+        add(std::integral_constant<int, 5>());
+    else
+        add(width);
+    for (int c = 0; c < CB; ++c)
+        for (int i = 0; i < XB * V; ++i)
+            if (i >= skip * V) out[c * plane + i] = held(sum[c][i]);
+}
+
+// Adds up a row of CB output channels, from `first` on, in blocks of XB units. The last block overlaps the block
+// before it. Channels beyond the last one have zero weights and are written to `spare`.
+template <int CB, int XB, int V>
+void correlate_row(const Window& at, int channel, int end, int first, int y, const float* in, const float* packed,
+                   const float* bias, Vec* out, Vec* spare) {
+    const int64_t plane = at.plane();
+    const int units = at.units();
+    const int valid = std::min(CB, at.out_channels - first);
+    const float* weight = packed + int64_t(first) * at.taps();
+    const float* begins = bias && channel == 0 ? bias + first : nullptr;
+    const Span rows = inside(y, y, at.kernel_h, at.rows);
+    for (int x = 0; x < units; x += XB) {
+        const int left = std::min(x, units - XB);
+        const Span columns = columns_of(at, left, XB);
+        const float* from = in + int64_t(y) * at.width * at.pixel + int64_t(left) * V * LANES;
+        Vec* to = out + first * plane + (int64_t(y) * units + left) * V;
+        if (valid == CB) {
+            correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to, plane);
+            continue;
+        }
+        for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
+        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare, XB * V);
+        for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
+    }
+}
+
+// Computes a whole value, or without a bias, adds to it. Goes through all output channels with as many rows, and as
+// many input channels, as stay in the second-level cache.
+template <int CB, int XB, int V>
+void correlate(const Window& at, const float* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
+    const int row = whole(at.width * at.pixel, LANES) / LANES;  // vectors of the input
+    const int slab = std::clamp(NEAR / (at.kernel_h * row), 1, at.channels);
+    const int band = std::max(1, NEAR / (at.channels * row) - at.kernel_h + 1);
+    for (int top = 0; top < at.out_height; top += band)
+        for (int channel = 0; channel < at.channels; channel += slab)
+            for (int first = 0; first < at.out_channels; first += CB)
+                for (int y = top; y < std::min(top + band, at.out_height); ++y)
+                    correlate_row<CB, XB, V>(at, channel, std::min(channel + slab, at.channels), first, y, in, packed,
+                                             bias, out, spare);
+}
+
+struct Blocks {
+    int channels, units;
+};
+
+// Returns the fastest blocks for a shape, among the blocks whose sums fit into the registers. The time for a tap counts
+// its products, its loads of weights and its loads of values. Loads of values count twice, because they come from the
+// second-level cache.
+template <int V>
+Blocks best_blocks(const Window& at) {
+    static const Blocks all[] = {{6, 4}, {4, 6}, {8, 3}, {3, 8}, {12, 2}, {24, 1},  // 24 sums
+                                 {6, 2}, {4, 3}, {3, 4}, {2, 6}, {12, 1},           // 12 sums
+                                 {3, 2}, {2, 3}, {6, 1}};                           // 6 sums
+    Blocks best{};
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Blocks& each : all) {
+        if (each.channels * each.units != SUMS / V || each.units > at.units()) continue;
+        const int64_t tap = SUMS + each.channels + 2 * each.units * V;
+        const int64_t time = tap * whole(at.out_channels, each.channels) * whole(at.units(), each.units);
+        if (time < least) best = each, least = time;
+    }
+    return best;
+}
+
+template <int V>
+void correlate_with(Blocks b, const Window& at, const float* in, const float* packed, const float* bias, Vec* out,
+                    Vec* spare) {
+    const int code = b.channels * 100 + b.units;
+#define LCFL_CASE(C, X) \
+    case C * 100 + X:   \
+        return correlate<C, X, V>(at, in, packed, bias, out, spare);
+    if constexpr (SUMS / V == 24) {
+        switch (code) {
+            LCFL_CASE(6, 4) LCFL_CASE(4, 6) LCFL_CASE(8, 3) LCFL_CASE(3, 8) LCFL_CASE(12, 2) LCFL_CASE(24, 1)
+        }
+    } else if constexpr (SUMS / V == 12) {
+        switch (code) { LCFL_CASE(4, 3) LCFL_CASE(3, 4) LCFL_CASE(6, 2) LCFL_CASE(2, 6) LCFL_CASE(12, 1) }
+    } else {
+        switch (code) { LCFL_CASE(3, 2) LCFL_CASE(2, 3) LCFL_CASE(6, 1) }
+    }
+#undef LCFL_CASE
+    std::abort();  // a block of `best_blocks` is missing
+}
+
+// Interleaves CB rows of `size` values. The rows are `stride` apart, and the values of a row are `step` apart. Rows
+// from `count` on are zeros. Returns the end of what it has written.
+template <int CB>
+float* interleave(const float* rows, int64_t stride, int64_t size, int64_t step, int count, float* packed) {
+    for (int64_t i = 0; i < size; ++i, rows += step, packed += CB)
+        if (count >= CB)
+            for (int c = 0; c < CB; ++c) packed[c] = rows[c * stride];
+        else
+            for (int c = 0; c < CB; ++c) packed[c] = c < count ? rows[c * stride] : 0;
+    return packed;
+}
+
+// Calls `act` with a block's number of channels as a constant. A loop of that length is then three times as fast.
+template <int... known, class Act>
+void with_channels(int channels, Act act) {
+    const bool is_known = (... || (channels == known && (act(std::integral_constant<int, known>()), true)));
+    if (!is_known) std::abort();  // a block of `best_blocks` is missing
+}
+
+// Rearranges weights [O][taps] as [O / CB][taps][CB] and pads the last block with zeros.
+inline void pack(const float* weight, int out_channels, int taps, int block, float* packed) {
+    with_channels<2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
+        constexpr int CB = decltype(width)::value;
+        for (int first = 0; first < out_channels; first += CB)
+            packed = interleave<CB>(weight + int64_t(first) * taps, taps, taps, 1, out_channels - first, packed);
+    });
+}
+
+// Rearranges weights [O][C][KH][KW] for the backward correlation, as [C / CB][O][KH KW reversed][CB], padded in the
+// same way.
+inline void pack_turned(const float* weight, int out_channels, int channels, int area, int block, float* packed) {
+    with_channels<2, 3, 4, 6, 8, 12, 24>(block, [&](auto width) {
+        constexpr int CB = decltype(width)::value;
+        for (int o = 0; o < out_channels; ++o)
+            for (int first = 0; first < channels; first += CB)
+                interleave<CB>(weight + (int64_t(o) * channels + first) * area + area - 1, area, area, -1,
+                               channels - first, packed + (int64_t(first) * out_channels + o * CB) * area);
+    });
+}
+
+struct Part {  // what the gradient of the weights reads of a chunk
+    Window at;
+    const float* in;
+    const Vec* slope;
+};
+
+struct PhaseParts {  // the same of a phase
+    const std::vector<Tap>& taps;
+    std::vector<Part> chunks;
+};
+
+// d loss / d w[o][tap] = sum over pixels and lanes of slope[o] in[tap], for CB channels x TB taps at a time.
+template <int CB, int TB>
+void weigh_block(const Window& at, const float* const* in, const Vec* const* slope,
+                 Vec (&__restrict sum)[CB][TB]) {  // without restrict, every product would be followed by a store
+    const int row = at.row_vectors();
+    for (int y = 0; y < at.out_height; ++y) {
+        const int64_t to = int64_t(y) * row, from = int64_t(y) * at.width * at.pixel;
+        for (int i = 0; i < row; ++i)
+            add_products(
+                sum, [=](int c) { return slope[c][to + i]; }, [=](int t) { return loaded(in[t] + from + i * LANES); });
+    }
+}
+
+// Gives `receiver` the gradient of the weights, which begin at `weight` in the model. A kernel has `size` taps.
+template <int CB, int TB>
+void weigh_in_blocks(const std::vector<PhaseParts>& phases, int size, int64_t weight, float* rows, Receiver& receiver) {
+    const int out_channels = phases[0].chunks[0].at.out_channels;
+    for (int first = 0; first < out_channels; first += CB) {
+        for (const PhaseParts& phase : phases) {
+            const int taps = int(phase.taps.size());
+            for (int tap = 0; tap < taps; tap += TB) {
+                Vec sum[CB][TB] = {}, flat[CB * TB];
+                for (const Part& part : phase.chunks) {
+                    const float* from[TB];
+                    const Vec* rise[CB];
+                    for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
+                        from[t] = part.in + phase.taps[std::min(tap + t, taps - 1)].pixel * part.at.pixel;
+                    for (int c = 0; c < CB; ++c)
+                        rise[c] = part.slope + std::min(first + c, out_channels - 1) * part.at.plane();
+                    weigh_block<CB, TB>(part.at, from, rise, sum);
+                }
+                float found[CB * TB];
+                for (int c = 0; c < CB; ++c)
+                    for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
+                totals_of<CB * TB>(flat, found);
+                for (int c = 0; c < CB; ++c)
+                    for (int t = 0; t < TB && tap + t < taps; ++t)
+                        rows[int64_t(c) * size + phase.taps[tap + t].number] = found[c * TB + t];
+            }
+        }
+        receiver.take(weight + int64_t(first) * size, int64_t(std::min(CB, out_channels - first)) * size, rows);
+    }
+}
+
+// Uses blocks of few or of many channels, depending on which extend less beyond the last channel and the last tap.
+inline void weigh(const std::vector<PhaseParts>& phases, int size, int64_t weight, Memory& rows, Receiver& receiver) {
+    constexpr int FEW = SUMS < 24 ? 3 : 4, MANY = SUMS / FEW;
+    const auto work = [&](int channels, int taps) {
+        int64_t result = 0;
+        for (const PhaseParts& phase : phases) result += whole(int(phase.taps.size()), taps);
+        return result * whole(phases[0].chunks[0].at.out_channels, channels);
+    };
+    const auto blocks = work(MANY, FEW) < work(FEW, MANY) ? weigh_in_blocks<MANY, FEW> : weigh_in_blocks<FEW, MANY>;
+    blocks(phases, size, weight, rows.floats(int64_t(MANY) * size), receiver);
+}
+
+struct Vectors {  // those of a pixel that hold samples of a chunk
+    Vectors(const Batch& batch, int chunk)
+        : count(whole(batch.in_chunk(chunk), LANES) / LANES),
+          idle{Vec{} == batch.holds(chunk, 0), Vec{} == batch.holds(chunk, 1)} {}
+
+    int count;
+    Mask idle[2];
+};
+
+// Copies a chunk of a value into a frame, whose rows are `row` numbers apart. In a packed frame, each vector overlaps
+// the next one, and a vector of zeros follows the frame, because its last row is read in whole vectors.
+inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Window& at, const Line& rows,
+                  const Line& columns, int row, float* out) {
+    const Vectors vectors(batch, chunk);
+    std::memset(out, 0, sizeof(float) * (int64_t(shape.channels) * at.height * row + (at.is_packed ? LANES : 0)));
+    for (int c = 0; c < shape.channels; ++c)
+        for (int y = at.rows.begin; y < at.rows.end; ++y) {
+            const Vec* from = in + (int64_t(c) * shape.height + rows.of(y)) * shape.width * batch.V;
+            float* to = out + (int64_t(c) * at.height + y) * row;
+            for (int x = at.columns.begin; x < at.columns.end; ++x)
+                for (int v = 0; v < vectors.count; ++v) {
+                    const Vec value = from[columns.of(x) * batch.V + v];
+                    *reinterpret_cast<Loose*>(to + int64_t(x) * at.pixel + v * LANES) = vectors.idle[v] ? Vec{} : value;
+                }
+        }
+}
+
+// Copies the output of a window to pixels of a value, with zeros in idle lanes.
+inline void unpack(const Vec* in, const Batch& batch, int chunk, const Window& at, const Line& rows,
+                   const Line& columns, Vec* out) {
+    const Vectors vectors(batch, chunk);
+    for (int c = 0; c < at.out_channels; ++c)
+        for (int y = 0; y < at.out_height; ++y, in += at.row_vectors()) {
+            Vec* to = out + (int64_t(c) * rows.size + rows.of(y)) * columns.size * batch.V;
+            for (int x = 0; x < at.out_width; ++x)
+                for (int v = 0; v < batch.V; ++v) {
+                    const float* from = reinterpret_cast<const float*>(in) + x * at.pixel + v * LANES;
+                    const Vec value = v < vectors.count ? loaded(from) : Vec{};
+                    to[columns.of(x) * batch.V + v] = vectors.idle[v] ? Vec{} : value;
+                }
+        }
+}
+
+}  // namespace lcfl
