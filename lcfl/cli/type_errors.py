@@ -19,7 +19,8 @@ WORDS = {
     "Sequence": "a list",
 }
 NUMBERS = "a list of numbers"  # as which a tensor is written
-CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|'\w+' object)")
+CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Parser key|No module|'\w+' object)")
+NO_MODULE = re.compile(r"No module named ('[\w.]+')(?:\. Got value: .*)?", re.DOTALL)
 NO_INTEGER = re.compile(r"(?:- )?invalid literal for int\(\) with base 10: ")
 NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
@@ -52,6 +53,7 @@ def without_types(message: str) -> str:
     alone is the message.
     """
     message = NO_INTEGER.sub("expected a whole number, got ", PATH.sub(" ", CALLABLE.sub("", message)))
+    message = NO_MODULE.sub(r"there is no module \1, neither in the current folder nor installed", message)
     message = NESTED.sub(r"\g<problem>", message)
     if match := NO_MAPPING.search(message):
         return f"{message[: match.start()]}expected a mapping as init_args, got {WORDS.get(match[1], match[1])}"

@@ -76,6 +76,7 @@ class ClientStore:
         self.sums: ModelSums | None = None
         self.checkpoint_shards = CheckpointShardIndex()
         self._states: dict[int, ClientState] = {}
+        self._memory_length: int | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self._mapped = {} if folder is None else {name: _MappedVectors(folder) for name in VECTORS}
@@ -113,10 +114,26 @@ class ClientStore:
         self.checkpoint_shards.gone(client)
 
     def update(self, states: Mapping[int, ClientState]) -> None:
-        """Stores several states at once."""
+        """Stores several states at once.
+
+        Raises:
+            ValueError: for a memory that is not as long as the others.
+        """
         self._take_out(states)
         for client, state in states.items():
+            self._check_memory(client, state.memory)
             self._set(client, state)
+
+    def _check_memory(self, client: int, memory: Tensor | None) -> None:
+        """Refuses a memory that is not as long as those of the other clients."""
+        if memory is None:
+            return
+        if self._memory_length not in (None, len(memory)):
+            raise ValueError(
+                f"client {client}: LocalOutput.memory has {len(memory)} numbers, and an earlier one has "
+                f"{self._memory_length}. Its length must be the same for all clients and rounds; fill it up."
+            )
+        self._memory_length = len(memory)
 
     def for_task(self, client: int) -> ClientState:
         """Returns what a task of the client carries: its state, or the word that its state is kept elsewhere."""

@@ -25,6 +25,7 @@ from lcfl.distributed.rank_transport import TASKS_AT_A_TIME, RankTransport
 from lcfl.distributed.ranks import Farewell, Ranks
 from lcfl.distributed.tasks import EvaluationTask, Failure, Measured, TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.worker import Worker, details_of
+from lcfl.models.module import FederatedModule
 
 __all__ = ["Host", "HostTransport", "Hosts", "StateElsewhere"]
 
@@ -283,6 +284,11 @@ class HostTransport:
     def stop_signal(self) -> int:
         """The number of the signal that requests a stop after this round; 0 if there was none."""
         return self._hosts.stop_signal
+
+    @property
+    def module(self) -> FederatedModule:
+        """The module in which this rank trains clients."""
+        return self._worker.module
 
     def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult]:
         """See `lcfl.distributed.transport.Transport.train`. No client is ever lost."""

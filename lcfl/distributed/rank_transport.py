@@ -14,6 +14,7 @@ from torch import Tensor
 from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, TrainingTask, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
+from lcfl.models.module import FederatedModule
 
 __all__ = ["TASKS_AT_A_TIME", "RankTransport"]
 
@@ -53,6 +54,11 @@ class RankTransport:
     def stop_signal(self) -> int:
         """The number of the signal that requests a stop after this round; 0 if there was none."""
         return self._ranks.stop_signal
+
+    @property
+    def module(self) -> FederatedModule:
+        """The module in which this rank trains clients."""
+        return self._worker.module
 
     def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult]:
         """See `lcfl.distributed.transport.Transport.train`. No client is ever lost."""

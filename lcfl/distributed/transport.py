@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
+from lcfl.models.module import FederatedModule
 
 __all__ = ["Transport"]
 
@@ -20,6 +21,10 @@ class Transport(Protocol):
     @property
     def stop_signal(self) -> int:
         """The number of the signal that requests a stop after this round; 0 if there was none."""
+
+    @property
+    def module(self) -> FederatedModule | None:
+        """The module in which this process trains clients; None if they all train elsewhere."""
 
     def train(self, tasks: Sequence[TrainingTask]) -> Sequence[TrainingResult | Lost]:
         """Has clients train.

@@ -6,7 +6,6 @@ Legend: P + Q length of a model's flat vector.
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -320,10 +319,8 @@ def measure(
     loss = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
     try:
         values: Mapping[str, Tensor] = metrics.compute()
-    except ValueError:
-        if number > 1:
-            raise
-        values = dict(_computable(metrics))
+    except Exception:
+        values = dict(_computable(metrics, number))
     return {"loss": loss, **{name: float(value) for name, value in values.items()}}
 
 
@@ -332,8 +329,18 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / sum(weights)
 
 
-def _computable(metrics: MetricCollection) -> Iterator[tuple[str, Tensor]]:
-    """Yields the metrics that one sample has; R2, for example, needs two."""
+def _computable(metrics: MetricCollection, number: int) -> Iterator[tuple[str, Tensor]]:
+    """Yields the metrics of a number of samples, of which one lacks some; R2, for example, needs two.
+
+    Raises:
+        ValueError: if another metric fails; names it.
+    """
     for name, metric in metrics.items():
-        with suppress(ValueError):
+        try:
             yield str(name), metric.compute()
+        except Exception as error:
+            if number > 1 or not isinstance(error, ValueError):
+                kind = type(metric).__name__
+                raise ValueError(
+                    f"model.metrics.{name}: {kind} fails on {number} samples ({type(error).__name__}: {error})"
+                ) from error

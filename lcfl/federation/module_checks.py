@@ -71,7 +71,10 @@ def _checked_optimizer(module: FederatedModule) -> Optimizer:
 
 
 def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
-    """Refuses an optimizer of parameters that are no part of a model: one client would go on with those of another."""
+    """Refuses an optimizer of parameters that are no part of a model: one client would go on with those of another.
+
+    Warns about parameters that are in neither, such as those of a loss.
+    """
     trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
     names = [name for name, each in module.named_parameters() if id(each) in trained]
     if outside := [name for name in names if not name.startswith("network.")]:
@@ -79,6 +82,13 @@ def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:
             f"{type(module).__name__}.configure_optimizers: got parameters outside of the network: "
             f"{abbreviated(outside)}. They would be neither sent nor saved, and each client would go on with those of "
             "another one. Make them a part of model.network, or leave them out."
+        )
+    free = [name for name, each in module.named_parameters() if each.requires_grad]
+    if left := [name for name in free if not name.startswith("network.")]:
+        warnings.warn(
+            f"model: {abbreviated(left)} of {type(module).__name__} are parameters outside of the network, which no "
+            "client trains. Make them a part of model.network, or set their requires_grad to False.",
+            stacklevel=3,
         )
 
 

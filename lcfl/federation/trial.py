@@ -36,6 +36,8 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
     spec, dataset = data.dataset.spec, type(data.dataset).__name__
     network = type(module.network).__name__
     inputs, targets = spec.blank(2)
+    if spec.num_classes is not None and targets.dim() == 1:
+        targets[1] = spec.num_classes - 1  # some metrics need two classes
     module.eval()
     try:
         scores = module(inputs)
@@ -59,7 +61,7 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             "class scores [B, classes]."
         )
     if spec.num_classes is not None:
-        _check_scores(network, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
+        _check_scores(module.network, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
     _check_loss(module.loss, scores, targets.to(scores.device))
     for name, metric in module.metrics.items():
         _check_metric(str(name), copy.deepcopy(metric), scores, targets.to(scores.device))
@@ -75,17 +77,18 @@ def _classes(data: FederatedDataModule) -> str:
     return f"{data.dataset.num_classes} classes{names}"
 
 
-def _check_scores(network: str, scores: Tensor, num_classes: int, has: str) -> None:
+def _check_scores(network: nn.Module, scores: Tensor, num_classes: int, has: str) -> None:
     """Refuses scores that are not one for each class, and warns of more."""
+    kind, has_option = type(network).__name__, "num_classes" in inspect.signature(type(network)).parameters
+    change = f"set its num_classes to {num_classes}" if has_option else f"it must return {num_classes} for each sample"
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
-            f"model.network: {network} returns scores of shape {tuple(scores.shape[1:])}, but "
-            f"{has}: set its num_classes to {num_classes}."
+            f"model.network: {kind} returns scores of shape {tuple(scores.shape[1:])}, but {has}: {change}."
         )
     if scores.shape[1] > num_classes:
         warnings.warn(
-            f"model.network: {network} returns {scores.shape[1]} scores, but {has}: set its num_classes to "
-            f"{num_classes}, unless the others are wanted.",
+            f"model.network: {kind} returns {scores.shape[1]} scores, but {has}: {change}, unless the others are "
+            "wanted.",
             stacklevel=3,
         )
 
@@ -111,7 +114,10 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
             value = loss(scores, targets)
     except Exception as error:
         advice = "Use a loss that can, e.g. CrossEntropyLoss for classes or MSELoss for numbers, or wrap it."
-        if is_classes and targets.is_floating_point():
+        weight = getattr(loss, "weight", None)
+        if is_classes and isinstance(weight, Tensor) and scores.dim() > 1 and len(weight) != scores.shape[1]:
+            advice = f"Its weight has {len(weight)} numbers; it needs one for each of the {scores.shape[1]} scores."
+        elif is_classes and targets.is_floating_point():
             advice = "Classes must be whole numbers: convert them with .long(), or use MSELoss for numbers."
         elif not targets.is_floating_point() and _succeeds(loss, scores, targets.float()):
             advice = "It takes the same targets as floats: convert them with .float()."
@@ -159,7 +165,9 @@ def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) ->
         numbers = [each for each in ("num_classes", "num_labels") if each in inspect.signature(type(metric)).parameters]
         number = f", e.g. {numbers[0]} to {scores.shape[1]}" if numbers and scores.dim() > 1 else ""
         advice = f"Set its arguments to fit{number}, or report another metric (model.report)."
-        if targets.is_floating_point() and _succeeds(metric, scores, targets.long()):
+        if scores.dim() > 1 and scores.shape[1] == 2 and _succeeds(metric, scores[:, 1], targets):
+            advice = "It takes one score for each sample: in its update, give it outputs.softmax(-1)[:, 1]."
+        elif targets.is_floating_point() and _succeeds(metric, scores, targets.long()):
             advice = (
                 "It takes the same targets as whole numbers: set its validate_args to false, or convert them in its "
                 "update."

@@ -129,6 +129,10 @@ class Fleet:
         """The number of the signal that requests a stop after this round; 0 if there was none."""
         return self._flag.signal
 
+    @property
+    def module(self) -> None:
+        """None, because all clients train on nodes."""
+
     def train(self, tasks: Sequence[TrainingTask]) -> list[TrainingResult | Lost]:
         """See `lcfl.distributed.transport.Transport.train`."""
         requests = {}

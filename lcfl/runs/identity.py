@@ -16,7 +16,7 @@ from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
 from lcfl.models.module import FederatedModule
 
-__all__ = ["describe", "describe_module", "differences"]
+__all__ = ["added_attributes", "describe", "describe_module", "differences"]
 
 DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
@@ -114,15 +114,19 @@ def _is_setting(value: Any) -> bool:
 
 
 def _added(module: FederatedModule) -> dict[str, Any]:
-    """Returns the public attributes of a module that a plain `FederatedModule` does not have."""
-    plain = _public(FederatedModule(nn.Identity, cut=None))  # a network that draws no random numbers
-    added = {key: value for key, value in _public(module).items() if key not in plain}
+    """Returns the public attributes of a subclass of `FederatedModule`."""
+    added = {key: value for key, value in added_attributes(module).items() if not key.startswith("_")}
     return added | ({"hparams": dict(module.hparams)} if module.hparams else {})
 
 
-def _public(module: nn.Module) -> dict[str, Any]:
-    own = vars(module) | module._parameters | module._buffers | module._modules
-    return {key: value for key, value in own.items() if not key.startswith("_")}
+def added_attributes(module: FederatedModule) -> dict[str, Any]:
+    """Returns the attributes, buffers and layers of a module that a plain `FederatedModule` does not have."""
+    plain = _attributes(FederatedModule(nn.Identity, cut=None))  # a network that draws no random numbers
+    return {key: value for key, value in _attributes(module).items() if key not in plain}
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return vars(module) | module._parameters | module._buffers | module._modules
 
 
 def _describe_plain(value: Any) -> Any:

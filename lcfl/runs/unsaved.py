@@ -1,17 +1,25 @@
-"""Notices what a user's part of a method remembers in its attributes, where no checkpoint holds it."""
+"""Notices what a user's part of a run remembers in its attributes, where no checkpoint holds it."""
 
 import pickle
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from torch import Tensor, nn
+
 from lcfl.core.callback import Callback
+from lcfl.models.module import FederatedModule
+from lcfl.runs.identity import added_attributes
 
 __all__ = ["UnsavedMemory"]
 
+OTHERS = ("builtins", "abc", "typing", "lcfl.", "torch.", "lightning.", "lightning_")
+MUTABLE = (dict, list, set, np.ndarray, Tensor)
+
 
 class UnsavedMemory:
-    """Compares the attributes of parts with what they were at the start of a run.
+    """Compares the attributes of parts, and those of their classes that can change, with what they were before a run.
 
     The parts of lcfl are left out, as are attributes that a part lists in `remembers`, and parts with a `state_dict` of
     their own.
@@ -37,7 +45,8 @@ class UnsavedMemory:
                 f"{type(part).__name__} has changed its attribute{'s' * (len(changed) > 1)} {', '.join(changed)}, "
                 "which no checkpoint holds: a resumed run starts without it. An aggregation keeps what it remembers in "
                 "state.aggregation, a local update in LocalOutput.memory, a clustering or callback lists it in "
-                "remembers.",
+                "remembers. What a network learns, it has as parameters or buffers; a module or loss keeps nothing "
+                "else from step to step.",
                 stacklevel=3,
             )
 
@@ -49,7 +58,21 @@ def _contents(part: object) -> dict[str, bytes]:
         if type(part).state_dict is not Callback.state_dict:
             return {}
         saved = {f"_{name}" for name in part.remembers}
-    return {name: _pickled(value) for name, value in vars(part).items() if name not in saved}
+    if isinstance(part, FederatedModule):
+        values = added_attributes(part)
+    elif isinstance(part, nn.Module):
+        saved = set(vars(nn.Module()))
+        values = vars(part) | dict(part.named_buffers())
+    else:
+        values = vars(part)
+    return {name: _pickled(value) for name, value in (_of_classes(part) | values).items() if name not in saved}
+
+
+def _of_classes(part: object) -> dict[str, Any]:
+    """Returns the attributes of a user's classes that can change in place."""
+    own = [each for each in reversed(type(part).__mro__) if not each.__module__.startswith(OTHERS)]
+    values = {name: value for each in own for name, value in vars(each).items()}
+    return {name: value for name, value in values.items() if isinstance(value, MUTABLE) and not name.startswith("__")}
 
 
 def _pickled(value: Any) -> bytes:

@@ -142,6 +142,6 @@ def _warn_of_broken_models(evaluation: Evaluation, population: Population) -> No
             who = population.listed(broken)
             warnings.warn(
                 f"{name} is not finite for {len(broken)} of {len(metric.clients)} clients ({who}): "
-                "these models have diverged. A smaller learning rate may help.",
+                "these models have diverged, unless samples are not finite. A smaller learning rate may help.",
                 stacklevel=4,
             )

@@ -15,6 +15,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 
+from lcfl.core import rng
 from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.messages import Downlink
 from lcfl.core.schema import check_form
@@ -128,11 +129,14 @@ class Server:
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
-        self.fabric.call(hook, server=self, state=self.state, **arguments)
-        if hook in CLUSTERING_HOOKS:
-            by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
-            self.state.check_models(by)
-            self.state.check_assignment(by)
+        if hook not in CLUSTERING_HOOKS:
+            self.fabric.call(hook, server=self, state=self.state, **arguments)
+            return
+        with rng.seeded(self.seed, hook, self.state.round):  # the user's may draw from global generators
+            self.fabric.call(hook, server=self, state=self.state, **arguments)
+        by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
+        self.state.check_models(by)
+        self.state.check_assignment(by)
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
@@ -166,7 +170,8 @@ class Server:
             RuntimeError: if it requests more than any clustering needs, because the run would never go on.
         """
         for _ in range(MOST_EXTRA_ROUNDS):
-            extra = clustering.extra_round(self.state, sampled)
+            with rng.seeded(self.seed, "extra_round", self.state.round):
+                extra = clustering.extra_round(self.state, sampled)
             if extra is None:
                 return
             yield extra
@@ -231,7 +236,8 @@ class Server:
         with self.row.timed("aggregate"):
             if uploads:
                 read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
-                self.method.aggregation(state, read, self.layout)
+                with rng.seeded(self.seed, "aggregation", state.round):
+                    self.method.aggregation(state, read, self.layout)
                 state.check_models(type(self.method.aggregation).__name__)
         with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
@@ -287,9 +293,10 @@ class Server:
         return received.results
 
     def _unsaved_memory(self) -> UnsavedMemory:
-        exchange, shaping = self.method.exchange, [each for each in self.callbacks if each.shapes_result]
-        parts = self.method.local_update, exchange, *exchange.transforms, self.method.aggregation, *shaping
-        return UnsavedMemory(parts)
+        method, module = self.method, self.transport.module
+        shaping = [each for each in self.callbacks if each.shapes_result]
+        parts = method.local_update, method.exchange, *method.exchange.transforms, method.aggregation
+        return UnsavedMemory([*parts, *shaping, *(() if module is None else (module, module.loss))])
 
     def collect_callback_states(self) -> None:
         """Stores the states of the clusterings and callbacks in the state of the federation.

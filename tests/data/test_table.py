@@ -192,9 +192,9 @@ def test_targets_that_are_not_finite_are_refused(tmp_path):
 
 def test_a_first_file_without_the_columns_is_refused(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "x"])
-    assert (
-        refused(tmp_path, "label") == "Folders: client 'a': ROOT/a.csv: it has no column 'label', but age, dose, "
-        "outcome"
+    assert refused(tmp_path, "outcomes") == (
+        "Folders: client 'a': ROOT/a.csv: it has no column 'outcomes', but age, dose, outcome. Did you mean 'outcome'? "
+        "Change the file, or data.dataset.init_args.reader.init_args.target"
     )
     assert "it has no column 'size'" in refused(tmp_path, features=["size"])
     write_table(tmp_path / "a.csv", ["age;dose;outcome"], ["1;2;x"])

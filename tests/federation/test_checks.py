@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
-from torchmetrics.classification import MulticlassF1Score, MultilabelAUROC
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MultilabelAUROC
 
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
@@ -273,6 +273,17 @@ class Fussy(nn.Linear):
         raise TypeError("images wanted")
 
 
+class Bare(nn.Module):
+    """A network without the argument num_classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.decision = nn.Linear(16, 7)
+
+    def forward(self, inputs):
+        return self.decision(inputs)
+
+
 def two_scores_a_class():
     return nn.Sequential(nn.Linear(16, 16), nn.Unflatten(1, (8, 2)))
 
@@ -287,6 +298,7 @@ def two_scores_a_class():
         (partial(MLP, 15, [4], 8), r"MLP cannot take inputs of shape \(16,\) .* to fit, e\.g\. in_features\.$"),
         (partial(Fussy, 16, 8), r"Fussy cannot take inputs .*\(TypeError: images wanted\)"),
         (partial(MLP, 16, [4], 7), r"scores of shape \(7,\), but Synthetic has 8 classes: set its num_classes to 8"),
+        (Bare, "has 8 classes: it must return 8 for each sample"),
         (two_scores_a_class, r"Sequential returns scores of shape \(8, 2\)"),
         (partial(Twice, 16, [4], 8), "Twice returns a tuple for two samples; it must return one tensor \\[B, ...\\]"),
     ],
@@ -301,6 +313,26 @@ def test_loss_that_cannot_take_scores_and_labels_is_refused():
     module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.MSELoss())
     with pytest.raises(ValueError, match=r"MSELoss cannot take outputs \[2, 8\] and targets \[2\] of torch.int64"):
         check_network(module, blobs())
+
+
+def test_a_weight_for_each_score_is_asked_for():
+    module = FederatedModule(partial(MLP, 16, [4], 8), loss=nn.CrossEntropyLoss(weight=torch.ones(3)))
+    with pytest.raises(ValueError, match=r"Its weight has 3 numbers; it needs one for each of the 8 scores\.$"):
+        check_network(module, blobs())
+
+
+class DefinedAUROC(BinaryAUROC):
+    """The recipe for clients of one class, without the choice of a score."""
+
+    def compute(self):
+        targets = torch.cat(self.target)
+        return super().compute() if targets.unique().numel() == 2 else torch.tensor(torch.nan)
+
+
+def test_a_metric_of_one_score_is_refused_before_training():
+    module = FederatedModule(partial(MLP, 16, [4], 2), metrics={"auroc": DefinedAUROC()})
+    with pytest.raises(ValueError, match=r"in its update, give it outputs\.softmax\(-1\)\[:, 1\]\.$"):
+        check_network(module, labelled(torch.tensor([0, 1, 1])))
 
 
 def test_more_scores_than_classes_give_a_warning():
@@ -709,6 +741,21 @@ def test_another_default_dtype_is_refused():
             Federation(1, logger=False).fit(FederatedModule(lambda: linear().float()), blobs(), fedavg())
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_parameters_that_nothing_trains_are_warned_about():
+    class Weighted(nn.CrossEntropyLoss):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    module, method = FederatedModule(partial(MLP, 4, [], 2), loss=Weighted()), fedavg()
+    with pytest.warns(UserWarning, match=r"^model: loss\.scale of FederatedModule are parameters outside of"):
+        check_method(method, module, 5)
+    module.loss.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_method(method, module, 5)
 
 
 def test_an_optimizer_of_parameters_outside_of_the_network_is_refused():

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from typing import Any, ClassVar
@@ -128,7 +129,11 @@ class Table(Reader):
             other = f", but {abbreviated(names, 20)}{other if path != first else ''}"
             if len(names) == 1:
                 other += ". If another sign than a comma stands between cells, set delimiter"
-        if missing:
+            else:
+                close = get_close_matches(missing[0], names, n=1)
+                meant = f"Did you mean {close[0]!r}? " if close else ""
+                option = "target" if missing[0] in self._targets else "features"
+                other += f". {meant}Change the file, or data.dataset.init_args.reader.init_args.{option}"
             refuse(part.client, path, f"it has no column {' and '.join(map(repr, missing[:5]))}{other}")
         if more:
             advice = "remove them, or name the columns to use in data.dataset.init_args.reader.init_args.features"

@@ -1,18 +1,24 @@
 """What a local update remembers for a client is there when the client takes part again, also in a resumed run."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.federation.federation import Federation
-from lcfl.methods.aggregation import GlobalMean
-from lcfl.methods.exchange import FullModel
+from lcfl.methods.aggregation import ClusterMean, GlobalMean
+from lcfl.methods.clustering.base import Clustering
+from lcfl.methods.exchange import ClusterModel, FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
+from lcfl.models import MLP
+from lcfl.models.module import FederatedModule
 from tests.helpers.bits import assert_same_state
 from tests.helpers.builders import blobs, blobs_module, fit
 
@@ -75,11 +81,120 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, devices, s
     assert_same_state(whole, run(tmp_path, 4, devices, store, ckpt_path="last"), but=("callbacks",))
 
 
-def test_memory_that_no_checkpoint_holds_is_warned_of_once(tmp_path):
+@dataclass(frozen=True)
+class Shared(LocalTraining):
+    """Remembers models in an attribute of its class."""
+
+    models: ClassVar[dict] = {}
+
+    def __call__(self, state, downlink, data, engine):
+        output = super().__call__(state, downlink, data, engine)
+        self.models[data.client] = output.model
+        return output
+
+
+class Counting(FederatedModule):
+    """Counts its steps."""
+
+    _steps = 0
+
+    def training_step(self, batch, batch_idx=0):
+        self._steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+class Running(nn.CrossEntropyLoss):
+    """Subtracts a running mean of the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, scores, targets):
+        self.mean = 0.9 * self.mean + 0.1 * scores.detach().mean(dim=0)
+        return super().forward(scores - self.mean, targets)
+
+
+NETWORK = partial(MLP, 16, [8], 8)
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "changed"),
+    [
+        (blobs_module, Method(LocalTraining(steps=1), FullModel(), Adam()), "Adam has changed its attribute _moment"),
+        (blobs_module, Method(Shared(steps=1), FullModel(), GlobalMean()), "Shared has changed its attribute models"),
+        (partial(Counting, NETWORK), method(), "Counting has changed its attribute _steps"),
+        (partial(FederatedModule, NETWORK, loss=Running()), method(), "Running has changed its attribute mean"),
+    ],
+)
+def test_memory_that_no_checkpoint_holds_is_warned_of_once(tmp_path, module, method, changed):
     federation = Federation(
         rounds=4, clients_per_round=5, accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, name="run"
     )
-    adam = Method(LocalTraining(steps=1), FullModel(), Adam())
-    with pytest.warns(UserWarning, match="Adam has changed its attribute _moment, which no checkpoint holds") as caught:
-        federation.fit(blobs_module(), blobs(), adam)
+    with pytest.warns(UserWarning, match=f"{changed}, which no checkpoint holds") as caught:
+        federation.fit(module(), blobs(), method)
     assert sum("no checkpoint holds" in str(each.message) for each in caught) == 1
+
+
+@dataclass(frozen=True)
+class Growing(LocalTraining):
+    """Its memory is as long as the client's number."""
+
+    def __call__(self, state, downlink, data, engine):
+        return replace(super().__call__(state, downlink, data, engine), memory=torch.zeros(1 + data.client))
+
+
+def test_memories_of_several_lengths_are_refused_in_the_round_in_which_they_arrive(tmp_path):
+    with pytest.raises(ValueError, match=r"^client \d+: LocalOutput\.memory has \d+ numbers, and an earlier one has"):
+        fit(blobs_module(), blobs(), Method(Growing(steps=1), FullModel(), GlobalMean()), tmp_path, rounds=1)
+
+
+PARTICIPANTS = ClusterMean(over="participants", embedding_over="participants")
+
+
+class Drawing(GlobalMean):
+    """Adds noise from global generators, which a careful aggregation would not use."""
+
+    def __call__(self, state: FederationState, uploads, layout):
+        super().__call__(state, uploads, layout)
+        state.global_model = state.global_model + 0.01 * torch.randn(layout.size) + np.float32(np.random.rand())
+        state.centres = state.global_model[None]
+
+
+class DrawingClusters(Clustering):
+    """Draws the clusters from numpy's global generator."""
+
+    def on_round_end(self, server, state, uploads):
+        state.centres = state.global_model.repeat(3, 1)
+        state.assignment = torch.from_numpy(np.random.randint(3, size=state.num_clients))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method(LocalTraining(steps=1), FullModel(), Drawing()),
+        Method(LocalTraining(steps=1), ClusterModel(), PARTICIPANTS, [DrawingClusters()]),
+    ],
+)
+def test_parts_that_draw_from_global_generators_give_the_same_numbers_when_resumed(tmp_path, method):
+    def fitted(root, rounds, ckpt_path=None):
+        federation = Federation(rounds=rounds, evaluate_every=0, devices=1, logger=False, default_root_dir=root)
+        return federation.fit(blobs_module(), blobs(), method, ckpt_path).state
+
+    whole = fitted(tmp_path / "whole", 4)
+    fitted(tmp_path, 2)
+    torch.manual_seed(5), np.random.seed(5)
+    assert_same_state(whole, fitted(tmp_path, 4, "last"), but=("callbacks",))
+
+
+class Broken(GlobalMean):
+    """Divides by zero."""
+
+    def __call__(self, state: FederationState, uploads, layout):
+        super().__call__(state, uploads, layout)
+        state.global_model = state.global_model / 0
+
+
+def test_an_aggregation_whose_model_is_not_finite_is_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"^Broken: state\.global_model is not finite, although only finite uploads"):
+        fit(blobs_module(), blobs(), Method(LocalTraining(steps=1), FullModel(), Broken()), tmp_path, rounds=1)
