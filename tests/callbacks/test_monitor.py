@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric.loggers import CSVLogger
+from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -294,7 +295,7 @@ def test_drawing_gives_no_warnings_and_draws_no_random_numbers(tmp_path, picture
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "figures" / "picture.png"
 
-    class Torn:
+    class Torn(Figure):
         def savefig(self, path, format):
             path.write_bytes(b"half")
             raise OSError("disk full")

@@ -149,11 +149,11 @@ def test_a_run_that_another_process_writes_is_left_alone(sweep, tmp_path):
 def test_two_sweeps_do_not_run_a_trial_twice(sweep, tmp_path):
     """A run takes seconds to claim its directory, and a run outlives a sweep that is killed."""
     begun, trials = threading.Event(), [Trial("fedavg", (), 0)]
-    first = replace(sweep("--sleep=3"), say=lambda text: begun.set())
+    first = replace(sweep("--sleep=1"), say=lambda text: begun.set())
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first.run, trials)
         begun.wait()
-        assert sweep("--sleep=3").run(trials) == [None]
+        assert sweep("--sleep=1").run(trials) == [None]
         assert sweep.said[-1].startswith("fedavg-seed0: left alone, because another process")
         assert [run.seed for run in done.result()] == [0]
     assert sweep.calls() == ["fedavg-seed0 "]
