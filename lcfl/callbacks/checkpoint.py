@@ -130,10 +130,7 @@ class Checkpoint(Callback):
         """
         if self.keep_last is None:
             return
-        checkpoints = sorted(
-            (int(match[1]), path) for path in folder.iterdir() if (match := checkpoint.NAME.fullmatch(path.name))
-        )
         best = None if self.best is None else self.best["round"]
-        for number, path in checkpoints[: -self.keep_last]:
+        for number, path in checkpoint.saved_in(folder)[: -self.keep_last]:
             if number != best:
                 checkpoint_lookup.remove(path)

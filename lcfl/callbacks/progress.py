@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from math import ceil, isfinite
+from math import ceil, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink
-from lcfl.core.metric_names import MODEL_KINDS, TRIVIAL, Reported, added_metrics, digits
+from lcfl.core.metric_names import ACCURACY, MODEL_KINDS, TRIVIAL, Reported, added_metrics
 from lcfl.core.state import FederationState
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
@@ -143,11 +143,11 @@ class Progress(Callback):
 
 
 def evaluation_tables(
-    metrics: Mapping[str, float], stage: Literal["val", "test"], reported: Reported | None = None
+    metrics: Mapping[str, float], stage: Literal["val", "test"], reported: Reported = ACCURACY
 ) -> "list[Table]":
     """Returns the `evaluation_table` of the reported metric (the accuracy if not given), and of every other one."""
-    name = (reported or Reported()).name
-    tables = [evaluation_table(metrics, stage, each) for each in (name, *added_metrics(metrics, name))]
+    names = reported.name, *added_metrics(metrics, reported.name)
+    tables = [evaluation_table(metrics, stage, each) for each in names]
     for table in tables[1:]:
         table.title = f"\n{table.title}"
     return tables
@@ -170,10 +170,10 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
     from rich.table import Table
 
     columns = table_columns(metrics, stage, metric)
-    kinds_by_protocol, is_accuracy = kinds_of(metrics, stage, metric), metric == "acc"
+    kinds_by_protocol, shown = kinds_of(metrics, stage, metric), Reported(metric)
     has_room = max(map(len, kinds_by_protocol), default=0) <= LONGEST_WITH_ROOM
     table = Table(
-        title=f"{stage} accuracy over clients in %" if is_accuracy else f"{stage} {metric} over clients",
+        title=f"{stage} {shown.title} over clients{shown.unit}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -186,9 +186,9 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
         table.add_column(header, justify="right", no_wrap=True)
     for protocol, kinds in kinds_by_protocol.items():
         for number, kind in enumerate(sorted(kinds, key=place_of)):
-            values = [metrics.get(name.format(protocol=protocol, kind=kind)) for name in columns.values()]
-            label = Reported(metric).trivial if kind == TRIVIAL else kind
-            table.add_row("" if number else protocol, label, *map(percent if is_accuracy else plain, values))
+            values = [metrics.get(name.format(protocol=protocol, kind=kind), nan) for name in columns.values()]
+            label = shown.trivial if kind == TRIVIAL else kind
+            table.add_row("" if number else protocol, label, *map(shown.text, values))
         table.add_section()
     return table
 
@@ -276,16 +276,6 @@ def is_line_due(number: int, rounds: int, evaluate_every: int) -> bool:
 def place_of(kind: str) -> tuple[int, str]:
     """Returns a sort key for kinds of model: those of the package in their order, then others, then the baseline."""
     return (MODEL_KINDS.index(kind) if kind in MODEL_KINDS else len(MODEL_KINDS) + (kind == TRIVIAL), kind)
-
-
-def percent(share: float | None) -> str:
-    """Returns a share as a percentage with two decimals; blank if there is none."""
-    return "" if share is None or not isfinite(share) else f"{100 * share:.2f}"
-
-
-def plain(value: float | None) -> str:
-    """Returns a number as text; blank if there is none."""
-    return "" if value is None else digits(value)
 
 
 def brief(value: float) -> str:

@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
-from lcfl.cli.class_options import with_modules
+from lcfl.cli.class_options import with_modules, without_init_args
+from lcfl.cli.shipped_configs import SUFFIXES
 from lcfl.cli.type_errors import WORDS
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
 
-__all__ = ["LOADER", "LayeredConfig", "as_layers", "config_files", "forget", "names_class", "whole_lists", "yaml_error"]
+__all__ = ["LOADER", "LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonargparse: eight times as fast
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
-FILES = (".yaml", ".yml", ".json")
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
 ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value
 
@@ -60,7 +60,7 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
         classes: the options that take a class.
     """
     converted, rest = [], iter(words)
-    named = {_short(option) for option in classes}
+    named = {without_init_args(option) for option in classes}
     for word in rest:
         if match := ITEM.fullmatch(word):
             path, number, argument, value = match.groups()
@@ -72,7 +72,7 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
             for key in reversed([*path.split("."), int(number), *argument.split(".")]):
                 layer = {key: layer}
             converted += ["-c", yaml.safe_dump(layer)]
-        elif (match := OPTION.fullmatch(word)) and _short(match[1]) in named:
+        elif (match := OPTION.fullmatch(word)) and without_init_args(match[1]) in named:
             following = [] if match[2] is not None else [*islice(rest, 1)]
             text = match[2] if match[2] is not None else "".join(following)
             if _names_classes(text):
@@ -104,24 +104,6 @@ def names_class(words: Sequence[str], group: str) -> bool:
         folder = os.path.dirname(config) if layer is not None and os.path.isfile(config) else ""
         values.append(_read(os.path.join(folder, given)) if isinstance(given, str) and not _is_class(given) else given)
     return options.class_path is not None or any(map(_is_class, values))
-
-
-def config_files(words: Sequence[str]) -> list[str]:
-    """Returns the configuration files that the words of a command name, and those that these files name for groups."""
-    found: dict[str, None] = {}
-    for word in words:
-        file = word.partition("=")[2] if word.startswith("--") else word
-        if file.endswith(FILES) and os.path.isfile(file):
-            layer, folder = _read(file), os.path.dirname(file)
-            named = layer.values() if isinstance(layer, dict) else ()
-            inner = [os.path.join(folder, each) for each in named if isinstance(each, str) and each.endswith(FILES)]
-            found |= dict.fromkeys([file, *filter(os.path.isfile, inner)])
-    return list(found)
-
-
-def _short(option: str) -> str:
-    """Returns an option without ``init_args``, which may be left out."""
-    return option.replace(".init_args", "")
 
 
 def _names_classes(text: str) -> bool:
@@ -174,7 +156,7 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
 def _is_class(value: Any) -> bool:
     """Returns whether a value is a class, with its arguments or by name, and not a configuration file."""
     if isinstance(value, str):
-        return bool(CLASS.fullmatch(value)) and not value.endswith(FILES)
+        return bool(CLASS.fullmatch(value)) and not value.endswith(SUFFIXES)
     return isinstance(value, dict) and "class_path" in value
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 from jsonargparse._required import restore_suppressed_required
 
-from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest
+from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest, without_init_args
 from lcfl.cli.type_errors import WORDS
 
 __all__ = ["Help", "described", "first_sentence", "options", "overview"]
@@ -52,7 +52,7 @@ def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
         is_file_of_group = type(action).__name__ == "_ActionConfigLoad"  # which jsonargparse does not export
         is_hidden = is_file_of_group or action.help == argparse.SUPPRESS
         if name.startswith("-") and not name.endswith(".help") and not is_hidden:
-            found[_short(action.option_strings[-1].strip("-+"))] = action
+            found[without_init_args(action.option_strings[-1].strip("-+"))] = action
     return found
 
 
@@ -95,11 +95,11 @@ def described(parser: ArgumentParser, path: str) -> str:
     """
     if len(words := path.split()) > 1:
         raise ValueError(f"got {len(words)} names; --help is about one. Give one option, group or class.")
-    name, _, kind = _short(path.lstrip("-")).partition("=")
+    name, _, kind = without_init_args(path.lstrip("-")).partition("=")
     known = options(parser)
-    nested = [_short(option) for option in CLASSES if _short(option) not in known]
+    nested = [without_init_args(option) for option in CLASSES if without_init_args(option) not in known]
     if kind:
-        if name not in [_short(option) for option in CLASSES]:
+        if name not in [without_init_args(option) for option in CLASSES]:
             raise ValueError(f"{name} is not an option that takes a class.")
         return _of_class(parser, name, kind)
     if name in known or (name in nested and name.partition(".")[0] in {each.partition(".")[0] for each in known}):
@@ -152,7 +152,8 @@ def _of_class(parser: ArgumentParser, option: str, name: str) -> str:
 
 def _class(option: str, name: str) -> Any:
     """Returns the class or function that an option names."""
-    known = {name: kind for each in CLASSES if _short(each) == option for name, kind in classes(each).items()}
+    paths = [each for each in CLASSES if without_init_args(each) == option]
+    known = {name: kind for each in paths for name, kind in classes(each).items()}
     if name in known:
         return known[name]
     module, _, last = name.rpartition(".")
@@ -168,7 +169,7 @@ def _class(option: str, name: str) -> Any:
 
 def _offered(parser: ArgumentParser, option: str) -> list[str]:
     """Returns the lines about the classes for an option; none for an option that takes no class."""
-    path = next((each for each in CLASSES if _short(each) == option), None)
+    path = next((each for each in CLASSES if without_init_args(each) == option), None)
     if path is None:
         return []
     known = classes(path) if path not in OTHERS else {}
@@ -220,7 +221,7 @@ def _invocation(action: argparse.Action) -> str:
     if action.default == argparse.SUPPRESS:
         return flags
     if action.required:
-        return f"{flags} {'CLASS' if _short(action.dest) in map(_short, CLASSES) else 'VALUE'}"
+        return f"{flags} {'CLASS' if without_init_args(action.dest) in map(without_init_args, CLASSES) else 'VALUE'}"
     return f"{flags} {_value(action.default)}"
 
 
@@ -243,11 +244,6 @@ def _title(parser: ArgumentParser, group: str) -> str:
 
 def _program(parser: ArgumentParser) -> str:
     return parser.prog.replace(" [options]", "")
-
-
-def _short(path: str) -> str:
-    """Returns a path without ``init_args``, which may be left out."""
-    return path.replace(".init_args", "")
 
 
 def _plain(text: str) -> str:

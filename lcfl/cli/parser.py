@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lcfl.cli import option_help
-from lcfl.cli.class_options import CLASSES, PARTS, classes, closest
+from lcfl.cli.class_options import CLASSES, PARTS, classes, closest, without_init_args
 from lcfl.cli.layered_config import as_layers
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
@@ -140,7 +140,7 @@ def _missing(options: str) -> str:
 def _explained(message: str, parser: LightningArgumentParser) -> str:
     """Returns a message of the parser, with a clearer wording if it is about a misspelt name."""
     option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
-    takes_class = option.replace(".init_args", "") in {name.replace(".init_args", "") for name in CLASSES}
+    takes_class = without_init_args(option) in map(without_init_args, CLASSES)
     for path in re.findall(r"\blcfl(?:\.\w+)+", message):
         if (now := current_path(path)) != path:
             return f"{option}: {path} is an import path of lcfl 0.1; its name is now {now}."

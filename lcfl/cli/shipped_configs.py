@@ -7,7 +7,9 @@ from pathlib import Path
 
 import lcfl
 
-__all__ = ["configurations", "find"]
+__all__ = ["SUFFIXES", "configurations", "find"]
+
+SUFFIXES = (".yaml", ".yml", ".json")  # of configuration files
 
 
 def configurations() -> Path:

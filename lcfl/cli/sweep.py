@@ -18,8 +18,9 @@ from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lcfl.cli.layered_config import config_files
-from lcfl.cli.shipped_configs import find
+import yaml
+
+from lcfl.cli.shipped_configs import SUFFIXES, find
 from lcfl.cli.trials import Point, Trial
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated
@@ -263,7 +264,7 @@ class Sweep:
         Raises:
             ValueError: if the trial was run by another command.
         """
-        now = _by_name(words, {file: _digest(Path(file)) for file in config_files(words)})
+        now = _by_name(words, {file: _digest(Path(file)) for file in _config_files(words)})
         note = self.root / trial.name / "trial.json"
         if not note.is_file() or not (note.parent / "version_0").is_dir():  # a run that never began binds nobody
             write_json(note, now, indent=2)
@@ -322,6 +323,19 @@ def _last_error(log: Path, begin: int) -> str:
     output = log.read_bytes()[begin:].decode(errors="replace")
     errors = [line for line in output.splitlines() if line.startswith("lcfl: error: ")]
     return f"\n  {errors[-1]}" if errors else ""
+
+
+def _config_files(words: Sequence[str]) -> list[str]:
+    """Returns the configuration files that the words of a command name, and those that these files name for groups."""
+    found: dict[str, None] = {}
+    for word in words:
+        file = word.partition("=")[2] if word.startswith("--") else word
+        if file.endswith(SUFFIXES) and Path(file).is_file():
+            layer = yaml.safe_load(Path(file).read_bytes())
+            named = [each for each in layer.values() if isinstance(each, str)] if isinstance(layer, dict) else []
+            inner = [Path(file).parent / each for each in named if each.endswith(SUFFIXES)]
+            found |= dict.fromkeys([file, *(str(each) for each in inner if each.is_file())])
+    return list(found)
 
 
 def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 
-__all__ = ["MODEL_KINDS", "SUMMARIES", "TRIVIAL", "Reported", "added_metrics", "digits", "is_of_server", "is_reserved"]
+__all__ = [
+    "ACCURACY",
+    "MODEL_KINDS",
+    "SUMMARIES",
+    "TRIVIAL",
+    "Reported",
+    "added_metrics",
+    "digits",
+    "is_of_server",
+    "is_reserved",
+]
 
 MODEL_KINDS = ("personal", "cluster", "global", "after_local")  # in the order in which tables show them
 SUMMARIES = ("_weighted", "_std", "_worst10")  # endings of the summaries over clients other than the mean
@@ -74,6 +84,9 @@ class Reported:
     def is_reached(self, value: float, target: float) -> bool:
         """Returns whether a value is as good as a target."""
         return self.score(value) >= self.score(target)
+
+
+ACCURACY = Reported()
 
 
 def digits(value: float) -> str:

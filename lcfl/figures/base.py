@@ -27,6 +27,7 @@ __all__ = [
     "block_labels",
     "blocks_of",
     "cluster_colours",
+    "height_of",
     "integer_ticks",
     "label_clients",
     "mark_groups",
@@ -66,6 +67,11 @@ def new_panels(width: float, height: float, names: Sequence[str]) -> "tuple[Figu
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     return figure, dict(zip(names, panels, strict=True))
+
+
+def height_of(num_clients: int) -> float:
+    """Returns the height in inches of a picture with a row for each client."""
+    return min(8.0, max(3.0, 1.2 + 0.16 * num_clients))
 
 
 def shown(num_clients: int, most: int = MOST_CLIENTS) -> NDArray[np.int64]:

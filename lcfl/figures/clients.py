@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lcfl.core.metric_names import Reported
+from lcfl.core.metric_names import ACCURACY, Reported
 from lcfl.figures.base import (
     COLOURS,
     KIND_COLOURS,
     KIND_STYLES,
     Array,
+    height_of,
     integer_ticks,
     label_clients,
     mark_groups,
@@ -59,7 +60,7 @@ def label_counts(
     order_N = np.lexsort([clients_N] if groups_N is None else [clients_N, np.asarray(groups_N)])
     count_NC = count_NC[order_N]
 
-    figure, axes = new_figure(8.0, _height(num_clients))
+    figure, axes = new_figure(8.0, height_of(num_clients))
     height_N1 = np.arange(num_clients + 1) - 0.5
     image = axes.pcolorfast(
         np.arange(num_classes + 1) - 0.5, height_N1, np.ma.masked_equal(count_NC, 0), cmap="viridis_r", vmin=0
@@ -103,7 +104,7 @@ def client_sizes(
     if size_N.ndim != 1 or not len(size_N):
         raise ValueError(f"figures: got sizes {size_N.shape}; the shape must be [N], with at least one client.")
     clients_N = np.arange(len(size_N)) if clients_N is None else np.asarray(clients_N)
-    figure, axes = new_figure(8.0, _height(len(size_N)))
+    figure, axes = new_figure(8.0, height_of(len(size_N)))
     axes.stairs(size_N, np.arange(len(size_N) + 1) - 0.5, orientation="horizontal", fill=True, color=COLOURS[0])
     label_clients(axes, clients_N, np.arange(len(size_N)), "number" if names_N is None else "name", names_N)
     axes.set_ylim(len(size_N) - 0.5, -0.5)
@@ -112,11 +113,7 @@ def client_sizes(
     return figure
 
 
-def _height(num_clients: int) -> float:
-    return min(8.0, max(3.0, 1.2 + 0.16 * num_clients))
-
-
-def sorted_values(values: Mapping[str, Array], name: str, reported: Reported | None = None) -> "Figure":
+def sorted_values(values: Mapping[str, Array], name: str, reported: Reported = ACCURACY) -> "Figure":
     """Draws a metric of the clients from the worst to the best client, with a line for each kind of model.
 
     Args:
@@ -127,7 +124,6 @@ def sorted_values(values: Mapping[str, Array], name: str, reported: Reported | N
     Raises:
         ValueError: if there is nothing to draw.
     """
-    reported = reported or Reported()
     values = {kind: each for kind, each in values.items() if len(each)}
     if not values:
         raise ValueError(f"figures: there are no values of {name}.")

@@ -14,6 +14,7 @@ from lcfl.figures.base import (
     block_labels,
     blocks_of,
     cluster_colours,
+    height_of,
     integer_ticks,
     label_clients,
     mark_groups,
@@ -66,7 +67,7 @@ def assignment_heatmap(
         keys.append(np.asarray(groups_N))
     order_N = np.lexsort(keys)
 
-    figure, axes = new_figure(8.0, min(8.0, max(3.0, 1.2 + 0.16 * num_clients)))
+    figure, axes = new_figure(8.0, height_of(num_clients))
     colours, edges_K1 = cluster_colours(assignment_TN)
     shown_NT = np.ma.masked_less(assignment_TN[:, order_N].T, 0)
     image = axes.pcolorfast(  # no interpolation, because the colours of clusters must not blend

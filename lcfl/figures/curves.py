@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lcfl.core.metric_names import Reported
+from lcfl.core.metric_names import ACCURACY, Reported
 from lcfl.figures.base import COLOURS, KIND_STYLES, new_panels
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def metric_curves(
     x_label: str,
     title: str,
     baseline: float | None = None,
-    reported: Reported | None = None,
+    reported: Reported = ACCURACY,
 ) -> "Figure":
     """Draws a metric of each method as the mean over its seeds, in a band from the lowest to the highest seed.
 
@@ -51,7 +51,6 @@ def metric_curves(
     Raises:
         ValueError: if there is nothing to draw.
     """
-    reported = reported or Reported()
     drawn = {
         (method, kind): seeds
         for kind, of_kind in curves.items()

@@ -110,6 +110,11 @@ class LoadedCheckpoint:
                 raise CheckpointError(f"{self.path}: {key} cannot be restored ({_reason(error)}).") from None
 
 
+def saved_in(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the rounds and the paths of the checkpoints in a folder, in ascending order."""
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+
+
 def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Path:
     """Writes ``folder/round-<n>.ckpt`` and returns its path.
 
@@ -127,7 +132,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
     server, fixed = _server(state), _fixed(state)
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
-    earlier = sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
+    earlier = [path for _, path in reversed(saved_in(folder))]
     with atomic_directory(final) as temporary:
         shards = write_shards(temporary, state.clients, earlier)
         digests = {"state.pt": write_serialized(temporary / "state.pt", server | {"current": current_clients(shards)})}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lcfl.core.files import read_regular
-from lcfl.runs.checkpoint import NAME, CheckpointError, DamagedError, check_files, read_manifest
+from lcfl.runs.checkpoint import NAME, CheckpointError, DamagedError, check_files, read_manifest, saved_in
 from lcfl.runs.directory import run_versions
 
 __all__ = ["drop_after", "find", "find_if_any", "newest", "of_run", "read_newest", "remove"]
@@ -151,9 +151,8 @@ def drop_after(folder: Path, number: int) -> None:
     """Removes the checkpoints of rounds after `number`, which a run that resumes from there has abandoned."""
     if not folder.is_dir():
         return
-    for path in list(folder.iterdir()):
-        match = NAME.fullmatch(path.name)
-        if match and int(match[1]) > number:
+    for saved, path in saved_in(folder):
+        if saved > number:
             remove(path)
     best = folder / "best.json"
     if best.is_file() and not _chosen(best).is_dir():

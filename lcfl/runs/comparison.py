@@ -13,7 +13,7 @@ from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
-from lcfl.core.metric_names import Reported, added_metrics
+from lcfl.core.metric_names import ACCURACY, Reported, added_metrics
 from lcfl.runs.finished import FinishedRun, trivial_value
 
 __all__ = [
@@ -302,12 +302,11 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     )
 
 
-def rounds_to_peak(curve: Sequence[tuple[int, float, float]], reported: Reported | None = None) -> float:
+def rounds_to_peak(curve: Sequence[tuple[int, float, float]], reported: Reported = ACCURACY) -> float:
     """Returns the rounds until a curve first is nine tenths as good as its peak, which is AS-CFL's measure of speed.
 
     An empty curve gives nan.
     """
-    reported = reported or Reported()
     target = _share_of(reported.best(value for _, _, value in curve), reported)
     return next((float(number) for number, _, value in curve if reported.is_reached(value, target)), nan)
 

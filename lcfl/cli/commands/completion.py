@@ -97,10 +97,10 @@ def _copy(source: argparse.ArgumentParser, copied: argparse.ArgumentParser) -> N
 
 def _add_arguments_of_classes(copied: argparse.ArgumentParser) -> None:
     """Adds the arguments of lcfl's classes for the options of a parser, as options."""
-    from lcfl.cli.class_options import CLASSES, classes
+    from lcfl.cli.class_options import CLASSES, classes, without_init_args
 
     for path in CLASSES:
-        option = f"--{path.replace('.init_args', '')}"
+        option = f"--{without_init_args(path)}"
         if option not in copied._option_string_actions:
             continue
         owners: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _add_arguments_of_classes(copied: argparse.ArgumentParser) -> None:
         for argument, names in owners.items():
             flag = f"{option}.{argument}"
             if flag not in copied._option_string_actions:
-                nested = next((each for each in CLASSES if f"--{each.replace('.init_args', '')}" == flag), "")
+                nested = next((each for each in CLASSES if f"--{without_init_args(each)}" == flag), "")
                 copied.add_argument(flag, help=f"of {', '.join(names)}", choices=list(classes(nested)) or None)
 
 
