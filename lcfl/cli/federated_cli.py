@@ -20,8 +20,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lcfl
-from lcfl.cli.layered_config import LOADER, LayeredConfig, names_class
+from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
+from lcfl.cli.shipped_configs import LOADER
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import with_current_paths
 from lcfl.core.metric_names import Reported

@@ -13,13 +13,12 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
 from lcfl.cli.class_options import with_modules, without_init_args
-from lcfl.cli.shipped_configs import SUFFIXES
+from lcfl.cli.shipped_configs import LOADER, SUFFIXES
 from lcfl.cli.type_errors import WORDS
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
 
-__all__ = ["LOADER", "LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
+__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonargparse: eight times as fast
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
 ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value

@@ -13,14 +13,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from lcfl.cli.shipped_configs import SUFFIXES, find
+from lcfl.cli.shipped_configs import LOADER, SUFFIXES, find
 from lcfl.cli.trials import Point, Trial
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated
@@ -84,8 +86,8 @@ class Sweep:
             raise ValueError(f"sweep: {abbreviated(alike)} would be the folder of several runs; give other values.")
         if long := [name for name in names if len(name.encode()) > LONGEST_NAME]:
             raise ValueError(
-                f"sweep: the name {long[0][:60]}... of a run has {len(long[0])} letters, too many for a folder. Move "
-                "long values of --grid to files, and give the names of these."
+                f"sweep: the name {long[0][:60]}... of a run has {len(long[0].encode())} bytes, too many for a folder. "
+                "Move long values of --grid to files, and give the names of these."
             )
         waiting = [each for each in trials if not (self.root / each.name / "version_0" / "summary.json").is_file()]
         if not waiting:
@@ -120,28 +122,20 @@ class Sweep:
         """
         commands = [self.command(trial) for trial in trials]
         children: set[subprocess.Popen[bytes]] = set()
-        new: list[Path] = []
-        try:
-            for trial, words in zip(trials, commands, strict=True):
-                new += self._claim(trial, words)
-            with ThreadPoolExecutor(jobs) as pool:
-                futures = [
-                    pool.submit(self._finish, trial, words, children)
-                    for trial, words in zip(trials, commands, strict=True)
-                ]
-                try:
-                    return [future.result() for future in futures]
-                except BaseException:
-                    for future in futures:
-                        future.cancel()
-                    for child in list(children):
-                        child.terminate()
-                    raise
-        except BaseException:
-            for note in new:
-                if not (note.parent / "version_0").is_dir():  # there is no run that it could describe
-                    note.unlink()
-            raise
+        for trial, words in zip(trials, commands, strict=True):
+            self._check_command(trial, words)
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [
+                pool.submit(self._finish, trial, words, children) for trial, words in zip(trials, commands, strict=True)
+            ]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                for child in list(children):
+                    child.terminate()
+                raise
 
     def tune(
         self, method: str, points: Sequence[Point], seed: int, rounds: int | None, jobs: int = 1, finalists: int = 1
@@ -221,12 +215,29 @@ class Sweep:
         return run
 
     def _fit(self, trial: Trial, words: Sequence[str], folder: Path, children: "set[subprocess.Popen[bytes]]") -> bool:
-        """Starts the run of a trial, or resumes it, and waits for its end. Returns whether it succeeded."""
+        """Runs or resumes a trial, unless another process does. Returns whether it succeeded."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
         lock = _locked(folder)
         if lock is None:
             self.say(f"{trial.name}: left alone, because another process is writing it")
             self.cut_off.add(trial.name)
             return False
+        with closing(lock):
+            if (folder / "summary.json").is_file():  # by now
+                return True
+            self._check_command(trial, words, lock)
+            write_json(folder.parent / "trial.json", _by_name(words), indent=2)
+            return self._wait(trial, words, folder, children, lock)
+
+    def _wait(
+        self,
+        trial: Trial,
+        words: Sequence[str],
+        folder: Path,
+        children: "set[subprocess.Popen[bytes]]",
+        lock: RunDirectory,
+    ) -> bool:
+        """Starts the run of a trial, or resumes it, and waits for its end. Returns whether it succeeded."""
         resumes = next((folder / "checkpoints").glob("round-*.ckpt"), None) is not None
         more = [f"--ckpt_path={folder}"] if resumes else []
         self.say(f"{trial.name}: {'resumed' if resumes else 'started'}")
@@ -242,7 +253,6 @@ class Sweep:
             child = subprocess.Popen(
                 fit, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=lock.descriptors
             )
-            lock.close()  # the child holds it now
             children.add(child)
             status = child.wait()
             children.discard(child)
@@ -256,27 +266,29 @@ class Sweep:
         self.say(f"{trial.name}: {ending}; see {path}{reason}")
         return False
 
-    def _claim(self, trial: Trial, words: Sequence[str]) -> list[Path]:
-        """Writes a note with the command of a trial, and returns the path of the note if it is new.
+    def _check_command(self, trial: Trial, words: Sequence[str], lock: RunDirectory | None = None) -> None:
+        """Refuses a trial that another command has begun. A run that never began binds nobody.
 
         A file is identified by its name and its content. A trial can therefore be resumed even if its files have moved.
 
-        Raises:
-            ValueError: if the trial was run by another command.
+        Args:
+            trial: the trial.
+            words: its command.
+            lock: the lock of the trial if this process holds it.
         """
-        now = _by_name(words, {file: _digest(Path(file)) for file in _config_files(words)})
-        note = self.root / trial.name / "trial.json"
-        if not note.is_file() or not (note.parent / "version_0").is_dir():  # a run that never began binds nobody
-            write_json(note, now, indent=2)
-            return [note]
-        was: dict[str, Any] = json.loads(note.read_bytes())
+        note, folder = self.root / trial.name / "trial.json", self.root / trial.name / "version_0"
+        if not note.is_file():
+            return
+        if not folder.is_dir() and (lock is not None or _is_free(folder)):
+            return
+        was, now = json.loads(note.read_bytes()), _by_name(words)
         if was == now:
-            return []
+            return
         changed = set(was["command"]) ^ set(now["command"])
         changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
         differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
-            f"sweep: {self.root / trial.name} was run by another command; {differs} differs. Give another folder with "
+            f"sweep: {note.parent} was run by another command; {differs} differs. Give another folder with "
             "--out, or remove this one. A sweep that another version of lcfl began must be finished with that version."
         )
 
@@ -297,6 +309,14 @@ def _locked(folder: Path) -> RunDirectory | None:
         lock.close()
         return None
     return lock
+
+
+def _is_free(folder: Path) -> bool:
+    """Returns whether nobody runs a trial."""
+    lock = _locked(folder)
+    if lock is not None:
+        lock.close()
+    return lock is not None
 
 
 class Validation(NamedTuple):
@@ -325,23 +345,28 @@ def _last_error(log: Path, begin: int) -> str:
     return f"\n  {errors[-1]}" if errors else ""
 
 
-def _config_files(words: Sequence[str]) -> list[str]:
-    """Returns the configuration files that the words of a command name, and those that these files name for groups."""
-    found: dict[str, None] = {}
-    for word in words:
-        file = word.partition("=")[2] if word.startswith("--") else word
-        if file.endswith(SUFFIXES) and Path(file).is_file():
-            layer = yaml.safe_load(Path(file).read_bytes())
-            named = [each for each in layer.values() if isinstance(each, str)] if isinstance(layer, dict) else []
-            inner = [Path(file).parent / each for each in named if each.endswith(SUFFIXES)]
-            found |= dict.fromkeys([file, *(str(each) for each in inner if each.is_file())])
-    return list(found)
-
-
-def _by_name(words: Sequence[str], digests: Mapping[str, str]) -> dict[str, Any]:
+def _by_name(words: Sequence[str]) -> dict[str, Any]:
     """Returns the content of a trial's note: its arguments, with files by name, and the files' names and digests."""
-    known = [Path(word).name if word in digests else word for word in words]
-    return {"command": known, "files": [[Path(file).name, digest] for file, digest in digests.items()]}
+    files = _config_files(words)
+    known = [Path(word).name if word in files else word for word in words]
+    return {"command": known, "files": [[Path(file).name, _digest(Path(file))] for file in files]}
+
+
+def _config_files(words: Sequence[str]) -> list[str]:
+    """Returns the configuration files that the words of a command name, and those that its layers name for groups."""
+    found: dict[str, None] = {}
+    for flag, word in pairwise(["", *words]):
+        file = Path(word.partition("=")[2] if word.startswith("--") else word)
+        is_file = file.suffix in SUFFIXES and file.is_file()
+        if is_file:
+            found[str(file)] = None
+        if flag == "-c":
+            with suppress(yaml.YAMLError):  # the parser names the error
+                layer = yaml.load(file.read_bytes() if is_file else word, LOADER)
+                named = [each for each in layer.values() if isinstance(each, str)] if isinstance(layer, dict) else []
+                inner = [file.parent / each if is_file else Path(each) for each in named if each.endswith(SUFFIXES)]
+                found |= dict.fromkeys(str(each) for each in inner if each.is_file())
+    return list(found)
 
 
 def _digest(path: Path) -> str:

@@ -3,7 +3,6 @@
 Legend: N clients, K clusters, P + Q length of a model's flat vector, D length of a code, F length of what is frozen.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -135,12 +134,6 @@ class FederationState:
                 got = f"{value.dtype} of shape {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
                 shape = f"[{size}]" if dimensions == 1 else f"[K, {size}] with K of at least 1"
                 raise ValueError(f"{by}: state.{name} has {got}; it must be a tensor of float32 and shape {shape}.")
-            if not value.sum().isfinite() and not value.isfinite().all():
-                warnings.warn(
-                    f"{by}: state.{name} is not finite, although only finite uploads are used. Models that begin from "
-                    "it are not finite either, and a smaller learning rate does not help.",
-                    stacklevel=3,
-                )
 
     def check_assignment(self, by: str) -> None:
         """Refuses an assignment that does not give each client a cluster or -1.

@@ -14,7 +14,7 @@ from lcfl.runs.identity import added_attributes
 
 __all__ = ["UnsavedMemory"]
 
-OTHERS = ("builtins", "abc", "typing", "lcfl.", "torch.", "lightning.", "lightning_")
+OTHERS = ("builtins", "abc", "typing", "lcfl", "torch", "lightning", "lightning_fabric", "pytorch_lightning")
 MUTABLE = (dict, list, set, np.ndarray, Tensor)
 
 
@@ -70,13 +70,13 @@ def _contents(part: object) -> dict[str, bytes]:
 
 def _of_classes(part: object) -> dict[str, Any]:
     """Returns the attributes of a user's classes that can change in place."""
-    own = [each for each in reversed(type(part).__mro__) if not each.__module__.startswith(OTHERS)]
+    own = [each for each in reversed(type(part).__mro__) if each.__module__.partition(".")[0] not in OTHERS]
     values = {name: value for each in own for name, value in vars(each).items()}
     return {name: value for name, value in values.items() if isinstance(value, MUTABLE) and not name.startswith("__")}
 
 
 def _pickled(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value)
+    try:  # a module may have been in training or evaluation mode
+        return pickle.dumps(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
     except Exception:  # an open file, a lock: it could not be saved in any case
         return b""

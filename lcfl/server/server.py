@@ -5,6 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,7 @@ class Server:
         self.row = RoundRow()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
+        self._broken: set[str] = set()  # what is not finite and has been warned of
         self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
     @property
@@ -127,16 +129,33 @@ class Server:
         """
         self.row.log(name, value)
 
-    def call(self, hook: str, **arguments: Any) -> None:
-        """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them."""
+    def call(self, hook: str, number: int = 0, **arguments: Any) -> None:
+        """Calls a hook on the clusterings, then on the callbacks. Checks the clusters if it may have changed them.
+
+        The `number` tells apart several calls in a round.
+        """
         if hook not in CLUSTERING_HOOKS:
             self.fabric.call(hook, server=self, state=self.state, **arguments)
             return
-        with rng.seeded(self.seed, hook, self.state.round):  # the user's may draw from global generators
+        with rng.seeded(self.seed, hook, self.state.round, number):  # the user's may draw from global generators
             self.fabric.call(hook, server=self, state=self.state, **arguments)
         by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
         self.state.check_models(by)
         self.state.check_assignment(by)
+        self._warn_of_broken_models(by)
+
+    def _warn_of_broken_models(self, by: str) -> None:
+        """Warns of a global model or centres with NaN or infinity, once, naming who has just made them."""
+        for name in {"global_model", "centres"} - self._broken:
+            model = getattr(self.state, name)
+            if model.sum().isfinite() or model.isfinite().all():
+                continue
+            self._broken.add(name)
+            warnings.warn(
+                f"{by}: state.{name} is not finite, although only finite uploads are used. Models that begin from it "
+                "are not finite either, and a smaller learning rate does not help.",
+                stacklevel=3,
+            )
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
@@ -169,8 +188,8 @@ class Server:
         Raises:
             RuntimeError: if it requests more than any clustering needs, because the run would never go on.
         """
-        for _ in range(MOST_EXTRA_ROUNDS):
-            with rng.seeded(self.seed, "extra_round", self.state.round):
+        for number in range(MOST_EXTRA_ROUNDS):
+            with rng.seeded(self.seed, "extra_round", self.state.round, number):
                 extra = clustering.extra_round(self.state, sampled)
             if extra is None:
                 return
@@ -204,7 +223,7 @@ class Server:
             ]
         uploads = [result.uplink for result in self.train(tasks).values()]
         with self.row.timed("cluster"):
-            self.call("on_extra_round_end", uploads=uploads)
+            self.call("on_extra_round_end", number, uploads=uploads)
 
     def round(self) -> None:
         """Runs one round: sample, send, train, receive, cluster, aggregate, evaluate, log."""
@@ -239,6 +258,7 @@ class Server:
                 with rng.seeded(self.seed, "aggregation", state.round):
                     self.method.aggregation(state, read, self.layout)
                 state.check_models(type(self.method.aggregation).__name__)
+                self._warn_of_broken_models(type(self.method.aggregation).__name__)
         with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:

@@ -31,6 +31,8 @@ with (root / "calls").open("a") as calls:
 if options.get("killed") == name and "ckpt_path" not in options:
     (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
     os.kill(os.getpid(), 9)
+while "until" in options and not Path(options["until"]).exists():
+    time.sleep(0.02)
 if "sleep" in options:
     time.sleep(float(options["sleep"]))
 if options.get("trainer.fast_dev_run") == "true":
@@ -149,12 +151,16 @@ def test_a_run_that_another_process_writes_is_left_alone(sweep, tmp_path):
 def test_two_sweeps_do_not_run_a_trial_twice(sweep, tmp_path):
     """A run takes seconds to claim its directory, and a run outlives a sweep that is killed."""
     begun, trials = threading.Event(), [Trial("fedavg", (), 0)]
-    first = replace(sweep("--sleep=1"), say=lambda text: begun.set())
+    options = f"--until={tmp_path / 'go'}"
+    first = replace(sweep(options), say=lambda text: begun.set())
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first.run, trials)
-        begun.wait()
-        assert sweep("--sleep=1").run(trials) == [None]
+        assert begun.wait(60)
+        assert sweep(options).run(trials) == [None]
         assert sweep.said[-1].startswith("fedavg-seed0: left alone, because another process")
+        with pytest.raises(ValueError, match=r"run by another command; --lr=0\.9 differs"):
+            sweep(options, "--lr=0.9").run(trials)
+        (tmp_path / "go").touch()
         assert [run.seed for run in done.result()] == [0]
     assert sweep.calls() == ["fedavg-seed0 "]
 
@@ -219,7 +225,7 @@ def test_names_that_would_not_do_for_folders_are_refused(sweep):
     alike = [Trial("fedavg", (("path", value),), 0) for value in ("a/b", "a_b")]
     with pytest.raises(ValueError, match="fedavg-path=a_b-seed0 would be the folder of several runs"):
         sweep().check(alike)
-    with pytest.raises(ValueError, match="has 312 letters, too many for a folder"):
+    with pytest.raises(ValueError, match="has 312 bytes, too many for a folder"):
         sweep().check([Trial("fedavg", (("path", "a" * 294),), 0)])
 
 

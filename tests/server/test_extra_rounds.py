@@ -1,5 +1,6 @@
 """A clustering that never has enough extra rounds ends the run instead of keeping it forever."""
 
+import numpy as np
 import pytest
 
 from lcfl.methods.aggregation import ClusterMean
@@ -45,3 +46,30 @@ def test_the_loss_of_a_round_that_nobody_finishes_is_not_that_of_an_extra_round(
     rows = fit(blobs_module(), blobs(), method, tmp_path, rounds=2, client_dropout=1 - 1e-9).rows
     assert len(rows) == 2 and not any("train/loss" in row for row in rows)
     assert all(row["comm/up_bytes"] > 0 and row["train/dropped_clients"] > 0 for row in rows)
+
+
+class Drawing(Clustering):
+    """Has two extra rounds before each training round, and draws from a global generator whom and what for."""
+
+    has_extra_rounds = True
+
+    def __init__(self):
+        self.asked, self.drawn = 0, []
+
+    def on_round_start(self, server, state):
+        self.asked = 0
+
+    def extra_round(self, state, sampled):
+        self.drawn.append(np.random.randint(10**6))
+        self.asked += 1
+        return ExtraRound([0], LocalTraining(steps=1)) if self.asked <= 2 else None
+
+    def on_extra_round_end(self, server, state, uploads):
+        self.drawn.append(np.random.randint(10**6))
+
+
+def test_extra_rounds_before_one_round_draw_other_numbers(tmp_path):
+    drawing = Drawing()
+    method = Method(LocalTraining(steps=1), ClusterModel(), ClusterMean("participants", "participants"), [drawing])
+    fit(blobs_module(), blobs(), method, tmp_path, rounds=2)
+    assert len(set(drawing.drawn)) == len(drawing.drawn) == 10

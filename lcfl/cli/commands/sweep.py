@@ -166,5 +166,5 @@ def _check(options: argparse.Namespace, others: Sequence[str], methods: Sequence
 
 def _names_another_metric(words: Sequence[str]) -> bool:
     """Returns whether the runs may report another metric than the accuracy: a word, or a file among them, says so."""
-    texts = [Path(word).read_text("utf-8") if os.path.isfile(word) else word for word in words]
+    texts = [Path(word).read_text("utf-8", "replace") if os.path.isfile(word) else word for word in words]
     return any("report:" in text or "model.report" in text for text in texts)

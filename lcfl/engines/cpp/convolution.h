@@ -87,10 +87,12 @@ class Convolution {
         const int last = batch.chunks - 1;  // the one chunk that can be packed
         Window slopes = in_chunk(first, batch, last);
         slopes.height = out_.height, slopes.rows = {0, out_.height}, slopes.columns = {0, out_.width};
-        Vec* packed = space.rows.of(out_.channels * slopes.plane() + 1);
-        if (slopes.is_packed)
+        Vec* packed = nullptr;
+        if (slopes.is_packed) {
+            packed = space.rows.of(out_.channels * slopes.plane() + 1);
             frame(slope + last * size, out_, batch, last, slopes, {0, 1, out_.height}, {0, 1, out_.width},
                   slopes.row_vectors() * LANES, reinterpret_cast<float*>(packed));
+        }
         std::vector<PhaseParts> phases;
         for (size_t i = 0; i < phases_.size(); ++i) {
             const Vec* framed = framed_input(batch, in, i, false);
@@ -120,7 +122,8 @@ class Convolution {
         return result;
     }
 
-    // Returns the input of a phase with its padding, packed if it can be. Does that, or has done it in this pass.
+    // Returns the input of a phase with its padding, packed if it can be. Copies it if `now`; otherwise the forward
+    // pass of this batch has done that.
     const Vec* framed_input(const Batch& batch, const Vec* in, size_t phase, bool now) {
         const Window& at = phases_[phase].at;
         const bool is_whole = phases_.size() == 1 && at.height == in_.height && at.width == in_.width;

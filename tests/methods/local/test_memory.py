@@ -94,9 +94,13 @@ class Shared(LocalTraining):
 
 
 class Counting(FederatedModule):
-    """Counts its steps."""
+    """Counts its steps, and has a layer that nothing trains."""
 
     _steps = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.teacher = nn.Linear(2, 2).requires_grad_(False)
 
     def training_step(self, batch, batch_idx=0):
         self._steps += 1
@@ -131,7 +135,7 @@ def test_memory_that_no_checkpoint_holds_is_warned_of_once(tmp_path, module, met
     federation = Federation(
         rounds=4, clients_per_round=5, accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, name="run"
     )
-    with pytest.warns(UserWarning, match=f"{changed}, which no checkpoint holds") as caught:
+    with pytest.warns(UserWarning, match=rf"{changed}, which no checkpoint holds") as caught:
         federation.fit(module(), blobs(), method)
     assert sum("no checkpoint holds" in str(each.message) for each in caught) == 1
 
