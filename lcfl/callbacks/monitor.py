@@ -96,7 +96,7 @@ class Monitor(Callback):
         self._first_step, self._step = max(state.round, 0), -1
         if state.round <= 0:
             self._step = 0
-            self._figure(server, "partition", partition_figure(server.data.population))
+            self._draw_partition(server)
 
     def on_extra_round_end(self, server: Server, state: FederationState) -> None:
         """Draws the clusterings' own figures after the last warm-up round."""
@@ -201,6 +201,9 @@ class Monitor(Callback):
         self._figure(server, "similarity", figures.similarity_matrix(cosine(code_nD, code_nD), cluster_n))
         groups_n = None if groups is None else groups[known.numpy()]
         self._figure(server, "codes", figures.code_map(code_nD, cluster_n, groups_n))
+
+    def _draw_partition(self, server: Server) -> None:
+        self._figure(server, "partition", partition_figure(server.data.population))
 
     def _draw_accuracies(self, server: Server) -> None:
         """Draws a figure for each stage and protocol of the last evaluation, with a line for each kind of model."""
