@@ -1,5 +1,6 @@
 """Notices what a user's part of a run remembers in its attributes, where no checkpoint holds it."""
 
+import hashlib
 import pickle
 import warnings
 from collections.abc import Iterable
@@ -52,7 +53,7 @@ class UnsavedMemory:
 
 
 def _contents(part: object) -> dict[str, bytes]:
-    """Returns the pickled attributes of a part, by name, without those that a checkpoint holds."""
+    """Returns digests of the attributes of a part, by name, without those that a checkpoint holds."""
     saved: set[str] = set()
     if isinstance(part, Callback):
         if type(part).state_dict is not Callback.state_dict:
@@ -65,7 +66,7 @@ def _contents(part: object) -> dict[str, bytes]:
         values = vars(part) | dict(part.named_buffers())
     else:
         values = vars(part)
-    return {name: _pickled(value) for name, value in (_of_classes(part) | values).items() if name not in saved}
+    return {name: _digest(value) for name, value in (_of_classes(part) | values).items() if name not in saved}
 
 
 def _of_classes(part: object) -> dict[str, Any]:
@@ -75,8 +76,9 @@ def _of_classes(part: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, MUTABLE) and not name.startswith("__")}
 
 
-def _pickled(value: Any) -> bytes:
+def _digest(value: Any) -> bytes:
     try:  # a module may have been in training or evaluation mode
-        return pickle.dumps(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
+        text = pickle.dumps(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
     except Exception:  # an open file, a lock: it could not be saved in any case
         return b""
+    return hashlib.blake2b(text, digest_size=16).digest()
