@@ -101,7 +101,7 @@ def main(args: Sequence[str]) -> None:
     if failed:
         wanted = len(methods) * len(seeds)
         number = f"{wanted - len(paths)} of {wanted}" if paths else f"all {wanted}"
-        raise ValueError(f"sweep: {number} runs failed: {', '.join(failed)}; see the logs in {options.out}.")
+        raise ValueError(f"sweep: {number} runs have no result: {', '.join(failed)}; see the logs in {options.out}.")
 
 
 def _seeds(text: str) -> list[int]:

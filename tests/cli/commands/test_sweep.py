@@ -80,7 +80,7 @@ def test_the_last_line_says_that_all_runs_failed(monkeypatch, recwarn):
     monkeypatch.setattr(sweep, "Sweep", partial(Sweep, program=failing))
     words = [*map(str, SYNTHETIC), "--methods=fedavg,local", "--grid=fedavg:trainer.rounds=1,2", "--seeds=0,1"]
     with pytest.raises(
-        ValueError, match=r"^sweep: all 4 runs failed: local-seed0, local-seed1, every trial of fedavg;"
+        ValueError, match=r"^sweep: all 4 runs have no result: local-seed0, local-seed1, every trial of fedavg;"
     ):
         sweep.main(words)
 
