@@ -5,7 +5,6 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
 from lcfl.server.metrics import Evaluation, cluster_metrics, fault_metrics, training_metrics, trivial_metrics
+from lcfl.server.model_check import ModelCheck
 from lcfl.server.reception import Reception
 from lcfl.server.round_row import RoundRow
 from lcfl.server.schedule import Schedule
@@ -89,7 +89,7 @@ class Server:
         self.row = RoundRow()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
-        self._broken: set[str] = set()  # what is not finite and has been warned of
+        self._check_models = ModelCheck()
         self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
     @property
@@ -140,22 +140,8 @@ class Server:
         with rng.seeded(self.seed, hook, self.state.round, number):  # the user's may draw from global generators
             self.fabric.call(hook, server=self, state=self.state, **arguments)
         by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
-        self.state.check_models(by)
+        self._check_models(self.state, by)
         self.state.check_assignment(by)
-        self._warn_of_broken_models(by)
-
-    def _warn_of_broken_models(self, by: str) -> None:
-        """Warns of a global model or centres with NaN or infinity, once, naming who has just made them."""
-        for name in {"global_model", "centres"} - self._broken:
-            model = getattr(self.state, name)
-            if model.sum().isfinite() or model.isfinite().all():
-                continue
-            self._broken.add(name)
-            warnings.warn(
-                f"{by}: state.{name} is not finite, although only finite uploads are used. Models that begin from it "
-                "are not finite either, and a smaller learning rate does not help.",
-                stacklevel=3,
-            )
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
@@ -257,8 +243,7 @@ class Server:
                 read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
                 with rng.seeded(self.seed, "aggregation", state.round):
                     self.method.aggregation(state, read, self.layout)
-                state.check_models(type(self.method.aggregation).__name__)
-                self._warn_of_broken_models(type(self.method.aggregation).__name__)
+                self._check_models(state, type(self.method.aggregation).__name__)
         with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:

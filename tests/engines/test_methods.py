@@ -7,7 +7,11 @@ import torch
 import yaml
 
 from lcfl.engines import choose_engine
+from lcfl.models import ResNet9
+from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
+from tests.engines.networks import NETWORKS
+from tests.engines.pairs import data_of
 from tests.helpers.builders import blobs, blobs_module
 from tests.helpers.commandline import CONFIGS
 from tests.helpers.fits import fit, newest_run, newest_state, rows
@@ -102,8 +106,12 @@ def test_stacks_on_two_ranks_agree_with_those_on_one(tmp_path):
     assert_agree([fit(tmp_path / str(devices), "lcfed", devices, 3, *UNEQUAL, *words).path for devices in (1, 2)])
 
 
-def test_auto_takes_the_compiled_engine_on_a_cpu():
-    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "compiled"
+@pytest.mark.parametrize(("network", "shape"), [NETWORKS["strided"], NETWORKS["CNN"], (ResNet9, (3, 32, 32))])
+@pytest.mark.parametrize("batch_size", [10, 20, 32])
+def test_auto_takes_the_compiled_engine_on_a_cpu(network, shape, batch_size):
+    data = data_of(shape, 8)
+    data.batch_size = batch_size
+    assert choose_engine("auto", FederatedModule(network), data, "cpu", "32-true") == "compiled"
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():
