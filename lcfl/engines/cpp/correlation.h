@@ -311,39 +311,62 @@ void weigh_block(const Window& at, const float* const* in, const Vec* const* slo
     }
 }
 
+// Returns the blocks of CB channels that use the same inputs in turn. It is one if all inputs stay in the second-level
+// cache anyway, and otherwise as many as leave room there for their slopes and for the gradient.
+template <int CB>
+int blocks_at_once(const std::vector<PhaseParts>& phases, int size) {
+    int64_t inputs = 0, channel = size / LANES;
+    for (const PhaseParts& phase : phases)
+        for (const Part& part : phase.chunks) inputs += part.at.size() * part.at.pixel / LANES;
+    for (const Part& part : phases[0].chunks) channel += part.at.plane();
+    return inputs <= NEAR ? 1 : int(std::clamp<int64_t>(NEAR / 2 / (CB * channel), 1, 8));
+}
+
+// Writes d loss / d w[o][tap] for CB channels from `first` on and TB taps from `tap` on to rows[CB][size].
+template <int CB, int TB>
+inline __attribute__((always_inline)) void weigh_taps(const PhaseParts& phase, int first, int tap, int size,
+                                                      float* rows) {
+    const int taps = int(phase.taps.size()), last = phase.chunks[0].at.out_channels - 1;
+    Vec sum[CB][TB] = {}, flat[CB * TB];
+    for (const Part& part : phase.chunks) {
+        const float* from[TB];
+        const Vec* rise[CB];
+        for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
+            from[t] = part.in + phase.taps[std::min(tap + t, taps - 1)].pixel * part.at.pixel;
+        for (int c = 0; c < CB; ++c) rise[c] = part.slope + std::min(first + c, last) * part.at.plane();
+        weigh_block<CB, TB>(part.at, from, rise, sum);
+    }
+    float found[CB * TB];
+    for (int c = 0; c < CB; ++c)
+        for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
+    totals_of<CB * TB>(flat, found);
+    for (int c = 0; c < CB; ++c)
+        for (int t = 0; t < TB && tap + t < taps; ++t)
+            rows[int64_t(c) * size + phase.taps[tap + t].number] = found[c * TB + t];
+}
+
 // Gives `receiver` the gradient of the weights, which begin at `weight` in the model. A kernel has `size` taps.
 template <int CB, int TB>
-void weigh_in_blocks(const std::vector<PhaseParts>& phases, int size, int64_t weight, float* rows, Receiver& receiver) {
-    const int out_channels = phases[0].chunks[0].at.out_channels;
-    for (int first = 0; first < out_channels; first += CB) {
+void weigh_in_blocks(const std::vector<PhaseParts>& phases, int size, int64_t weight, Memory& memory,
+                     Receiver& receiver) {
+    const int out_channels = phases[0].chunks[0].at.out_channels, blocks = blocks_at_once<CB>(phases, size);
+    const int group = CB * blocks, panel = blocks == 1 ? size : 4 * TB;
+    float* rows = memory.floats(int64_t(group) * size);
+    for (int begin = 0, end; begin < out_channels; begin = end) {
+        end = std::min(begin + group, out_channels);
         for (const PhaseParts& phase : phases) {
             const int taps = int(phase.taps.size());
-            for (int tap = 0; tap < taps; tap += TB) {
-                Vec sum[CB][TB] = {}, flat[CB * TB];
-                for (const Part& part : phase.chunks) {
-                    const float* from[TB];
-                    const Vec* rise[CB];
-                    for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
-                        from[t] = part.in + phase.taps[std::min(tap + t, taps - 1)].pixel * part.at.pixel;
-                    for (int c = 0; c < CB; ++c)
-                        rise[c] = part.slope + std::min(first + c, out_channels - 1) * part.at.plane();
-                    weigh_block<CB, TB>(part.at, from, rise, sum);
-                }
-                float found[CB * TB];
-                for (int c = 0; c < CB; ++c)
-                    for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
-                totals_of<CB * TB>(flat, found);
-                for (int c = 0; c < CB; ++c)
-                    for (int t = 0; t < TB && tap + t < taps; ++t)
-                        rows[int64_t(c) * size + phase.taps[tap + t].number] = found[c * TB + t];
-            }
+            for (int start = 0; start < taps; start += panel)
+                for (int first = begin; first < end; first += CB)
+                    for (int tap = start; tap < std::min(start + panel, taps); tap += TB)
+                        weigh_taps<CB, TB>(phase, first, tap, size, rows + int64_t(first - begin) * size);
         }
-        receiver.take(weight + int64_t(first) * size, int64_t(std::min(CB, out_channels - first)) * size, rows);
+        receiver.take(weight + int64_t(begin) * size, int64_t(end - begin) * size, rows);
     }
 }
 
 // Uses blocks of few or of many channels, depending on which extend less beyond the last channel and the last tap.
-inline void weigh(const std::vector<PhaseParts>& phases, int size, int64_t weight, Memory& rows, Receiver& receiver) {
+inline void weigh(const std::vector<PhaseParts>& phases, int size, int64_t weight, Memory& memory, Receiver& receiver) {
     constexpr int FEW = SUMS < 24 ? 3 : 4, MANY = SUMS / FEW;
     const auto work = [&](int channels, int taps) {
         int64_t result = 0;
@@ -351,7 +374,7 @@ inline void weigh(const std::vector<PhaseParts>& phases, int size, int64_t weigh
         return result * whole(phases[0].chunks[0].at.out_channels, channels);
     };
     const auto blocks = work(MANY, FEW) < work(FEW, MANY) ? weigh_in_blocks<MANY, FEW> : weigh_in_blocks<FEW, MANY>;
-    blocks(phases, size, weight, rows.floats(int64_t(MANY) * size), receiver);
+    blocks(phases, size, weight, memory, receiver);
 }
 
 struct Vectors {  // those of a pixel that hold samples of a chunk
@@ -363,22 +386,26 @@ struct Vectors {  // those of a pixel that hold samples of a chunk
     Mask idle[2];
 };
 
-// Copies a chunk of a value into a frame, whose rows are `row` numbers apart. In a packed frame, each vector overlaps
-// the next one, and a vector of zeros follows the frame, because its last row is read in whole vectors.
+// Copies a chunk of a value into a frame, whose rows are `row` numbers apart, and writes zeros around it. In a packed
+// frame, each vector overlaps the next one, and a vector of zeros follows the frame, because its last row is read in
+// whole vectors.
 inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Window& at, const Line& rows,
                   const Line& columns, int row, float* out) {
     const Vectors vectors(batch, chunk);
-    std::memset(out, 0, sizeof(float) * (int64_t(shape.channels) * at.height * row + (at.is_packed ? LANES : 0)));
     for (int c = 0; c < shape.channels; ++c)
-        for (int y = at.rows.begin; y < at.rows.end; ++y) {
+        for (int y = 0; y < at.height; ++y, out += row) {
+            const Span inside = y >= at.rows.begin && y < at.rows.end ? at.columns : Span{0, 0};
+            std::fill_n(out, inside.begin * at.pixel, 0.0f);
             const Vec* from = in + (int64_t(c) * shape.height + rows.of(y)) * shape.width * batch.V;
-            float* to = out + (int64_t(c) * at.height + y) * row;
-            for (int x = at.columns.begin; x < at.columns.end; ++x)
+            for (int x = inside.begin; x < inside.end; ++x)
                 for (int v = 0; v < vectors.count; ++v) {
                     const Vec value = from[columns.of(x) * batch.V + v];
-                    *reinterpret_cast<Loose*>(to + int64_t(x) * at.pixel + v * LANES) = vectors.idle[v] ? Vec{} : value;
+                    *reinterpret_cast<Loose*>(out + int64_t(x) * at.pixel + v * LANES) =
+                        vectors.idle[v] ? Vec{} : value;
                 }
+            std::fill(out + inside.end * at.pixel, out + row, 0.0f);
         }
+    if (at.is_packed) std::fill_n(out, LANES, 0.0f);
 }
 
 // Copies the output of a window to pixels of a value, with zeros in idle lanes.

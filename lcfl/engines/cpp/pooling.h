@@ -4,30 +4,46 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "program.h"
 #include "vectors.h"
 
 namespace lcfl {
 
+// Returns whether the windows split an image into parts, so that each pixel is in one of them.
+inline bool are_split(const Op& op, const Value& in) {
+    return op.stride_h == op.kernel_h && op.stride_w == op.kernel_w && op.padding_h == 0 && op.padding_w == 0 &&
+           in.height % op.kernel_h == 0 && in.width % op.kernel_w == 0;
+}
+
+// Calls `each` for every window, with the pixel of the output, the first pixel of the window, and its height and width.
 template <class Each>
 void windows(const Op& op, const Value& in, const Value& out, Each each) {
+    constexpr std::integral_constant<int, 2> two;  // loops of known length are faster
+    const bool is_usual = are_split(op, in) && op.kernel_h == two && op.kernel_w == two;
     for (int c = 0; c < out.channels; ++c)
         for (int y = 0; y < out.height; ++y)
             for (int x = 0; x < out.width; ++x) {
+                const int64_t to = (int64_t(c) * out.height + y) * out.width + x;
                 const int top = y * op.stride_h - op.padding_h, left = x * op.stride_w - op.padding_w;
-                each((int64_t(c) * out.height + y) * out.width + x, int64_t(c) * in.height * in.width, std::max(top, 0),
-                     std::min(top + op.kernel_h, in.height), std::max(left, 0), std::min(left + op.kernel_w, in.width));
+                const int first_y = std::max(top, 0), first_x = std::max(left, 0);
+                const int64_t from = (int64_t(c) * in.height + first_y) * in.width + first_x;
+                if (is_usual)
+                    each(to, from, two, two);
+                else
+                    each(to, from, std::min(top + op.kernel_h, in.height) - first_y,
+                         std::min(left + op.kernel_w, in.width) - first_x);
             }
 }
 
 inline void max_pool(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, Vec* out) {
-    windows(op, shape, pooled, [&](int64_t to, int64_t plane, int top, int bottom, int left, int right) {
+    windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
         for (int v = 0; v < V; ++v) {
-            Vec most = in[(plane + int64_t(top) * shape.width + left) * V + v];
-            for (int y = top; y < bottom; ++y)
-                for (int x = left; x < right; ++x) {
-                    const Vec pixel = in[(plane + int64_t(y) * shape.width + x) * V + v];
+            Vec most = in[from * V + v];
+            for (int y = 0; y < height; ++y)
+                for (int x = 0; x < width; ++x) {
+                    const Vec pixel = in[(from + int64_t(y) * shape.width + x) * V + v];
                     most = ((pixel > most) | (pixel != pixel)) ? pixel : most;  // NaN wins, as in torch
                 }
             out[to * V + v] = most;
@@ -38,17 +54,18 @@ inline void max_pool(const Op& op, const Value& shape, const Value& pooled, int 
 // The gradient goes to the first pixel of a window that equals the maximum.
 inline void max_pool_back(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, const Vec* out,
                           const Vec* slope, Vec* back) {
-    std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);
-    windows(op, shape, pooled, [&](int64_t to, int64_t plane, int top, int bottom, int left, int right) {
+    const bool is_split = are_split(op, shape);  // then each pixel is written once
+    if (!is_split) std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);
+    windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
         for (int v = 0; v < V; ++v) {
             const Vec most = out[to * V + v];
             Vec left_over = slope[to * V + v];
-            for (int y = top; y < bottom; ++y)
-                for (int x = left; x < right; ++x) {
-                    const int64_t at = (plane + int64_t(y) * shape.width + x) * V + v;
+            for (int y = 0; y < height; ++y)
+                for (int x = 0; x < width; ++x) {
+                    const int64_t at = (from + int64_t(y) * shape.width + x) * V + v;
                     const Mask is_most = in[at] == most;
-                    const Vec zero = {};
-                    back[at] += is_most ? left_over : zero;
+                    const Vec zero = {}, share = is_most ? left_over : zero;
+                    back[at] = is_split ? share : back[at] + share;
                     left_over = is_most ? zero : left_over;
                 }
         }
@@ -56,25 +73,25 @@ inline void max_pool_back(const Op& op, const Value& shape, const Value& pooled,
 }
 
 inline void avg_pool(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, Vec* out) {
-    const float share = 1.0f / (op.kernel_h * op.kernel_w);
-    windows(op, shape, pooled, [&](int64_t to, int64_t plane, int top, int bottom, int left, int right) {
+    const float part = 1.0f / (op.kernel_h * op.kernel_w);
+    windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
         for (int v = 0; v < V; ++v) {
             Vec sum = {};
-            for (int y = top; y < bottom; ++y)
-                for (int x = left; x < right; ++x) sum += in[(plane + int64_t(y) * shape.width + x) * V + v];
-            out[to * V + v] = sum * share;
+            for (int y = 0; y < height; ++y)
+                for (int x = 0; x < width; ++x) sum += in[(from + int64_t(y) * shape.width + x) * V + v];
+            out[to * V + v] = sum * part;
         }
     });
 }
 
 inline void avg_pool_back(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* slope, Vec* back) {
-    const float share = 1.0f / (op.kernel_h * op.kernel_w);
+    const float part = 1.0f / (op.kernel_h * op.kernel_w);
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);
-    windows(op, shape, pooled, [&](int64_t to, int64_t plane, int top, int bottom, int left, int right) {
+    windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
         for (int v = 0; v < V; ++v) {
-            const Vec each = slope[to * V + v] * share;
-            for (int y = top; y < bottom; ++y)
-                for (int x = left; x < right; ++x) back[(plane + int64_t(y) * shape.width + x) * V + v] += each;
+            const Vec each = slope[to * V + v] * part;
+            for (int y = 0; y < height; ++y)
+                for (int x = 0; x < width; ++x) back[(from + int64_t(y) * shape.width + x) * V + v] += each;
         }
     });
 }
