@@ -24,6 +24,7 @@ __all__ = [
     "ServerYogi",
 ]
 
+MOST = torch.finfo(torch.float32).max  # of v; an infinite one would make later models NaN, or never change again
 Memory = dict[str, Tensor]  # what an optimizer remembers of one model, ``[P]`` each
 
 # All that the optimizers remember, by name.
@@ -162,15 +163,14 @@ class ServerAdagrad(ServerOptimizer):
 
     def initial(self, name: str) -> float:
         """Returns tau^2 for v, and 0 for m."""
-        return self.tau**2 if name == "second_moment" else 0.0
+        return min(self.tau * self.tau, MOST) if name == "second_moment" else 0.0
 
     def step(self, change_P: Tensor, memory: Memory, share: float) -> Tensor:
         """Returns m / (sqrt(v) + tau)."""
         first = memory["first_moment"].lerp_(change_P, 1 - self.beta1)
         second = memory["second_moment"]
-        most = torch.finfo(torch.float32).max  # an infinite v would make later models NaN, or never change again
-        self.accumulate(second, change_P.square().clamp(max=most))
-        second.clamp_(max=most)
+        self.accumulate(second, change_P.square().clamp(max=MOST))
+        second.clamp_(max=MOST)
         return first / (second.sqrt() + self.tau)
 
     def accumulate(self, second_P: Tensor, square_P: Tensor) -> None:
