@@ -35,6 +35,7 @@ class Evaluator:
         population: the population whose data are used.
         protocols: the test protocols, i.e. the local test sets to use.
         module: the module, which knows the layout of the models and its metrics.
+        seed: seed of the run.
         chosen: returns the clients to measure, in ascending order, from the mask ``[N]`` of the clients that belong to
             the federation; None to measure all of these clients.
     """
@@ -44,6 +45,7 @@ class Evaluator:
     population: Population
     protocols: Sequence[str]
     module: FederatedModule
+    seed: int
     chosen: Callable[[Tensor], list[int]] | None = None
 
     def __call__(
@@ -61,7 +63,8 @@ class Evaluator:
         clients = [i for i in chosen if own[i]]
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
-        answers = iter(self.transport.evaluate(tasks))
+        with rng.seeded(self.seed, "evaluation", state.round):  # the user's exchange may draw what it sends
+            answers = iter(self.transport.evaluate(tasks))
         undefined: dict[tuple[str, str], set[int]] = {}
         for kind in kinds:
             pairs = [(i, next(answers)) for i in clients]

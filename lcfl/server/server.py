@@ -84,7 +84,9 @@ class Server:
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
         self.receive = Reception(method, module.layout, data.population, max_update_norm)
-        self.evaluator = Evaluator(transport, method, data.population, data.protocols, module, self.evaluated_clients)
+        self.evaluator = Evaluator(
+            transport, method, data.population, data.protocols, module, seed, self.evaluated_clients
+        )
         self.table = MetricsTable(run_dir / "metrics.csv")
         self.row = RoundRow()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
@@ -195,12 +197,14 @@ class Server:
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
         with self.row.timed("send"):
+            initial = dict.fromkeys(clients, Downlink({"model": state.initial}))
+            down = self._sent(exchange, clients, number) if exchange else initial
             tasks = [
                 TrainingTask(
                     client=i,
                     round=state.round,
                     state=state.clients.for_task(i),
-                    downlink=self._sent(exchange, i) if exchange else Downlink({"model": state.initial}),
+                    downlink=down[i],
                     local_update=extra.local_update,
                     exchange=extra.exchange,
                     extra=number,
@@ -227,7 +231,7 @@ class Server:
                 self.run_extra_round(extra, next(numbers))
 
         with self.row.timed("send"):
-            down = {i: self._sent(exchange, i) for i in sampled}
+            down = self._sent(exchange, sampled)
             tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
         results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
         with self.row.timed("receive"):
@@ -258,19 +262,21 @@ class Server:
             self.log_evaluation()
         self.finish_row(state.round - 1, begin)
 
-    def _sent(self, exchange: Exchange, client: int) -> Downlink:
-        """Returns what a client is sent.
+    def _sent(self, exchange: Exchange, clients: Sequence[int], number: int = 0) -> dict[int, Downlink]:
+        """Returns what each client is sent in a training round, or in its `number`-th extra round.
 
         Raises:
             ValueError: if the exchange, which may be the user's own, returns anything else.
         """
-        sent = exchange.down(self.state, client, self.layout)
-        if not isinstance(sent, Downlink):
-            raise ValueError(
-                f"{type(exchange).__name__}.down: got {type(sent).__name__}; it must return a "
-                "lcfl.core.messages.Downlink."
-            )
-        return sent
+        with rng.seeded(self.seed, "send", self.state.round, number):
+            down = {i: exchange.down(self.state, i, self.layout) for i in clients}
+        for sent in down.values():
+            if not isinstance(sent, Downlink):
+                raise ValueError(
+                    f"{type(exchange).__name__}.down: got {type(sent).__name__}; it must return a "
+                    "lcfl.core.messages.Downlink."
+                )
+        return down
 
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Mapping[int, TrainingResult]:
         """Runs the local work of several clients; returns the results that the server can use, by client.

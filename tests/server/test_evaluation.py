@@ -70,7 +70,7 @@ def evaluator(method, population=None, module=None, **options):
     fabric = Fabric(accelerator="cpu", devices=1)
     worker = Worker(fabric, module, population, method, seed=11)
     transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
-    return Evaluator(transport, method, population.population, population.protocols, module)
+    return Evaluator(transport, method, population.population, population.protocols, module, seed=0)
 
 
 def by_hand(model, indices):

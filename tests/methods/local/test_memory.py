@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lcfl.core.messages import Downlink
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.federation.federation import Federation
@@ -173,10 +174,18 @@ class DrawingClusters(Clustering):
         state.assignment = torch.from_numpy(np.random.randint(3, size=state.num_clients))
 
 
+class DrawnDownlink(FullModel):
+    """Sends a model with noise from a global generator."""
+
+    def down(self, state, client, layout):
+        return Downlink({"model": state.global_model + 0.01 * torch.randn(layout.size)})
+
+
 @pytest.mark.parametrize(
     "method",
     [
         Method(LocalTraining(steps=1), FullModel(), Drawing()),
+        Method(LocalTraining(steps=1), DrawnDownlink(), GlobalMean()),
         Method(LocalTraining(steps=1), ClusterModel(), PARTICIPANTS, [DrawingClusters()]),
     ],
 )
