@@ -36,7 +36,7 @@ class MonitoredMetric:
             nothing is known, larger is better, except for losses.
 
     Raises:
-        ValueError: for a metric of test data, which is reported but never used to choose.
+        ValueError: for an empty name, or a metric of test data, which is reported but never used to choose.
     """
 
     owner: str
@@ -44,6 +44,10 @@ class MonitoredMetric:
     mode: Literal["max", "min"] | None
 
     def __post_init__(self) -> None:
+        if self.name == "":
+            raise ValueError(
+                f"{self.owner}: got an empty monitor; name a metric such as val/own_split/personal/acc, or leave it out."
+            )
         if self.name is not None and self.name.startswith("test/"):
             raise ValueError(
                 f"{self.owner}: got monitor={self.name}; test data must not decide anything. Use its validation twin, "

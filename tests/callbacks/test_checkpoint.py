@@ -221,3 +221,8 @@ def test_a_new_run_of_the_same_object_starts_anew(tmp_path):
 def test_counts_are_at_least_one(name):
     with pytest.raises(ValueError, match=f"got {name}=0; it must be at least 1"):
         Checkpoint(**{name: 0})
+
+
+def test_a_monitor_has_a_name():
+    with pytest.raises(ValueError, match=r"^Checkpoint: got an empty monitor; name a metric such as "):
+        Checkpoint(monitor="")
