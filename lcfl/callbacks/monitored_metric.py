@@ -46,7 +46,8 @@ class MonitoredMetric:
     def __post_init__(self) -> None:
         if self.name == "":
             raise ValueError(
-                f"{self.owner}: got an empty monitor; name a metric such as val/own_split/personal/acc, or leave it out."
+                f"{self.owner}: got an empty monitor; name a metric such as val/own_split/personal/acc, or leave it "
+                "out."
             )
         if self.name is not None and self.name.startswith("test/"):
             raise ValueError(
