@@ -30,7 +30,7 @@ class Checkpoint(Callback):
             metric.
 
     Raises:
-        ValueError: for numbers below 1, a monitor of test data, or one that is never measured.
+        ValueError: for numbers below 1, and a monitor that has no name, is of test data or is never measured.
     """
 
     def __init__(

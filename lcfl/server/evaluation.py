@@ -63,7 +63,7 @@ class Evaluator:
         clients = [i for i in chosen if own[i]]
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
-        with rng.seeded(self.seed, "evaluation", state.round):  # the user's exchange may draw what it sends
+        with rng.isolated():
             answers = iter(self.transport.evaluate(tasks))
         undefined: dict[tuple[str, str], set[int]] = {}
         for kind in kinds:
@@ -100,6 +100,7 @@ class Evaluator:
         """Yields the task of each client, given the names of its sets."""
         exchange, layout = self.method.exchange, self.module.layout
         local_update = exchange.evaluation_update(kind, self.method.local_update)
+        rng.seed_all(self.seed, f"evaluate {kind}", state.round)  # the user's exchange may draw what it sends
         for client, names in sets.items():
             if local_update is None:
                 downlink = exchange.evaluation_down(state, client, kind, layout)

@@ -197,8 +197,8 @@ class Server:
         clients = [i for i in sorted(extra.clients) if state.active[i]][: self.schedule.most_clients]
         exchange = extra.exchange or (self.method.exchange if extra.sends_own else None)
         with self.row.timed("send"):
-            initial = dict.fromkeys(clients, Downlink({"model": state.initial}))
-            down = self._sent(exchange, clients, number) if exchange else initial
+            initial = Downlink({"model": state.initial})
+            down = self._sent(exchange, clients, number) if exchange else dict.fromkeys(clients, initial)
             tasks = [
                 TrainingTask(
                     client=i,

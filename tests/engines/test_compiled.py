@@ -80,12 +80,12 @@ def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, siz
 
 
 def test_gradient_of_a_convolution_whose_input_does_not_stay_in_the_second_level_cache():
-    """Then several blocks of channels use a part of the input in turn; here the last of them are not full."""
+    """Then several blocks of channels use a part of the taps in turn, and here the last of them are not full."""
 
     def network():
-        return SplitNetwork(nn.Sequential(nn.Conv2d(16, 14, 3, 4), nn.Flatten()), nn.Linear(14 * 12 * 12, 4))
+        return SplitNetwork(nn.Sequential(nn.Conv2d(64, 50, 4, 2), nn.Flatten()), nn.Linear(50 * 7 * 7, 4))
 
-    assert_same_gradient(network, (16, 48, 48), 20)
+    assert_same_gradient(network, (64, 16, 16), 20)
 
 
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")

@@ -311,8 +311,8 @@ void weigh_block(const Window& at, const float* const* in, const Vec* const* slo
     }
 }
 
-// Returns the blocks of CB channels that use the same inputs in turn. It is one if all inputs stay in the second-level
-// cache anyway, and otherwise as many as leave room there for their slopes and for the gradient.
+// Returns how many blocks of CB channels use the same inputs in turn: one if all inputs stay in the second-level cache
+// anyway, and otherwise as many as have their slopes and their gradient in half of it.
 template <int CB>
 int blocks_at_once(const std::vector<PhaseParts>& phases, int size) {
     int64_t inputs = 0, channel = size / LANES;
@@ -386,9 +386,9 @@ struct Vectors {  // those of a pixel that hold samples of a chunk
     Mask idle[2];
 };
 
-// Copies a chunk of a value into a frame, whose rows are `row` numbers apart, and writes zeros around it. In a packed
-// frame, each vector overlaps the next one, and a vector of zeros follows the frame, because its last row is read in
-// whole vectors.
+// Copies a chunk of a value into a frame, whose rows are `row` numbers apart, and writes zeros around it. Vectors
+// without any sample are left as they are, because nothing reads them. In a packed frame, each vector overlaps the next
+// one, and a vector of zeros follows the frame, because its last row is read in whole vectors.
 inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Window& at, const Line& rows,
                   const Line& columns, int row, float* out) {
     const Vectors vectors(batch, chunk);
@@ -396,13 +396,14 @@ inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chu
         for (int y = 0; y < at.height; ++y, out += row) {
             const Span inside = y >= at.rows.begin && y < at.rows.end ? at.columns : Span{0, 0};
             std::fill_n(out, inside.begin * at.pixel, 0.0f);
-            const Vec* from = in + (int64_t(c) * shape.height + rows.of(y)) * shape.width * batch.V;
-            for (int x = inside.begin; x < inside.end; ++x)
+            for (int x = inside.begin; x < inside.end; ++x) {
+                const int64_t pixel = (int64_t(c) * shape.height + rows.of(y)) * shape.width + columns.of(x);
                 for (int v = 0; v < vectors.count; ++v) {
-                    const Vec value = from[columns.of(x) * batch.V + v];
+                    const Vec value = in[pixel * batch.V + v];
                     *reinterpret_cast<Loose*>(out + int64_t(x) * at.pixel + v * LANES) =
                         vectors.idle[v] ? Vec{} : value;
                 }
+            }
             std::fill(out + inside.end * at.pixel, out + row, 0.0f);
         }
     if (at.is_packed) std::fill_n(out, LANES, 0.0f);

@@ -21,7 +21,7 @@ inline bool are_split(const Op& op, const Value& in) {
 template <class Each>
 void windows(const Op& op, const Value& in, const Value& out, Each each) {
     constexpr std::integral_constant<int, 2> two;  // loops of known length are faster
-    const bool is_usual = are_split(op, in) && op.kernel_h == two && op.kernel_w == two;
+    const bool is_usual = are_split(op, in) && op.kernel_h == 2 && op.kernel_w == 2;
     for (int c = 0; c < out.channels; ++c)
         for (int y = 0; y < out.height; ++y)
             for (int x = 0; x < out.width; ++x) {

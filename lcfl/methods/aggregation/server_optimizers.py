@@ -24,7 +24,7 @@ __all__ = [
     "ServerYogi",
 ]
 
-MOST = torch.finfo(torch.float32).max  # of v; an infinite one would make later models NaN, or never change again
+MOST = torch.finfo(torch.float32).max  # the largest v; an infinite v would make later models NaN or never change again
 Memory = dict[str, Tensor]  # what an optimizer remembers of one model, ``[P]`` each
 
 # All that the optimizers remember, by name.

@@ -113,10 +113,9 @@ def test_moments_and_control_variates_follow_clusters_that_are_split_merged_and_
     assert state.centres.shape == centres.shape
 
 
-ENORMOUS = [ServerAdam(tau=1e30), ServerYogi(tau=1e200)]
-
-
-@pytest.mark.parametrize("optimizer", [ServerAdagrad(), ServerAdam(), ServerYogi(), *ENORMOUS])
+@pytest.mark.parametrize(
+    "optimizer", [ServerAdagrad(), ServerAdam(), ServerYogi(), ServerAdam(tau=1e30), ServerYogi(tau=1e200)]
+)
 def test_enormous_numbers_do_not_make_later_models_nan(optimizer):
     mean, state = GlobalMean("uniform", optimizer=optimizer), start()
     state.centres = state.global_model.unsqueeze(0)

@@ -180,6 +180,9 @@ class DrawnDownlink(FullModel):
     def down(self, state, client, layout):
         return Downlink({"model": state.global_model + 0.01 * torch.randn(layout.size)})
 
+    def evaluation_down(self, state, client, kind, layout):
+        return self.down(state, client, layout)
+
 
 @pytest.mark.parametrize(
     "method",
@@ -191,13 +194,16 @@ class DrawnDownlink(FullModel):
 )
 def test_parts_that_draw_from_global_generators_give_the_same_numbers_when_resumed(tmp_path, method):
     def fitted(root, rounds, ckpt_path=None):
-        federation = Federation(rounds=rounds, evaluate_every=0, devices=1, logger=False, default_root_dir=root)
-        return federation.fit(blobs_module(), blobs(), method, ckpt_path).state
+        federation = Federation(rounds=rounds, evaluate_every=1, devices=1, logger=False, default_root_dir=root)
+        return federation.fit(blobs_module(), blobs(), method, ckpt_path)
 
     whole = fitted(tmp_path / "whole", 4)
     fitted(tmp_path, 2)
-    torch.manual_seed(5), np.random.seed(5)
-    assert_same_state(whole, fitted(tmp_path, 4, "last"), but=("callbacks",))
+    for _ in ("a run that goes on", "a complete run, which is only evaluated"):
+        torch.manual_seed(5), np.random.seed(5)
+        resumed = fitted(tmp_path, 4, "last")
+        assert_same_state(whole.state, resumed.state, but=("callbacks",))
+        assert resumed.metrics == pytest.approx(whole.metrics, rel=0, abs=0, nan_ok=True)
 
 
 class Broken(GlobalMean):
