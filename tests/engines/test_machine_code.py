@@ -17,7 +17,7 @@ from lcfl.engines import kernels
 # The two sides of each kernel's block of sums, from the template arguments in its name. V is the last one of some.
 SIDES = {
     "correlate_block": lambda channels, pixels, v: (channels, pixels * v),
-    "weigh_in_blocks": lambda channels, taps: (channels, taps),
+    "weigh_taps": lambda channels, taps: (channels, taps),
     "Product::multiply_block": lambda rows, vectors: (rows, vectors),
     "connect_block": lambda outputs, v: (outputs, v),
 }

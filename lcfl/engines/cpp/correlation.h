@@ -322,27 +322,30 @@ int blocks_at_once(const std::vector<PhaseParts>& phases, int size) {
     return inputs <= NEAR ? 1 : int(std::clamp<int64_t>(NEAR / 2 / (CB * channel), 1, 8));
 }
 
-// Writes d loss / d w[o][tap] for CB channels from `first` on and TB taps from `tap` on to rows[CB][size].
+// Writes d loss / d w[o][tap] for CB channels from `first` on and the taps from `begin` to `end` to rows[CB][size].
+// If it were inlined into the loops below, its pointers would not stay in registers.
 template <int CB, int TB>
-inline __attribute__((always_inline)) void weigh_taps(const PhaseParts& phase, int first, int tap, int size,
-                                                      float* rows) {
-    const int taps = int(phase.taps.size()), last = phase.chunks[0].at.out_channels - 1;
-    Vec sum[CB][TB] = {}, flat[CB * TB];
-    for (const Part& part : phase.chunks) {
-        const float* from[TB];
-        const Vec* rise[CB];
-        for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
-            from[t] = part.in + phase.taps[std::min(tap + t, taps - 1)].pixel * part.at.pixel;
-        for (int c = 0; c < CB; ++c) rise[c] = part.slope + std::min(first + c, last) * part.at.plane();
-        weigh_block<CB, TB>(part.at, from, rise, sum);
+__attribute__((noinline)) void weigh_taps(const PhaseParts& phase, int first, int begin, int end, int size,
+                                          float* rows) {
+    const int last_tap = int(phase.taps.size()) - 1, last = phase.chunks[0].at.out_channels - 1;
+    for (int tap = begin; tap < end; tap += TB) {
+        Vec sum[CB][TB] = {}, flat[CB * TB];
+        for (const Part& part : phase.chunks) {
+            const float* from[TB];
+            const Vec* rise[CB];
+            for (int t = 0; t < TB; ++t)  // beyond the last tap, the last one is used again
+                from[t] = part.in + phase.taps[std::min(tap + t, last_tap)].pixel * part.at.pixel;
+            for (int c = 0; c < CB; ++c) rise[c] = part.slope + std::min(first + c, last) * part.at.plane();
+            weigh_block<CB, TB>(part.at, from, rise, sum);
+        }
+        float found[CB * TB];
+        for (int c = 0; c < CB; ++c)
+            for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
+        totals_of<CB * TB>(flat, found);
+        for (int c = 0; c < CB; ++c)
+            for (int t = 0; t < TB && tap + t <= last_tap; ++t)
+                rows[int64_t(c) * size + phase.taps[tap + t].number] = found[c * TB + t];
     }
-    float found[CB * TB];
-    for (int c = 0; c < CB; ++c)
-        for (int t = 0; t < TB; ++t) flat[c * TB + t] = held(sum[c][t]);
-    totals_of<CB * TB>(flat, found);
-    for (int c = 0; c < CB; ++c)
-        for (int t = 0; t < TB && tap + t < taps; ++t)
-            rows[int64_t(c) * size + phase.taps[tap + t].number] = found[c * TB + t];
 }
 
 // Gives `receiver` the gradient of the weights, which begin at `weight` in the model. A kernel has `size` taps.
@@ -356,10 +359,10 @@ void weigh_in_blocks(const std::vector<PhaseParts>& phases, int size, int64_t we
         end = std::min(begin + group, out_channels);
         for (const PhaseParts& phase : phases) {
             const int taps = int(phase.taps.size());
-            for (int start = 0; start < taps; start += panel)
+            for (int tap = 0; tap < taps; tap += panel)
                 for (int first = begin; first < end; first += CB)
-                    for (int tap = start; tap < std::min(start + panel, taps); tap += TB)
-                        weigh_taps<CB, TB>(phase, first, tap, size, rows + int64_t(first - begin) * size);
+                    weigh_taps<CB, TB>(phase, first, tap, std::min(tap + panel, taps), size,
+                                       rows + int64_t(first - begin) * size);
         }
         receiver.take(weight + int64_t(begin) * size, int64_t(end - begin) * size, rows);
     }
