@@ -63,7 +63,7 @@ class Evaluator:
         clients = [i for i in chosen if own[i]]
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
-        with rng.isolated():
+        with rng.isolated():  # `_tasks` seeds the global generators
             answers = iter(self.transport.evaluate(tasks))
         undefined: dict[tuple[str, str], set[int]] = {}
         for kind in kinds:

@@ -14,9 +14,7 @@ from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
 from lcfl.distributed.client_output import ClientError
 from lcfl.federation.trial import _check_loss, check_batches, check_network
-from lcfl.methods.local import (
-    InitialisedTraining,
-)
+from lcfl.methods.local import InitialisedTraining
 from lcfl.models import MLP, LeNet5
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import (
