@@ -57,8 +57,17 @@ def test_the_package_imports_none_of_its_modules_at_run_time():
     assert [name for name in eager if name.startswith("lcfl")] == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], []])
-def test_help_and_version_import_no_torch(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--help"], "usage: lcfl"),
+        (["-h"], "usage: lcfl"),
+        ([], "usage: lcfl"),
+        (["--version"], f"lcfl {lcfl.__version__}"),
+        (["configs"], str(ROOT.parent / "configs")),
+    ],
+)
+def test_what_only_prints_or_copies_imports_no_dependency(arguments, said):
     """Runs `python -m lcfl`."""
     code = (
         "import runpy, sys\n"
@@ -72,7 +81,7 @@ def test_help_and_version_import_no_torch(arguments):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"lcfl {lcfl.__version__}" if arguments == ["--version"] else "usage: lcfl")
+    assert done.stdout.startswith(said)
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 import lcfl
 from lcfl.cli.layered_config import LayeredConfig, names_class
 from lcfl.cli.parser import Parser, Seed, check_given
-from lcfl.cli.shipped_configs import LOADER
 from lcfl.cli.type_errors import is_union, without_types
+from lcfl.cli.yaml_files import LOADER
 from lcfl.core.earlier_versions import with_current_paths
 from lcfl.core.metric_names import Reported
 from lcfl.core.validation import errors_of

@@ -8,8 +8,7 @@ import yaml
 from lightning.fabric import Fabric
 
 from lcfl.cli.federated_cli import instantiate, instantiate_data, instantiate_trainer
-from lcfl.cli.layered_config import yaml_error
-from lcfl.cli.shipped_configs import LOADER
+from lcfl.cli.yaml_files import LOADER, yaml_error
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.worker import Worker
 from lcfl.fleet.node import Node, NodeSettings

@@ -13,11 +13,11 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
 from lcfl.cli.class_options import with_modules, without_init_args
-from lcfl.cli.shipped_configs import LOADER, SUFFIXES
 from lcfl.cli.type_errors import WORDS
+from lcfl.cli.yaml_files import LOADER, SUFFIXES, yaml_error
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
 
-__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists", "yaml_error"]
+__all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
 
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
@@ -184,16 +184,6 @@ def _read(layer: Any) -> Any:
         return yaml.load(Path(layer).read_bytes() if is_file else layer, LOADER)
     except (yaml.YAMLError, AttributeError, OSError, ValueError, TypeError):
         return None
-
-
-def yaml_error(path: Path) -> str:
-    """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
-    with path.open("rb") as file:
-        try:
-            yaml.safe_load(file)  # its messages quote the text, unlike those of libyaml
-        except yaml.YAMLError as error:
-            return " ".join(str(error).split())
-    return ""
 
 
 def _unusable(layer: Any) -> str:

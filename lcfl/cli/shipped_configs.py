@@ -5,14 +5,9 @@ They are next to the package in a checkout, and inside the package if it is inst
 
 from pathlib import Path
 
-import yaml
-
 import lcfl
 
-__all__ = ["LOADER", "SUFFIXES", "configurations", "find"]
-
-SUFFIXES = (".yaml", ".yml", ".json")  # of configuration files
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonargparse: eight times as fast
+__all__ = ["configurations", "find"]
 
 
 def configurations() -> Path:

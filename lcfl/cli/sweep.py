@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lcfl.cli.shipped_configs import LOADER, SUFFIXES, find
+from lcfl.cli.shipped_configs import find
 from lcfl.cli.trials import Point, Trial
+from lcfl.cli.yaml_files import LOADER, SUFFIXES
 from lcfl.core.files import write_json
 from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import RunDirectory

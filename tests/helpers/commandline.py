@@ -8,7 +8,7 @@ import yaml
 
 from lcfl.cli import federated_cli
 from lcfl.cli.federated_cli import FederatedCLI
-from lcfl.cli.shipped_configs import LOADER
+from lcfl.cli.yaml_files import LOADER
 from lcfl.runs.result import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
