@@ -97,7 +97,8 @@ def _run(words: list[str], args: list[str] | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt as interrupt:
-        sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
+        number = next(iter(interrupt.args), None)  # a text, if the user's code raised it
+        sys.exit(128 + (number if isinstance(number, int) else signal.SIGINT))
     except Exception as error:
         origin = _origin(error)
         if debug or not (origin or isinstance(error, _user_errors())):

@@ -51,6 +51,7 @@ class Progress(Callback):
         self._refreshed = 0.0
         self._in_notebook = False
         self._extra = -1  # the last round with an extra round before it
+        self._recurs = False  # whether the round before it had one, too
 
     def on_fit_start(self, server: Server, state: FederationState) -> None:
         """Prints what runs where; for a resumed run, also the round from which it continues."""
@@ -64,13 +65,17 @@ class Progress(Callback):
             self._live = start_live(console)
 
     def on_extra_round_end(self, server: Server, state: FederationState, uploads: list[Uplink]) -> None:
-        """Prints, or shows in the bar, how many clients took part in the warm-up or extra round."""
+        """Prints, or shows in the bar, how many clients took part in the warm-up or extra round.
+
+        If round after round has extra rounds, lines are printed as rarely as those of rounds.
+        """
         what = "warm-up round" if state.round < 0 else f"extra round before round {state.round}"
         text = f"{what}: {len(uploads)} clients, {size(state.total_bytes)}"
-        recurs, self._extra = 0 <= state.round - 1 == self._extra, state.round
+        if state.round != self._extra:
+            self._recurs, self._extra = 0 <= self._extra == state.round - 1, state.round
         if self._live is not None:
             self._show(server, text)
-        elif not recurs or is_line_due(state.round + 1, server.schedule.rounds, server.schedule.evaluate_every):
+        elif not self._recurs or is_line_due(state.round + 1, server.schedule.rounds, server.schedule.evaluate_every):
             say(make_console(), text)
 
     def on_round_start(self) -> None:

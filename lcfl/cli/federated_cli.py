@@ -25,6 +25,7 @@ from lcfl.cli.parser import Parser, Seed, check_given
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.cli.yaml_files import LOADER
 from lcfl.core.earlier_versions import with_current_paths
+from lcfl.core.files import replacing
 from lcfl.core.metric_names import Reported
 from lcfl.core.validation import errors_of
 from lcfl.data.datamodule import FederatedDataModule
@@ -44,7 +45,12 @@ class SaveConfig(SaveConfigCallback):
     def __init__(self, parser: LightningArgumentParser, config: Namespace, **options: Any) -> None:
         started = config.clone()
         started["ckpt_path"] = None
-        super().__init__(parser, started, **options)
+        super().__init__(parser, started, save_to_log_dir=False, **options)
+
+    def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Replaces the file as a whole, because a resumed run has no other copy."""
+        with replacing(Path(trainer.log_dir) / self.config_filename) as temporary:
+            self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
 
 
 class FederatedCLI(LightningCLI):

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl.cli.federated_cli import instantiate, instantiate_trainer
 from lcfl.cli.fleet_config import options_of, proxy_of
+from lcfl.core.files import replacing
 from lcfl.fleet import server
 from lcfl.fleet.flower import FlowerLink
 from lcfl.runs.result import Run
@@ -48,4 +49,5 @@ class _Kept(SaveConfigCallback):
         self.path = config
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        shutil.copyfile(self.path, Path(trainer.log_dir) / "config.yaml")
+        with replacing(Path(trainer.log_dir) / "config.yaml") as temporary:
+            shutil.copyfile(self.path, temporary)

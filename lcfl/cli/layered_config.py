@@ -181,7 +181,7 @@ def _read(layer: Any) -> Any:
     """Returns the content of a file or a YAML text, or None if it cannot be read, which jsonargparse reports itself."""
     try:
         is_file = os.path.isfile(layer)  # unlike Path.is_file, it accepts a text that is too long for a name
-        return yaml.load(Path(layer).read_bytes() if is_file else layer, LOADER)
+        return yaml.load(Path(layer).read_text("utf-8") if is_file else layer, LOADER)
     except (yaml.YAMLError, AttributeError, OSError, ValueError, TypeError):
         return None
 

@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter
 from math import isfinite
@@ -23,7 +23,7 @@ from lcfl.cli.layered_config import as_layers
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
-from lcfl.core.validation import check_values
+from lcfl.core.validation import check_values, signature_of
 from lcfl.federation.settings import in_place_of
 
 __all__ = ["Parser", "Seed", "check_given"]
@@ -247,14 +247,6 @@ def _peeled(message: str) -> tuple[list[str], str, str]:
     return options, kind, message
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Returns a signature, with annotations that are texts looked up if they can be."""
-    try:
-        return inspect.signature(function, eval_str=True)
-    except Exception:  # of any kind, because an annotation may be any text
-        return inspect.signature(function)
-
-
 def _parameters(kind: Any) -> Mapping[str, Parameter]:
     """Returns the parameters of a class or function, or of the one at an import path; none if they cannot be read.
 
@@ -266,7 +258,7 @@ def _parameters(kind: Any) -> Mapping[str, Parameter]:
             module, _, name = kind.rpartition(".")
             kind = getattr(import_module(module), name)
         for each in getattr(kind, "__mro__", (kind,)):
-            parameters = _signature(each).parameters.values()
+            parameters = signature_of(each).parameters.values()
             found = {each.name: each for each in parameters if each.kind not in VARIADIC} | found
             if all(each.kind is not Parameter.VAR_KEYWORD for each in parameters):
                 break

@@ -6,6 +6,7 @@ A grid is tried with the first seed. For each method, the point with the best re
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -167,11 +168,11 @@ class Sweep:
             return None
         failed = f" ({len(points) - len(scores)} of them without a result)" * (len(scores) < len(points))
         if rounds is not None and finalists > 1:
-            best = sorted(scores, key=lambda point: -scores[point].score)[:finalists]
+            best = sorted(scores, key=lambda point: -scores[point].rounded)[:finalists]
             scores = self._scores(method, [Trial(method, point, seed) for point in best], jobs)
             if not scores:
                 return None
-        chosen = max(scores, key=lambda point: float(f"{scores[point].score:.6g}"))  # of equals, the first
+        chosen = max(scores, key=lambda point: scores[point].rounded)  # of equals, the first
         words = " ".join(f"{option}={value}" for option, value in chosen)
         self.say(
             f"{method}: {words} is the best of {len(points)} points{failed}, {scores[chosen].text} on validation data"
@@ -326,6 +327,11 @@ class Validation(NamedTuple):
     score: float
     text: str
 
+    @property
+    def rounded(self) -> float:
+        """The score to six digits, by which runs are compared: the last bits depend on the processor."""
+        return float(f"{self.score:.6g}")
+
 
 def validation_of(run: FinishedRun) -> Validation | None:
     """Returns the reported metric on validation data, of the kind of model that the method's paper reports first.
@@ -348,26 +354,26 @@ def _last_error(log: Path, begin: int) -> str:
 
 def _by_name(words: Sequence[str]) -> dict[str, Any]:
     """Returns the content of a trial's note: its arguments, with files by name, and the files' names and digests."""
-    files = _config_files(words)
-    known = [Path(word).name if word in files else word for word in words]
-    return {"command": known, "files": [[Path(file).name, _digest(Path(file))] for file in files]}
-
-
-def _config_files(words: Sequence[str]) -> list[str]:
-    """Returns the configuration files that the words of a command name, and those that its layers name for groups."""
-    found: dict[str, None] = {}
+    known, files = [], dict[str, None]()
     for flag, word in pairwise(["", *words]):
-        file = Path(word.partition("=")[2] if word.startswith("--") else word)
-        is_file = file.suffix in SUFFIXES and file.is_file()
-        if is_file:
-            found[str(file)] = None
-        if flag == "-c":
-            with suppress(yaml.YAMLError):  # the parser names the error
-                layer = yaml.load(file.read_bytes() if is_file else word, LOADER)
-                named = [each for each in layer.values() if isinstance(each, str)] if isinstance(layer, dict) else []
-                inner = [file.parent / each if is_file else Path(each) for each in named if each.endswith(SUFFIXES)]
-                found |= dict.fromkeys(str(each) for each in inner if each.is_file())
-    return list(found)
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        is_layer = flag == "-c"
+        is_file = os.path.isfile(value) and (is_layer or value.endswith(SUFFIXES))  # not Path.is_file: it may be long
+        known.append(option + equals + os.path.basename(value) if is_file else word)
+        files |= dict.fromkeys([value] if is_file else [])
+        files |= dict.fromkeys(_files_of_groups(value, is_file) if is_layer else [])
+    return {"command": known, "files": [[os.path.basename(file), _digest(Path(file))] for file in files]}
+
+
+def _files_of_groups(layer: str, is_file: bool) -> list[str]:
+    """Returns the files that a layer, a file or a text, names for its groups."""
+    with suppress(yaml.YAMLError):  # the parser names the error
+        content = yaml.load(Path(layer).read_bytes() if is_file else layer, LOADER)
+        if isinstance(content, dict):
+            named = [each for each in content.values() if isinstance(each, str) and each.endswith(SUFFIXES)]
+            paths = [os.path.join(os.path.dirname(layer) if is_file else "", each) for each in named]
+            return [path for path in paths if os.path.isfile(path)]
+    return []
 
 
 def _digest(path: Path) -> str:

@@ -12,9 +12,8 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, as in jsonarg
 
 def yaml_error(path: Path) -> str:
     """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
-    with path.open("rb") as file:
-        try:
-            yaml.safe_load(file)  # its messages quote the text, unlike those of libyaml
-        except yaml.YAMLError as error:
-            return " ".join(str(error).split())
+    try:
+        yaml.safe_load(path.read_text("utf-8"))  # its messages quote the text, unlike those of libyaml
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        return " ".join(str(error).split())
     return ""

@@ -36,7 +36,7 @@ class CheckpointShardIndex:
 
     Attributes:
         unsaved: the clients whose state is in no shard.
-        fixed: the file of each tensor that seldom changes, by name, and the SHA-256 of the tensor in it.
+        fixed: the file of each tensor that seldom changes, by name, and the tensor's `fixed_hash`.
     """
 
     def __init__(self) -> None:

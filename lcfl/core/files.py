@@ -25,6 +25,7 @@ __all__ = [
     "unlinked_memory",
     "write_bytes",
     "write_json",
+    "write_whole",
 ]
 
 LEFTOVER = re.compile(r"\..+\.(\d+|tmp|old)")  # names of what was being written or removed
@@ -38,10 +39,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that is complete or, if that fails, as before."""
+    with replacing(path) as temporary:
+        write_bytes(temporary, content)
+
+
 def write_json(path: str | Path, content: dict[str, Any], indent: int | None = None) -> None:
-    """Writes ``content`` into a file, which is complete or absent."""
-    with replacing(Path(path)) as temporary:
-        write_bytes(temporary, json.dumps(content, indent=indent).encode() + b"\n")
+    """Does what `write_whole` does, with values as JSON."""
+    write_whole(Path(path), json.dumps(content, indent=indent).encode() + b"\n")
 
 
 def open_regular(path: Path, size: int | None = None) -> BinaryIO:

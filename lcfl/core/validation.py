@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, get_annotations, signature
+from inspect import Parameter, Signature, get_annotations, signature
 from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,6 +18,7 @@ __all__ = [
     "check_values",
     "errors_of",
     "shortened",
+    "signature_of",
 ]
 
 FIRST_LINES, LAST_LINES = 10, 4
@@ -80,12 +81,24 @@ class CheckedFields:
             check_values(type(self).__name__, values)
 
 
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Returns a signature, with annotations that are texts looked up if they can be."""
+    try:
+        return signature(function, eval_str=True)
+    except Exception:  # of any kind, because an annotation may be any text
+        return signature(function)
+
+
 def _checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Returns an ``__init__`` that checks its arguments."""
-    known = signature(init)
+
+    @functools.cache
+    def its_signature() -> Signature:  # in the first call, because annotations may name what is defined later
+        return signature_of(init)
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **options: Any) -> None:
+        known = its_signature()
         try:
             given = known.bind(self, *args, **options).arguments
         except TypeError:  # of an argument that is missing or unknown, which the call below names

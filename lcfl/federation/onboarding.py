@@ -17,12 +17,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lcfl.core.files import write_bytes, write_json
+from lcfl.core.files import replacing, write_json, write_whole
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import one_thread
+from lcfl.distributed.launch import gradients_on, one_thread
 from lcfl.distributed.placement import device_type
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
@@ -118,9 +118,10 @@ class OnboardingResult:
         writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_bytes(folder / "newcomers.csv", text.getvalue().encode())
+        write_whole(folder / "newcomers.csv", text.getvalue().encode())
         for client, weights in self.weights.items():
-            torch.save(weights, folder / f"client-{client}.pt")
+            with replacing(folder / f"client-{client}.pt") as temporary:
+                torch.save(weights, temporary)
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +200,7 @@ class Onboarding:
         return OnboardingResult(checkpoint, rule, self.epochs, list(self._joined), evaluation, self._weights)
 
 
+@gradients_on()
 @one_thread()
 def onboard(
     path: Path,

@@ -22,7 +22,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 import lcfl
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import remove_leftovers, write_json
+from lcfl.core.files import remove_leftovers, write_json, write_whole
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
@@ -322,7 +322,8 @@ class Session:
             callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
         if not self.settings.save_config:
             text = "# Describes Python objects; lcfl.load(run, model, method) needs these objects again.\n"
-            (server.run_dir / "config.yaml").write_text(text + yaml.safe_dump({"described": server.identity}), "utf-8")
+            text += yaml.safe_dump({"described": server.identity})
+            write_whole(server.run_dir / "config.yaml", text.encode())
 
     def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
         measured = self.schedule.num_evaluated

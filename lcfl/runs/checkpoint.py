@@ -36,7 +36,7 @@ from lcfl.runs.checkpoint_schema import (
     check_shard,
     check_state,
 )
-from lcfl.runs.client_shards import content_hash, current_clients, shard_states, stamp_of, write_fixed, write_shards
+from lcfl.runs.client_shards import current_clients, fixed_hash, shard_states, stamp_of, write_fixed, write_shards
 from lcfl.runs.serialization import deserialized, plain_copy, write_serialized
 
 __all__ = [
@@ -234,7 +234,7 @@ def read(
                     raise ValueError(f"{kind}: state.pt has one, too")
                 server[kind] = shard[kind]
                 saved = CheckpointShard(name, manifest["sha256"][name], stamp_of(path / name), 0)
-                clients.checkpoint_shards.fixed[kind] = content_hash(shard[kind]), saved
+                clients.checkpoint_shards.fixed[kind] = fixed_hash(kind, shard[kind]), saved
                 continue
             check_shard(shard, sizes, keeps_model)
             held = set(shard["clients"].tolist())

@@ -23,7 +23,7 @@ from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import VECTORS, ClientState, ClientStore
 from lcfl.runs.serialization import write_serialized
 
-__all__ = ["content_hash", "current_clients", "shard_states", "stamp_of", "write_fixed", "write_shards"]
+__all__ = ["content_hash", "current_clients", "fixed_hash", "shard_states", "stamp_of", "write_fixed", "write_shards"]
 
 SHARD_BYTES = 8 * 2**20
 
@@ -69,8 +69,8 @@ def _new_shards(
 def write_fixed(
     folder: Path, name: str, tensor: Tensor, store: ClientStore, earlier: Sequence[Path]
 ) -> CheckpointShard:
-    """Links the file of a tensor that seldom changes to that of an `earlier` checkpoint, or writes it."""
-    sha256, fixed = content_hash(tensor), store.checkpoint_shards.fixed
+    """Links the file of a tensor that seldom or never changes to that of an `earlier` checkpoint, or writes it."""
+    sha256, fixed = fixed_hash(name, tensor), store.checkpoint_shards.fixed
     if name in fixed and fixed[name][0] == sha256:
         shard = fixed[name][1]
         if _linked(folder / shard.name, earlier, functools.partial(_is_untouched, stamp=shard.stamp)):
@@ -79,6 +79,11 @@ def write_fixed(
     shard = _written(folder, name, {name: tensor.clone() if is_view else tensor}, earlier)
     fixed[name] = sha256, shard
     return shard
+
+
+def fixed_hash(name: str, tensor: Tensor) -> str:
+    """Returns the hash of a tensor that seldom changes, and nothing for what is frozen, which never does."""
+    return "" if name == "frozen" else content_hash(tensor)
 
 
 def content_hash(tensor: Tensor) -> str:

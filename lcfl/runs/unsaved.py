@@ -1,6 +1,7 @@
 """Notices what a user's part of a run remembers in its attributes, where no checkpoint holds it."""
 
 import hashlib
+import io
 import pickle
 import warnings
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from lcfl.core.callback import Callback
 from lcfl.models.module import FederatedModule
+from lcfl.runs.client_shards import content_hash
 from lcfl.runs.identity import added_attributes
 
 __all__ = ["UnsavedMemory"]
@@ -77,8 +79,22 @@ def _of_classes(part: object) -> dict[str, Any]:
 
 
 def _digest(value: Any) -> bytes:
+    text = io.BytesIO()
     try:  # a module may have been in training or evaluation mode
-        text = pickle.dumps(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
+        _Contents(text).dump(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
     except Exception:  # an open file, a lock: it could not be saved in any case
         return b""
-    return hashlib.blake2b(text, digest_size=16).digest()
+    return hashlib.blake2b(text.getbuffer(), digest_size=16).digest()
+
+
+class _Contents(pickle.Pickler):
+    """Writes equal values as equal bytes: no address of a tensor's memory, and no reference to an identical object."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.fast = True
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return str, (f"{value.dtype} {tuple(value.shape)} {content_hash(value.detach().cpu())}",)
+        return NotImplemented

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from lcfl.core.files import write_bytes
+from lcfl.core.files import write_whole
 from lcfl.core.state import FederationState
 from lcfl.data.population import Population
 from lcfl.server.metrics import Evaluation
@@ -44,4 +44,4 @@ def write_client_table(
         row += [int(state.assignment[client])] * clustered
         row += [" ".join(type(fault).__name__ for fault in population.faulty.get(client, ()))] * has_faults
         writer.writerow([*row, *(values.get(client, "") for values in metrics.values())])
-    write_bytes(path, text.getvalue().encode())
+    write_whole(path, text.getvalue().encode())

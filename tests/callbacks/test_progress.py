@@ -196,16 +196,18 @@ def test_a_full_disk_loses_lines_and_not_the_run():
     progress.say(Console(file=file), "round 1")
 
 
-def test_extra_rounds_have_no_more_lines_than_rounds(capsys):
+@pytest.mark.parametrize("per_round", [1, 2])
+def test_extra_rounds_have_no_more_lines_than_rounds(capsys, per_round):
     server = fake()
     watcher = Progress()
     watcher.on_fit_start(server, server.state)
     for number in range(100):
         server.state.round = number
-        watcher.on_extra_round_end(server, server.state, uploads=[None] * 20)
+        for _ in range(per_round):
+            watcher.on_extra_round_end(server, server.state, uploads=[None] * 20)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("extra round")]
     numbers = [int(line.removeprefix("extra round before round ").partition(":")[0]) for line in lines]
-    assert numbers == [0, *range(9, 100, 10)]
+    assert numbers == [number for number in (0, *range(9, 100, 10)) for _ in range(per_round)]
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, 0])

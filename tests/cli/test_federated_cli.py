@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning.fabric.utilities import warnings as lightning_warnings
+from lightning.pytorch.cli import LightningArgumentParser
 
 import lcfl as package
 from lcfl import __main__
@@ -319,6 +320,32 @@ def test_a_signal_outside_of_a_round_gives_its_status(monkeypatch, command, numb
     with handlers_kept(), pytest.raises(SystemExit) as ended:
         __main__.main([command])
     assert ended.value.code == 128 + number
+
+
+def test_an_interrupt_of_the_users_own_may_have_a_text(monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt("enough")
+
+    monkeypatch.setattr("lcfl.cli.federated_cli.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["fit"])
+    assert ended.value.code == 128 + SIGINT
+
+
+def test_a_resume_that_cannot_write_its_configuration_leaves_the_old_one(monkeypatch):
+    """As on a full disk."""
+    path = lcfl(*FIT, "--trainer.rounds=1").path / "config.yaml"
+    before = path.read_text()
+
+    def half(self, config, path, **options):
+        path.write_text("# half of it")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
+        patch.setattr(LightningArgumentParser, "save", half)
+        lcfl(*FIT, "--ckpt_path=last")
+    assert path.read_text() == before
+    assert lcfl(*FIT, "--ckpt_path=last").state.round == 2
 
 
 def test_fast_dev_run_of_the_quickstart_writes_no_files_and_prints_one_line(tmp_path, capsys):

@@ -221,6 +221,19 @@ def test_a_changed_file_of_a_group_is_noticed(sweep, tmp_path):
             sweep(*options, layers=layers).run(trials)
 
 
+def test_a_changed_layer_with_any_ending_is_noticed(sweep, tmp_path):
+    layer, trials = tmp_path / "base.cfg", [Trial("fedavg", (), 0)]
+    layer.write_text("a: 1")
+    sweep(layers=[str(layer)]).run(trials)
+    layer.write_text("a: 2")
+    with pytest.raises(ValueError, match=r"command; base\.cfg differs"):
+        sweep(layers=[str(layer)]).run(trials)
+
+
+def test_an_option_may_be_too_long_for_the_name_of_a_file(sweep):
+    assert [run.seed for run in sweep(f"--name={'a' * 5000}.yaml").run([Trial("fedavg", (), 0)])] == [0]
+
+
 def test_names_that_would_not_do_for_folders_are_refused(sweep):
     alike = [Trial("fedavg", (("path", value),), 0) for value in ("a/b", "a_b")]
     with pytest.raises(ValueError, match="fedavg-path=a_b-seed0 would be the folder of several runs"):
@@ -241,6 +254,9 @@ def test_the_first_of_equal_points_is_chosen(sweep):
     """A mean of float32 differs in its last digits."""
     points = [(("lr", "0.86666666"),), (("lr", "0.86666667"),)]
     assert sweep().tune("fedavg", points, 0, None) == points[0]
+    best = (("lr", "0.9"),)
+    assert sweep().tune("local", [*points, best], 0, rounds=2, finalists=2) == best
+    assert [call for call in sweep.calls() if "rounds=2" not in call][-1] == "local-lr=0.86666666-seed0 "
     small = [(("lr", "3e-8"),), (("lr", "4.9e-7"),)]
     assert sweep().tune("fedavg", small, 0, None) == small[1]
 
@@ -253,11 +269,13 @@ def test_a_refused_sweep_claims_no_trial(sweep, tmp_path):
     assert [run.seed for run in sweep("--lr=0.5").run(trials)] == [0, 1]
 
 
-def test_a_trial_is_recognised_if_its_files_have_moved(sweep, tmp_path):
-    for folder in ("here", "there"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "layer.yaml").write_text("a: 1")
-        sweep(layers=[str(tmp_path / folder / "layer.yaml")]).run([Trial("fedavg", (), 0)])
+def test_a_trial_is_recognised_if_its_files_have_moved(sweep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("./here", str(tmp_path / "there")):
+        Path(folder).mkdir()
+        for name in ("layer", "data"):
+            Path(folder, f"{name}.yaml").write_text("a: 1")
+        sweep(f"--data={folder}/data.yaml", layers=[f"{folder}/layer.yaml"]).run([Trial("fedavg", (), 0)])
     assert sweep.calls() == ["fedavg-seed0 "]
 
 

@@ -92,6 +92,32 @@ def test_arguments_of_an_init_are_checked_like_fields(args, options, says):
     assert str(caught.value) == says
 
 
+class WithTexts(CheckedFields):
+    """Has annotations as ``from __future__ import annotations`` leaves them, one of them of a later class."""
+
+    def __init__(self, number: "int", part: "Later | None" = None, *, unknown: "Nowhere" = 0):  # noqa: F821
+        pass
+
+
+class WithLater(CheckedFields):
+    """The same without a name that nothing has."""
+
+    def __init__(self, number: "int", share: "float" = 0.5, part: "Later | None" = None):
+        pass
+
+
+class Later:
+    """Defined after its name is used."""
+
+
+def test_annotations_that_are_texts_are_looked_up():
+    WithTexts(None, unknown=None)  # one cannot be looked up, so none is checked
+    WithLater(1, 2.5, Later())
+    for options in ({"number": None}, {"number": 1, "share": float("nan")}):
+        with pytest.raises(ValueError, match=r"^WithLater: got (number|share)="):
+            WithLater(**options)
+
+
 def test_words_beside_another_kind_are_not_looked_at():
     class Mixed(CheckedFields):
         def __init__(self, share: float | Literal["auto"] = "auto", only: Literal["only"] = "only") -> None:

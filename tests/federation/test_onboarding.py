@@ -402,6 +402,14 @@ def blobs_groups():
 # refusals
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_newcomers_train_where_gradients_are_switched_off(joined, context):
+    data, module, saved, expected = joined("fedavg")
+    with context():
+        found = onboard(saved.path, module, data, fedavg(steps=5), 5, "cpu")
+    assert found.evaluation.summary() == expected.evaluation.summary()
+
+
 def test_run_without_newcomers_is_refused(tmp_path):
     data, module = blobs(4), blobs_module()
     path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), data, module, rounds=1)])

@@ -152,7 +152,6 @@ def test_out_writes_tables_curves_and_pictures(tmp_path, capsys):
     assert str(out) in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:fedavg #2 is")
 def test_a_picture_shows_the_rounds_that_all_seeds_measured():
     often = [(5, 10.0, 0.1), (10, 20.0, 0.2), (15, 30.0, 0.3), (20, 40.0, 0.4)]
     rarely = [(10, 21.0, 0.5), (20, 42.0, 0.6), (30, 63.0, 0.7)]
@@ -161,6 +160,7 @@ def test_a_picture_shows_the_rounds_that_all_seeds_measured():
     assert compare.in_common([often, []]) == [[], []]
 
 
+@pytest.mark.filterwarnings("ignore:fedavg #2 is")
 def test_runs_with_the_same_name_are_distinguished_everywhere(tmp_path, capsys):
     for accuracy, network in ((0.5, "Gelu"), (0.7, "Tanh")):
         made(tmp_path / "logs", "fedavg", 0, [0.3, accuracy], model={"network": f"{network}, too long for a label"})

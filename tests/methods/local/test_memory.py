@@ -50,7 +50,7 @@ def method():
     return Method(Averaging(steps=3), FullModel(), GlobalMean())
 
 
-def run(root, rounds, devices=1, client_store="memory", **options):
+def run(root, rounds, devices=1, client_store="memory", parts=None, **options):
     federation = Federation(
         rounds=rounds,
         clients_per_round=5,
@@ -63,7 +63,7 @@ def run(root, rounds, devices=1, client_store="memory", **options):
         default_root_dir=root,
         name="run",
     )
-    return federation.fit(blobs_module(), blobs(), method(), **options).state
+    return federation.fit(*(parts or (blobs_module(), blobs(), method())), **options).state
 
 
 def test_a_client_gets_back_what_it_remembered(tmp_path):
@@ -133,12 +133,24 @@ NETWORK = partial(MLP, 16, [8], 8)
     ],
 )
 def test_memory_that_no_checkpoint_holds_is_warned_of_once(tmp_path, module, method, changed):
-    federation = Federation(
-        rounds=4, clients_per_round=5, accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, name="run"
-    )
     with pytest.warns(UserWarning, match=rf"{changed}, which no checkpoint holds") as caught:
-        federation.fit(module(), blobs(), method)
+        run(tmp_path, 4, parts=(module(), blobs(), method))
     assert sum("no checkpoint holds" in str(each.message) for each in caught) == 1
+
+
+class Weighing(FederatedModule):
+    """Makes equal attributes anew in every step."""
+
+    def training_step(self, batch, batch_idx=0):
+        self.scale, self.names = torch.ones(8), {"".join(["sc", "ale"]): "".join(["sc", "ale"])}
+        return super().training_step(batch, batch_idx)
+
+
+def test_equal_attributes_in_other_memory_are_no_change(tmp_path, recwarn):
+    module = Weighing(NETWORK)
+    module.scale, module.names = torch.ones(8), dict.fromkeys(["scale"], "scale")
+    run(tmp_path, 2, parts=(module, blobs(), method()))
+    assert not [each for each in recwarn if "no checkpoint holds" in str(each.message)]
 
 
 @dataclass(frozen=True)
