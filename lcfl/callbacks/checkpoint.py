@@ -84,6 +84,7 @@ class Checkpoint(Callback):
             self._monitored.warn_if_never_seen(server)
 
     def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
+        server.table.sync()
         for logger in server.loggers:
             logger.save()  # otherwise a killed run that resumes here would lack what TensorBoard still has in its queue
         server.collect_callback_states()

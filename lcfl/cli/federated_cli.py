@@ -274,7 +274,10 @@ def _parsed(
     """Returns a parser for some groups of a run's ``config.yaml``, and the parsed groups with these changes."""
     parser = Parser(exit_on_error=False)
     try:
-        content = with_current_paths(yaml.load(config.read_bytes(), LOADER))
+        content = yaml.load(config.read_bytes(), LOADER)
+        if not isinstance(content, dict):
+            raise TypeError("it is empty or no mapping")
+        content = with_current_paths(content)
         if "described" not in content:
             for group, kind in groups.items():
                 parser.add_group(group, kind, by_name="class_path" in content[group])

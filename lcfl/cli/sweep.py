@@ -210,7 +210,7 @@ class Sweep:
                     f"sweep: {trial.name} succeeded but wrote no {summary}; see {self.root / trial.name}.log. Leave "
                     "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
-        run = FinishedRun(folder, json.loads(summary.read_bytes()))
+        run = FinishedRun.read(folder)
         validation = validation_of(run)
         said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
@@ -283,11 +283,15 @@ class Sweep:
             return
         if not folder.is_dir() and (lock is not None or _is_free(folder)):
             return
-        was, now = json.loads(note.read_bytes()), _by_name(words)
+        now = _by_name(words)
+        try:
+            was = json.loads(note.read_bytes())
+            changed = set(was["command"]) ^ set(now["command"])
+            changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"sweep: {note}: damaged ({error}). Remove {note.parent} to run it again.") from None
         if was == now:
             return
-        changed = set(was["command"]) ^ set(now["command"])
-        changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
         differs = ", ".join(sorted(changed)) or "the order of the words"
         raise ValueError(
             f"sweep: {note.parent} was run by another command; {differs} differs. Give another folder with "

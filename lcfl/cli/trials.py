@@ -51,15 +51,33 @@ def parse_grid(text: str) -> Grid:
 
 
 def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
-    """Returns every combination of the values of a method's grids; one empty point if there is nothing to choose."""
-    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) > 1]
+    """Returns every combination of the values of a method's grids; one empty point if there is nothing to choose.
+
+    Raises:
+        ValueError: if two grids set the same option.
+    """
+    known: dict[str, str] = {}
+    for grid in _grids_of(method, grids):
+        options = {_plain(option) for value in grid.values for option, _ in _leaves(grid.option, value)}
+        for option, other in known.items():
+            if any(f"{each}.".startswith(f"{option}.") or f"{option}.".startswith(f"{each}.") for each in options):
+                raise ValueError(
+                    f"sweep: --grid {grid.option} and --grid {other} both set {option} of {method}; give one of them."
+                )
+        known |= dict.fromkeys(options, grid.option)
+    own = [grid for grid in _grids_of(method, grids) if len(grid.values) > 1]
     return list(product(*([(grid.option, value) for value in grid.values] for grid in own)))
 
 
 def given_to(method: str, grids: Sequence[Grid]) -> list[str]:
     """Returns a method's grids with a single value as options of all runs of that method."""
-    own = [grid for grid in grids if grid.method in (None, method) and len(grid.values) == 1]
+    own = [grid for grid in _grids_of(method, grids) if len(grid.values) == 1]
     return [f"--{grid.option}={grid.values[0]}" for grid in own]
+
+
+def _grids_of(method: str, grids: Sequence[Grid]) -> list[Grid]:
+    """Returns the grids of a method, which may be named as it is or by the name of its file alone."""
+    return [grid for grid in grids if grid.method in (None, method, Path(method).stem)]
 
 
 @dataclass(frozen=True)
@@ -89,8 +107,13 @@ class Trial:
 def _short_names(point: Point) -> list[str]:
     """Returns the options of a point as ``lr=0.1``, each by the shortest end of its path that no other option has."""
     leaves = [leaf for option, value in point for leaf in _leaves(option, value)]
-    paths = [[part for part in option.split(".") if part != "init_args"] for option, _ in leaves]
+    paths = [_plain(option).split(".") for option, _ in leaves]
     return [f"{_suffix(path, paths)}={value}" for path, (_, value) in zip(paths, leaves, strict=True)]
+
+
+def _plain(option: str) -> str:
+    """Returns an option without the parts ``init_args`` of its path."""
+    return ".".join(part for part in option.split(".") if part != "init_args")
 
 
 def _leaves(option: str, value: str) -> Point:

@@ -16,6 +16,7 @@ from typing import IO, Any, BinaryIO
 __all__ = [
     "check_new",
     "open_regular",
+    "read_json",
     "read_regular",
     "atomic_file",
     "remove_leftovers",
@@ -48,6 +49,18 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_json(path: str | Path, content: dict[str, Any], indent: int | None = None) -> None:
     """Does what `write_whole` does, with values as JSON."""
     write_whole(Path(path), json.dumps(content, indent=indent).encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        ValueError: if it is damaged; names the file.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}).") from None
 
 
 def open_regular(path: Path, size: int | None = None) -> BinaryIO:
@@ -113,26 +126,37 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_directory(final: Path) -> Iterator[Path]:
+def atomic_directory(final: Path, replaces: bool = False) -> Iterator[Path]:
     """Yields a temporary directory to fill.
 
-    If the block succeeds, one rename turns the directory into `final`. Otherwise the directory is removed. An existing
-    directory `final` is replaced.
+    If the block succeeds, one rename turns the directory into `final`. Otherwise the directory is removed.
+
+    Args:
+        final: the directory.
+        replaces: whether an existing one is replaced.
+
+    Raises:
+        FileExistsError: if the directory must be new and exists already, at the beginning or at the end.
     """
-    temporary, replaced = final.with_name(f".{final.name}.tmp"), final.with_name(f".{final.name}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
+    if not replaces:
+        check_new(final)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    replaced = temporary.with_name(f"{temporary.name}.old")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that had this number before and was killed
     temporary.mkdir(parents=True)
     try:
         yield temporary
         sync_directory(temporary)
-        if final.exists():
+        if not replaces:
+            check_new(final)
+        elif final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)  # an interrupted removal must not leave half of it under its name
         temporary.rename(final)
         sync_directory(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -5,7 +5,6 @@ No model of the federation is trained again.
 
 import csv
 import io
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lcfl.core.files import replacing, write_json, write_whole
+from lcfl.core.files import read_json, replacing, write_json, write_whole
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.core.validation import abbreviated
@@ -320,7 +319,7 @@ class _Measured:
 
 def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModule) -> tuple[int, int]:
     """Refuses new clients whose data do not fit the run; returns the run's number of clients, also at its start."""
-    run = json.loads((run_of(path) / "partition.json").read_bytes())
+    run = read_json(run_of(path) / "partition.json")
     if "train" not in run:
         raise ValueError("onboard: the run is one of a fleet, whose newcomers join while it goes on (newcomer-epochs).")
     arguments = {"classes": "the data set's argument classes", "columns": "the reader's arguments features and target"}

@@ -5,6 +5,7 @@ import platform
 import shlex
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -149,6 +150,12 @@ class Session:
             loggers = self._loggers(run.path, state.round)
             server = self._server(fabric, transport, state, run.path, loggers)
             server.table.cut(state.round)
+            if missing := max(state.round, 0) - sum(number >= 0 for number in server.table.numbers):
+                warnings.warn(
+                    f"{server.table.path} lacks {missing} of the {state.round} rounds before the checkpoint. What is "
+                    "summed over rounds, such as the bytes of the projection, leaves them out.",
+                    stacklevel=2,
+                )
             remove_leftovers(run.path)
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
             for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
@@ -365,11 +372,13 @@ def run_of(path: Path) -> Path:
         CheckpointError: if the checkpoint lies elsewhere, without its configuration and history.
     """
     run = path.resolve().parent.parent
-    if path.resolve().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
+    if path.resolve().parent.name != "checkpoints":
         raise checkpoint.CheckpointError(
             f"{path} lies outside a run directory, so there is no metrics.csv to continue: copy it back into the "
             "folder checkpoints of its run."
         )
+    if not (run / "config.yaml").is_file():
+        raise checkpoint.CheckpointError(f"{run} has no config.yaml, which every run directory holds.")
     return run
 
 

@@ -133,7 +133,7 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
     earlier = [path for _, path in reversed(saved_in(folder))]
-    with atomic_directory(final) as temporary:
+    with atomic_directory(final, replaces=True) as temporary:
         shards = write_shards(temporary, state.clients, earlier)
         digests = {"state.pt": write_serialized(temporary / "state.pt", server | {"current": current_clients(shards)})}
         parts = [write_fixed(temporary, name, tensor, state.clients, earlier) for name, tensor in fixed.items()]

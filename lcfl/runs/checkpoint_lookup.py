@@ -172,7 +172,13 @@ def _best(runs: Sequence[Path]) -> Path:
     for run in runs:
         choice = run / "checkpoints" / "best.json"
         if choice.is_file():
-            return _chosen(choice)
+            path = _chosen(choice)
+            if not path.is_dir():
+                raise CheckpointError(
+                    f"{choice} names {path.name}, which is gone. In place of best, give last or the name of a "
+                    "checkpoint."
+                )
+            return path
     folders = ", ".join(str(run) for run in runs)
     raise CheckpointError(
         f"there is no best checkpoint, as no Checkpoint callback with a monitor has chosen one in {folders}."

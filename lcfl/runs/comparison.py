@@ -293,7 +293,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         bytes_to_target=mean(size for _, size in arrived) if is_reached else nan,
         clusters=mean(row.get("cluster/count", nan) for row in last),
         total_bytes=mean(run.summary["total_bytes"] for run in entry.runs),
-        seconds=mean(sum(row["time/round_s"] for row in run.history) for run in entry.runs),
+        seconds=mean(sum(row.get("time/round_s", nan) for row in run.history) for run in entry.runs),
         rounds_to_peak90=mean(rounds_to_peak(run.curve(name), reported) for run in entry.runs),
         stability=mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
         rand_index=mean(row.get("cluster/ari", nan) for row in last),

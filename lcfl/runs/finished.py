@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lcfl.core.earlier_versions import with_current_metrics, with_current_names
 from lcfl.core.metric_names import TRIVIAL, Reported
@@ -33,6 +33,21 @@ class FinishedRun:
 
     path: Path
     summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads the summary of a run.
+
+        Raises:
+            ValueError: if it is damaged, or is not that of a run of lcfl; names the file.
+        """
+        file = path / "summary.json"
+        try:
+            run = cls(path, json.loads(file.read_bytes()))
+            _ = run.settings, run.seed, run.test_sets, run.summary["total_bytes"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file}: not the summary of a run of lcfl, or damaged ({_reason(error)}).") from None
+        return run
 
     @property
     def name(self) -> str:
@@ -87,9 +102,13 @@ class FinishedRun:
     @cached_property
     def history(self) -> list[dict[str, float]]:
         """The rows of ``metrics.csv`` that belong to training rounds."""
-        with (self.path / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-        return [row for row in rows if row["round"] >= 0]
+        path = self.path / "metrics.csv"
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+            return [row for row in rows if row["round"] >= 0]
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path}: not the table of a run of lcfl, or damaged ({_reason(error)}).") from None
 
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
         """Returns the course of a metric: completed rounds, bytes sent and received until then, and value.
@@ -104,7 +123,7 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 
     If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
     others are left out with a warning, and so are runs without ``summary.json`` or without a test of the reported
-    metric.
+    metric, and those whose files are damaged or not of lcfl.
 
     Raises:
         FileNotFoundError: if there is no run at or below one of the paths.
@@ -124,7 +143,18 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                     stacklevel=2,
                 )
                 continue
-            run = FinishedRun(folder, json.loads(summary.read_bytes()))
+            try:
+                run = FinishedRun.read(folder)
+                missing = run.summary["rounds"] - len(run.history)
+            except ValueError as error:
+                warnings.warn(f"{folder} is left out: {error}", stacklevel=2)
+                continue
+            if missing:
+                warnings.warn(
+                    f"{folder / 'metrics.csv'} lacks {missing} rounds. So its curves, and what is measured in rounds "
+                    "and minutes, are not complete.",
+                    stacklevel=2,
+                )
             if not run.test_sets:
                 warnings.warn(
                     f"{folder} is left out: it has no test {run.reported.name}. Run it again with this version, which "
@@ -141,6 +171,11 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                 )
             runs[key] = run
     return list(runs.values())
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error says of the content of a file."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 def trivial_value(run: FinishedRun, protocol: str) -> float:

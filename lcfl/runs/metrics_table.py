@@ -1,6 +1,7 @@
 """Writes ``metrics.csv``, the table with one row per round."""
 
 import csv
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,17 @@ class MetricsTable:
                 f"{path}: damaged: every row needs a round and one value per column. Mend it, or remove it to resume "
                 "without the rows of the earlier rounds."
             )
+
+    @property
+    def numbers(self) -> list[int]:
+        """The rounds of the rows."""
+        return [int(row["round"]) for row in self.rows]
+
+    def sync(self) -> None:
+        """Waits until the rows are on the disk, because a checkpoint of a later round must not be there before them."""
+        if self.path.is_file():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
 
     def column(self, name: str) -> list[float]:
         """Returns the values of a metric, of the rounds that have one."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from lcfl.core.client_names import client_number
 from lcfl.core.clients import ClientStore
+from lcfl.core.files import read_json
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
@@ -55,7 +56,7 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The final metrics by name. They are empty if the run was stopped before its end."""
         summary = self.path / "summary.json"
-        return metrics_of(json.loads(summary.read_bytes())) if summary.is_file() else {}
+        return metrics_of(read_json(summary)) if summary.is_file() else {}
 
     @functools.cached_property
     def state(self) -> FederationState:
@@ -74,7 +75,7 @@ class Run:
     @functools.cached_property
     def client_names(self) -> list[str] | None:
         """The name of each client; None if clients have only numbers."""
-        names: list[str] | None = json.loads((self.path / "partition.json").read_bytes()).get("names")
+        names: list[str] | None = read_json(self.path / "partition.json").get("names")
         return names
 
     def client(self, name: str) -> int:

@@ -21,7 +21,7 @@ class Training:
         self.state = full_state(0)
         self.state.callbacks = {}
         self.identity, self.loggers, self.told = IDENTITY, [], []
-        self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5])
+        self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5], sync=lambda: None)
         callback.forget()
         callback.on_fit_start(self)
 

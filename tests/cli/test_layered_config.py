@@ -1,11 +1,14 @@
 """Tests that a later layer drops the arguments of a class that it names and the items of a list that it gives."""
 
+import re
+
 import pytest
 import yaml
 from jsonargparse import Namespace
 
 from lcfl.cli.fleet_config import shared_of
 from lcfl.cli.layered_config import as_layers, forget, whole_lists
+from lcfl.cli.yaml_files import LOADER
 from tests.helpers.commandline import CONFIGS, FEDAVG, LCFED, SYNTHETIC, failure, printed
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -237,6 +240,23 @@ def test_a_file_in_another_encoding_is_named(capsys, tmp_path, encoding):
     (tmp_path / "bad.yaml").write_text("trainer: {name: Zürich}", encoding)
     said = failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "bad.yaml")
     assert "bad.yaml is not valid YAML: 'utf-8' codec can't decode byte" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["trainer: {rounds: 2}\ntrainer: {name: x}", '{"trainer": {"rounds": 2, "rounds": 3}}', "a: [1, {b: 1, b: 2}]"],
+)
+def test_a_key_that_is_given_twice_is_refused(capsys, tmp_path, text):
+    (tmp_path / "twice.yaml").write_text(text)
+    said = failure(capsys, "fit", *SYNTHETIC, *FEDAVG, "-c", "twice.yaml")
+    assert re.search(r"twice.yaml is not valid YAML: the key (trainer|rounds|b) is given twice in .*, line \d", said)
+
+
+def test_an_anchor_may_be_merged_and_inside_of_itself():
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\nd: &d [*d]"
+    found, expected = yaml.load(text, LOADER), yaml.safe_load(text)
+    assert [found[key] for key in "abc"] == [expected[key] for key in "abc"]
+    assert found["b"] == {"x": 3, "y": 2} and found["d"][0] is found["d"]
 
 
 def test_an_argument_of_an_item_that_is_not_yaml_is_named():

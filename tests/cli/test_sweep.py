@@ -93,6 +93,7 @@ def test_points_are_all_combinations_of_the_grids_of_a_method():
     assert points_of("fedavg", grids) == [(("a", "1"),), (("a", "2"),)]
     assert points_of("lcfed", grids) == [(("a", a), ("b", b)) for a in "12" for b in "xy"]
     assert points_of("local", []) == [()]
+    assert points_of("own/lcfed.yaml", grids) == points_of("lcfed", grids)  # by the name of the file alone
 
 
 def test_a_grid_with_one_value_is_an_option_of_every_run(sweep):
@@ -232,6 +233,19 @@ def test_a_changed_layer_with_any_ending_is_noticed(sweep, tmp_path):
 
 def test_an_option_may_be_too_long_for_the_name_of_a_file(sweep):
     assert [run.seed for run in sweep(f"--name={'a' * 5000}.yaml").run([Trial("fedavg", (), 0)])] == [0]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("lr=1,2", "lcfed:lr=3"),
+        ("model.optimizer={class_path: SGD, init_args: {lr: 1}},{class_path: Adam}", "model.optimizer.lr=5,6"),
+        ("model.optimizer=SGD,Adam", "model.optimizer.init_args.lr=5,6"),
+    ],
+)
+def test_two_grids_for_one_option_are_refused(texts):
+    with pytest.raises(ValueError, match=r"both set .* of lcfed; give one of them"):
+        points_of("lcfed", [parse_grid(text) for text in texts])
 
 
 def test_names_that_would_not_do_for_folders_are_refused(sweep):

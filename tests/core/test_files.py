@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lcfl.core.files import atomic_directory, remove_leftovers, write_bytes, write_json
+from lcfl.core.files import atomic_directory, read_json, remove_leftovers, write_bytes, write_json
 
 
 def names(folder):
@@ -65,13 +65,13 @@ def test_a_directory_is_absent_after_an_error(tmp_path, error):
 
 def test_a_directory_is_replaced_as_a_whole(tmp_path):
     final = tmp_path / "final"
-    with atomic_directory(final) as temporary:
+    with atomic_directory(final, replaces=True) as temporary:
         (temporary / "old").write_text("x")
-    with pytest.raises(ValueError), atomic_directory(final) as temporary:
+    with pytest.raises(ValueError), atomic_directory(final, replaces=True) as temporary:
         (temporary / "new").write_text("x")
         raise ValueError
     assert names(final) == ["old"]
-    with atomic_directory(final) as temporary:
+    with atomic_directory(final, replaces=True) as temporary:
         (temporary / "new").write_text("x")
         assert names(final) == ["old"]
     assert names(final) == ["new"]
@@ -79,14 +79,31 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path):
 
 
 def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
-    for name in (".final.tmp", ".final.old"):
+    for name in (f".final.{os.getpid()}", f".final.{os.getpid()}.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "torn").write_text("x")
     (tmp_path / "final").mkdir()
-    with atomic_directory(tmp_path / "final") as temporary:
+    with atomic_directory(tmp_path / "final", replaces=True) as temporary:
         (temporary / "part").write_text("x")
     assert names(tmp_path / "final") == ["part"]
     assert names(tmp_path) == ["final"]
+
+
+def test_damaged_json_is_named(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json: damaged \(Expecting"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_new_directory_replaces_nothing(tmp_path):
+    """Neither its own name, which another process may take in the meantime, nor names that look like its own."""
+    for name in (".final.old", ".final.tmp"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(FileExistsError, match="final exists already"), atomic_directory(tmp_path / "final"):
+        (tmp_path / "final").mkdir()
+    with pytest.raises(FileExistsError, match="final exists already"), atomic_directory(tmp_path / "final"):
+        pytest.fail("it was known at the beginning")
+    assert names(tmp_path) == [".final.old", ".final.tmp", "final"]
 
 
 def test_remains_of_killed_writers_are_removed(tmp_path):

@@ -254,6 +254,15 @@ def test_checkpoint_outside_its_run_is_refused_and_nothing_written(tmp_path, end
     with pytest.raises(checkpoint.CheckpointError, match="lies outside a run directory"):
         fit(tmp_path, "lcfed", 1, 6, f"--ckpt_path={moved}")
     assert sorted(tmp_path.rglob("*")) == before
+    (ended / "config.yaml").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match=r"version_0 has no config\.yaml, which every run"):
+        fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
+
+
+def test_a_table_that_lacks_rounds_is_named(tmp_path, ended):
+    (ended / "metrics.csv").unlink()
+    with pytest.warns(UserWarning, match=r"metrics\.csv lacks 5 of the 5 rounds before the checkpoint"):
+        fit(tmp_path, "lcfed", 1, 6, "--ckpt_path=last")
 
 
 def test_evaluation_compares_only_the_settings_that_it_uses(tmp_path):

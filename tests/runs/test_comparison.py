@@ -226,3 +226,31 @@ def test_a_row_has_the_rounds_to_nine_tenths_of_the_peak(tmp_path):
         made(tmp_path, f"a-seed{seed}", seed, accuracies)
     rows, _ = rows_of(entries_of(find_runs([tmp_path])))
     assert rows[0].rounds_to_peak90 == 1.5 and isnan(rows[0].stability)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("summary.json", "{", r"summary\.json: not the summary of a run of lcfl, or damaged \(Expecting"),
+        ("summary.json", '{"accuracy": 1}', r"summary\.json: .* \(it lacks 'identity'\)"),
+        ("summary.json", "[1]", r"summary\.json: not the summary"),
+        (
+            "metrics.csv",
+            "epoch,loss\n1,2\n",
+            r"metrics\.csv: not the table of a run of lcfl, or damaged \(it lacks 'round'",
+        ),
+        ("metrics.csv", "round,loss\n0,garbage\n", r"metrics\.csv: .*\(could not convert string to float: 'garbage'\)"),
+    ],
+)
+def test_what_is_damaged_or_of_another_package_is_left_out(tmp_path, name, text, says):
+    good = made(tmp_path, "good", 0)
+    (made(tmp_path, "other", 0) / name).write_text(text)
+    with pytest.warns(UserWarning, match=rf"other/version_0 is left out: .*{says}"):
+        assert [run.path for run in find_runs([tmp_path])] == [good]
+
+
+def test_a_table_that_lacks_rounds_is_named(tmp_path):
+    path = made(tmp_path, "a", 0, [0.5, 0.6, 0.7]) / "metrics.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    with pytest.warns(UserWarning, match=r"a/version_0/metrics\.csv lacks 2 rounds\."):
+        find_runs([tmp_path])

@@ -180,7 +180,8 @@ def _table(title: str, lines: Lines) -> "Table":
 
 def markdown(lines: Lines) -> list[str]:
     """Returns header and cells as the lines of a Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
+    escaped = [[cell.replace("|", r"\|") for cell in cells] for cells in lines]
+    return ["| " + " | ".join(cells) + " |" for cells in (escaped[0], ["---"] * len(lines[0]), *escaped[1:])]
 
 
 def _write(

@@ -114,7 +114,8 @@ def _seeds(text: str) -> list[int]:
 def _grids(options: argparse.Namespace, methods: Sequence[str]) -> list[Grid]:
     """Returns the grids, all of which are for methods of the sweep."""
     grids = [parse_grid(text) for text in options.grid]
-    unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in methods]
+    names = {*methods, *(Path(method).stem for method in methods)}
+    unknown = [grid.method for grid in grids if grid.method is not None and grid.method not in names]
     if unknown:
         raise ValueError(
             f"sweep: --grid names {', '.join(unknown)}, which --methods {options.methods} does not contain. "
