@@ -74,8 +74,15 @@ class FederationState:
     ) -> "FederationState":
         """Returns the state before the first round, with all clients in one cluster and all models at the initial one.
 
-        If buffers are not exchanged, `initial` does not contain them, and `buffers` are those of the initial model. The
-        clients' states are kept by `new_store`, which is called with the blank state.
+        Args:
+            initial: the initial model ``[P + Q]``, or ``[P]`` if buffers are not exchanged.
+            num_clients: N.
+            keeps_model: whether clients keep a model, as the exchange says.
+            num_warmup_rounds: the number of rounds before the first training round.
+            newcomers: the clients that take no part.
+            buffers: those of the initial model, if they are not exchanged.
+            new_store: keeps the clients' states; called with the blank state.
+            frozen: the parameters that are not trained.
         """
         state = cls(
             round=-num_warmup_rounds,

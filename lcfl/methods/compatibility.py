@@ -49,6 +49,8 @@ def _check_reads(local_update: LocalUpdate, exchange: Exchange, readers: Sequenc
                 f"method: {_name(part)} reads {', '.join(missing)} from the uploads, but {_name(exchange)} "
                 f"uploads {', '.join(exchange.returns) or 'nothing'}. Use an exchange that uploads it: "
                 f"{', '.join(_exchanges_that('returns', missing)) or 'a custom one'}."
+                + " (What comes only in warm-up or extra rounds is not in reads.)"
+                * isinstance(part, Clustering)
             )
     unsent = [name for name in local_update.reads if name not in exchange.sends]
     if unsent:

@@ -102,7 +102,8 @@ class Clustering(Callback):
     `on_extra_round_end`. Several clusterings run in the order in which `method.clustering` lists them.
 
     Class attributes:
-        reads: the names in an uplink that it uses.
+        reads: the names in an uplink of a training round that it uses. Warm-up and extra rounds have exchanges of their
+            own.
         needs_centres: whether it compares clients with one centre per cluster.
         has_extra_rounds: whether `extra_round` ever requests a round. If so, the privacy guarantee of noise on uploads
             is unknown.
