@@ -202,7 +202,8 @@ class Sweep:
         folder = self.root / trial.name / "version_0"
         summary = folder / "summary.json"
         self.cut_off.discard(trial.name)
-        if not summary.is_file():
+        is_kept = summary.is_file()
+        if not is_kept:
             if not self._fit(trial, words, folder, children):
                 return None
             if not summary.is_file():
@@ -211,10 +212,21 @@ class Sweep:
                     "out options that save nothing, such as trainer.fast_dev_run; use them with lcfl fit."
                 )
         run = FinishedRun.read(folder)
+        if is_kept:
+            self._warn_of_changed_code(run)
         validation = validation_of(run)
         said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
         return run
+
+    def _warn_of_changed_code(self, run: FinishedRun) -> None:
+        """Says that a run is kept although the user's code has changed since."""
+        files = {Path(each["file"]): each["sha256"] for each in run.code.values()}
+        if changed := [file.name for file, digest in files.items() if file.is_file() and _digest(file) != digest]:
+            self.say(
+                f"{run.name}: {', '.join(changed)} has changed since this run, which is kept. Remove "
+                f"{run.path.parent}, or give another folder with --out, to run the new code."
+            )
 
     def _fit(self, trial: Trial, words: Sequence[str], folder: Path, children: "set[subprocess.Popen[bytes]]") -> bool:
         """Runs or resumes a trial, unless another process does. Returns whether it succeeded."""

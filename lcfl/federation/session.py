@@ -43,6 +43,7 @@ from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences
+from lcfl.runs.user_code import changed_modules, user_code
 from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
 from lcfl.server.schedule import Schedule
@@ -227,7 +228,7 @@ class Session:
     def _read(self, resumed: Path, new_store: NewStore) -> FederationState:
         """Returns the state of a checkpoint if its configuration is the same."""
         now = self._identity()
-        apart = {"frozen"}  # the values of the checkpoint are used
+        apart = {"frozen", "code"}  # the values of the checkpoint are used; changed code gives a warning
         if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:
             apart.add("init_from")  # all models are in the checkpoint, and the file may be gone
         # The limit on updates is only in the identity of a run that has one.
@@ -240,6 +241,12 @@ class Session:
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 f"Take the configuration in its run directory (config.yaml){instead}."
+            )
+        if (modules := changed_modules(saved.get("code", {}), now["code"])) and self.stage == "fit":
+            warnings.warn(
+                f"{', '.join(modules)}: the code has changed since {resumed} was written, and the rounds from here on "
+                "are those of the new code. To have one code in all rounds, start anew without --ckpt_path.",
+                stacklevel=2,
             )
         done = checkpoint.read_manifest(resumed)["round"]
         if self.stage == "fit" and done > self.schedule.rounds:
@@ -277,6 +284,7 @@ class Session:
             **({} if (frozen := self.module.frozen_fingerprint) is None else {"frozen": frozen}),
             "method": self.method,
             "callbacks": [each for each in self.settings.all_callbacks if each.shapes_result],
+            "code": user_code(),
         }
         description: dict[str, Any] = describe(identity)
         return description

@@ -3,7 +3,7 @@
 import csv
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from lcfl.core.earlier_versions import with_current_metrics, with_current_names
 from lcfl.core.metric_names import TRIVIAL, Reported
+from lcfl.core.validation import abbreviated
+from lcfl.runs.user_code import Code, changed_modules
 
 __all__ = ["FinishedRun", "find_runs", "metrics_of", "trivial_value"]
 
@@ -71,9 +73,10 @@ class FinishedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings except the seed, the number of evaluated clients, and the test protocols."""
+        """All settings except the seed, the number of evaluated clients, the test protocols, and the user's code."""
         identity = with_current_names(self.summary["identity"])
         identity.pop("seed")
+        identity.pop("code", None)
         return {
             # Those that were planned: seeds that were stopped early belong together. Missing in older summaries.
             "rounds": self.summary.get("planned_rounds", self.summary["rounds"]),
@@ -81,6 +84,12 @@ class FinishedRun:
             "protocols": " ".join(self.protocols),
             **identity,
         }
+
+    @property
+    def code(self) -> Code:
+        """The user's code that the run imported; empty in older summaries."""
+        code: Code = self.summary["identity"].get("code", {})
+        return code
 
     @property
     def ended(self) -> int:
@@ -170,7 +179,23 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                     f"{older.path} is left out: {run.path} has the same settings and seed and is newer.", stacklevel=2
                 )
             runs[key] = run
+    _warn_of_changed_code(list(runs.values()))
     return list(runs.values())
+
+
+def _warn_of_changed_code(runs: Sequence[FinishedRun]) -> None:
+    """Warns about modules of the user that have changed between runs; the newest run has the current ones."""
+    by_module: dict[str, list[FinishedRun]] = {}
+    for run in sorted(runs, key=lambda each: each.ended):
+        for name in run.code:
+            by_module.setdefault(name, []).append(run)
+    for name, users in by_module.items():
+        if older := [str(run.path) for run in users if changed_modules({name: users[-1].code[name]}, run.code)]:
+            warnings.warn(
+                f"{name}: the code has changed between these runs. {abbreviated(older)} used another version than "
+                f"{users[-1].path}.",
+                stacklevel=3,
+            )
 
 
 def _reason(error: Exception) -> str:

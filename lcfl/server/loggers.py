@@ -105,7 +105,10 @@ def _log_configuration(logger: Any, server: Server) -> None:
 
 
 def _readable(server: Server) -> dict[str, Any]:
-    """Returns the configuration for loggers: the run's name and identity, what is evaluated, and the data in words."""
+    """Returns the configuration for loggers: the run's name and identity, what is evaluated, and the data in words.
+
+    The user's code is left out.
+    """
     data, schedule = server.data, server.schedule
     words = {
         "run": f"{server.run_dir.parent.name}/{server.run_dir.name}",
@@ -126,7 +129,7 @@ def _readable(server: Server) -> dict[str, Any]:
         },
         "partition": _plain(data.partition) | {"num_clients": data.num_clients},
     }
-    return server.identity | words
+    return {name: value for name, value in server.identity.items() if name != "code"} | words
 
 
 def _plain(part: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The runs come from a stand-in for `lcfl fit`.
 """
 
+import json
 import signal
 import subprocess
 import sys
@@ -262,6 +263,18 @@ def test_options_of_a_run_that_never_began_can_be_corrected(sweep):
     assert [run.seed for run in sweep("--lr=0.6").run(trials)] == [0]
     with pytest.raises(ValueError, match="run by another command"):
         sweep("--lr=0.5").run(trials)
+
+
+def test_a_kept_run_of_older_code_is_named(sweep, tmp_path):
+    (tmp_path / "own.py").write_text("")
+    trial = Trial("fedavg", (), 0)
+    (run,) = sweep().run([trial])
+    file = run.path / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["identity"]["code"] = {"own": {"file": str(tmp_path / "own.py"), "sha256": "of an earlier own.py"}}
+    file.write_text(json.dumps(summary))
+    sweep().run([trial])
+    assert sweep.said[-2].startswith("fedavg-seed0: own.py has changed since this run, which is kept. Remove ")
 
 
 def test_the_first_of_equal_points_is_chosen(sweep):
