@@ -33,6 +33,7 @@ from lcfl.runs.finished import FinishedRun
 
 __all__ = ["Sweep", "Validation", "validation_of"]
 
+SAFE_PATH = [] if sys.path[0] == os.getcwd() else ["-P"]  # a run finds modules in the same order as this process
 LONGEST_NAME = 240  # bytes; file systems allow 255, and its log has an ending
 LOST = "a rank was lost"  # how `LostRankError` begins
 STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals, and after
@@ -64,7 +65,7 @@ class Sweep:
     options: Sequence[str]
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)
     say: Callable[[str], None] = _print_line
-    program: Sequence[str] = (sys.executable, "-m", "lcfl", "fit")
+    program: Sequence[str] = (sys.executable, *SAFE_PATH, "-m", "lcfl", "fit")
     cut_off: set[str] = field(default_factory=set, init=False)
 
     def command(self, trial: Trial) -> list[str]:
