@@ -101,7 +101,12 @@ def lines(item: Item, rows: Sequence[Row], points: Sequence[Point]) -> "Figure":
             x, colour = _value_of(row.point), COLOURS[methods.index(row.method)]
             axes, label = panels[row.column, row.metric], f"{row.method} printed"
             axes.plot(x, row.printed, "*", color=colour, markersize=12, label=label)
+    values = sorted({_value_of(row.point) for row in rows})
     for axes in panels.values():
+        if 0 < 20 * values[0] <= values[-1]:  # such as numbers of clusters from 1 to 100
+            axes.set_xscale("log")
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.minorticks_off()
         axes.set_xlabel(item.cells[0].point.split()[-1].partition("=")[0])
         axes.grid(alpha=0.3)
     _legend(figure, panels)
