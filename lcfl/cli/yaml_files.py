@@ -39,10 +39,9 @@ LOADER = _loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # libyaml, as i
 
 def yaml_error(path: Path) -> str:
     """Returns what is wrong in a file that is not YAML, else nothing. jsonargparse would not name the file."""
+    quoting = _loader(yaml.SafeLoader)  # its messages quote the text, unlike those of libyaml
     try:
-        yaml.load(
-            path.read_text("utf-8"), _loader(yaml.SafeLoader)
-        )  # its messages quote the text, unlike those of libyaml
+        yaml.load(path.read_text("utf-8"), quoting)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         return " ".join(str(error).split())
     return ""

@@ -49,7 +49,7 @@ class MetricsTable:
     def sync(self) -> None:
         """Waits until the rows are on the disk, because a checkpoint of a later round must not be there before them."""
         if self.path.is_file():
-            with open(self.path, "rb") as file:
+            with open(self.path, "ab") as file:
                 os.fsync(file.fileno())
 
     def column(self, name: str) -> list[float]:

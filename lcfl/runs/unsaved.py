@@ -92,7 +92,7 @@ class _Contents(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.fast = True
+        self.fast = True  # without it, pickle refers to an object that it has written before
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):

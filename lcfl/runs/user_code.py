@@ -23,8 +23,13 @@ def user_code() -> dict[str, dict[str, str]]:
     """
     found = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if file.endswith(".py") and not name.startswith("__") and not _is_installed(Path(file)):
+        file = getattr(module, "__dict__", {}).get("__file__")  # getattr would import what a module imports late
+        if (
+            isinstance(file, str)
+            and file.endswith(".py")
+            and not name.startswith("__")
+            and not _is_installed(Path(file))
+        ):
             try:
                 digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
             except OSError:  # the file is gone
@@ -34,9 +39,8 @@ def user_code() -> dict[str, dict[str, str]]:
 
 
 def _is_installed(file: Path) -> bool:
-    return any(file.is_relative_to(folder) for folder in INSTALLED) or bool(
-        {"site-packages", "dist-packages"} & set(file.parts)
-    )
+    is_inside = any(file.is_relative_to(folder) for folder in INSTALLED)
+    return is_inside or "site-packages" in file.parts or "dist-packages" in file.parts
 
 
 def changed_modules(code: Code, other: Code) -> list[str]:
