@@ -23,7 +23,7 @@ import lcfl.models
 from lcfl.core.callback import Callback
 from lcfl.methods.exchange.transforms import UploadTransform
 
-__all__ = ["CLASSES", "OTHERS", "PARTS", "classes", "closest", "with_modules", "without_init_args"]
+__all__ = ["CLASSES", "OTHERS", "PARTS", "classes", "closest", "with_modules"]
 
 # The modules whose classes can be given by name alone, and the base of these classes. A misspelt name is compared with
 # their names.
@@ -52,11 +52,6 @@ OTHERS = {
     "model.metrics": "torchmetrics.F1Score",
 }
 CLASSES = (*PARTS, *OTHERS)
-
-
-def without_init_args(option: str) -> str:
-    """Returns the path of an option without ``init_args``, which may be left out."""
-    return option.replace(".init_args", "")
 
 
 def classes(option: str) -> dict[str, type]:

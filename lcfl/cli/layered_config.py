@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
-from lcfl.cli.class_options import with_modules, without_init_args
+from lcfl.cli.class_options import with_modules
+from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.type_errors import WORDS
 from lcfl.cli.yaml_files import LOADER, SUFFIXES, yaml_error
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths

@@ -14,7 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 from jsonargparse._required import restore_suppressed_required
 
-from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest, without_init_args
+from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest
+from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.type_errors import WORDS
 
 __all__ = ["Help", "described", "first_sentence", "options", "overview"]

@@ -18,8 +18,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lcfl.cli import option_help
-from lcfl.cli.class_options import CLASSES, PARTS, classes, closest, without_init_args
+from lcfl.cli.class_options import CLASSES, PARTS, classes, closest
 from lcfl.cli.layered_config import as_layers
+from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path

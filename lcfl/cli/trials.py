@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from lcfl.cli.option_paths import without_init_args
+
 __all__ = ["Grid", "Point", "Trial", "given_to", "parse_grid", "points_of"]
 
 Point = tuple[tuple[str, str], ...]  # (option, value) pairs
@@ -58,7 +60,7 @@ def points_of(method: str, grids: Sequence[Grid]) -> list[Point]:
     """
     known: dict[str, str] = {}
     for grid in _grids_of(method, grids):
-        options = {_plain(option) for value in grid.values for option, _ in _leaves(grid.option, value)}
+        options = {without_init_args(option) for value in grid.values for option, _ in _leaves(grid.option, value)}
         for option, other in known.items():
             if any(f"{each}.".startswith(f"{option}.") or f"{option}.".startswith(f"{each}.") for each in options):
                 raise ValueError(
@@ -107,13 +109,8 @@ class Trial:
 def _short_names(point: Point) -> list[str]:
     """Returns the options of a point as ``lr=0.1``, each by the shortest end of its path that no other option has."""
     leaves = [leaf for option, value in point for leaf in _leaves(option, value)]
-    paths = [_plain(option).split(".") for option, _ in leaves]
+    paths = [without_init_args(option).split(".") for option, _ in leaves]
     return [f"{_suffix(path, paths)}={value}" for path, (_, value) in zip(paths, leaves, strict=True)]
-
-
-def _plain(option: str) -> str:
-    """Returns an option without the parts ``init_args`` of its path."""
-    return ".".join(part for part in option.split(".") if part != "init_args")
 
 
 def _leaves(option: str, value: str) -> Point:

@@ -12,6 +12,7 @@ class _UniqueKeys:
     """Refuses a mapping with a key twice, of which YAML would take the last one."""
 
     def get_single_node(self) -> yaml.Node | None:
+        """Returns the tree of a document, before values are made of it."""
         node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
         waiting, seen = [node], set[int]()
         while waiting:

@@ -265,6 +265,14 @@ def test_options_of_a_run_that_never_began_can_be_corrected(sweep):
         sweep("--lr=0.5").run(trials)
 
 
+@pytest.mark.parametrize(("first", "is_safe"), [("'elsewhere'", True), ("os.getcwd()", False)])
+def test_a_run_finds_modules_in_the_same_order_as_the_sweep(first, is_safe):
+    """With ``python -m lcfl`` the current folder comes first, with ``lcfl`` it does not."""
+    code = f"import os, sys; sys.path[0] = {first}; from lcfl.cli.sweep import Sweep; print(*Sweep.program)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ("-P" in done.stdout.split()) is is_safe
+
+
 def test_a_kept_run_of_older_code_is_named(sweep, tmp_path):
     (tmp_path / "own.py").write_text("")
     trial = Trial("fedavg", (), 0)

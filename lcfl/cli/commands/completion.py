@@ -97,7 +97,8 @@ def _copy(source: argparse.ArgumentParser, copied: argparse.ArgumentParser) -> N
 
 def _add_arguments_of_classes(copied: argparse.ArgumentParser) -> None:
     """Adds the arguments of lcfl's classes for the options of a parser, as options."""
-    from lcfl.cli.class_options import CLASSES, classes, without_init_args
+    from lcfl.cli.class_options import CLASSES, classes
+    from lcfl.cli.option_paths import without_init_args
 
     for path in CLASSES:
         option = f"--{without_init_args(path)}"
