@@ -85,8 +85,8 @@ class Checkpoint(Callback):
 
     def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
         server.table.sync()
-        for logger in server.loggers:
-            logger.save()  # otherwise a killed run that resumes here would lack what TensorBoard still has in its queue
+        # Otherwise a killed run that resumes here would lack what TensorBoard still has in its queue.
+        server.tell_loggers("save", lambda each: each.save())
         server.collect_callback_states()
         path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
         if is_better:

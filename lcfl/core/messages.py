@@ -1,12 +1,13 @@
 """The messages between server and clients, and their sizes in bytes."""
 
 import cmath
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Downlink", "Uplink", "all_finite"]
+__all__ = ["Downlink", "Uplink", "all_finite", "unchanged"]
 
 
 def _num_bytes(payload: Mapping[str, Tensor]) -> int:
@@ -73,3 +74,20 @@ def all_finite(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     return cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
+
+
+@contextmanager
+def unchanged(payloads: Iterable[Mapping[str, Tensor]], error: type[ValueError], by: str, why: str) -> Iterator[None]:
+    """Checks that the block changes no tensor of these payloads in place.
+
+    Args:
+        payloads: tensors by name.
+        error: raised otherwise.
+        by: who the block is, for the error message.
+        why: what the tensor is besides, for the error message.
+    """
+    versions = [(name, tensor, tensor._version) for payload in payloads for name, tensor in payload.items()]
+    yield
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise error(f"{by} changed {name!r} of {why}. Change a clone of it.")

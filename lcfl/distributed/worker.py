@@ -18,7 +18,7 @@ from torchmetrics import MetricCollection
 
 from lcfl.core import rng
 from lcfl.core.clients import ClientState
-from lcfl.core.messages import Downlink, Uplink
+from lcfl.core.messages import Downlink, Uplink, unchanged
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
@@ -167,14 +167,12 @@ class Worker:
         engine.samples, engine.buffers = self.data.trained_on(task.client, task.round), task.state.buffers
         exchange = task.exchange or self.method.exchange
         downlink = exchange.at_client(task.downlink, task.state, engine.layout)
-        versions = {name: each._version for name, each in downlink.payload.items()}
-        with engine.seeded(self.seed, "local", task.round, task.client):
+        why = "the downlink in place, which other clients get, too"
+        with (
+            engine.seeded(self.seed, "local", task.round, task.client),
+            unchanged([downlink.payload], ClientOutputError, type(local_update).__name__, why),
+        ):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
-        if changed := [name for name, each in downlink.payload.items() if each._version != versions[name]]:
-            raise ClientOutputError(
-                f"{type(local_update).__name__} changed {changed[0]!r} of the downlink in place, which other clients "
-                "get, too. Change a clone of it."
-            )
         check_output(
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
         )

@@ -4,7 +4,6 @@ Legend: P parameters and Q buffer entries in a model's flat vector, B batch size
 """
 
 import ctypes
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -44,8 +43,8 @@ def check_compiled(
     Raises:
         Unsupported: if it does not, with the reason.
     """
-    if device != "cpu" or precision != "32-true":
-        raise Unsupported(f"it computes in float32 on a CPU, not {precision} on {device}")
+    if device != "cpu" or precision not in ("32-true", "bf16-mixed"):
+        raise Unsupported(f"it computes on a CPU, in 32-true or bf16-mixed, not in {precision} on {device}")
     if spec.dtype != torch.float32:
         raise Unsupported(f"the inputs are {spec.dtype}, not torch.float32")
     if spec.num_classes is None:
@@ -62,14 +61,16 @@ def check_compiled(
         raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
     if sgd_settings(module) is None:
         raise Unsupported(
-            f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes with "
-            "the same plain settings for all parameters"
+            f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes, "
+            "without hooks, with the same plain settings for all parameters"
         )
     program = trace(module.network, spec.shape, module.layout)
     try:
-        kernels.load()
+        opened = kernels.OpenProgram(program.arguments, precision == "bf16-mixed")
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
+    if precision == "bf16-mixed" and not opened.is_in_bfloat16:
+        raise Unsupported("in bf16-mixed it needs a processor with AMX, and a layer with 16 inputs and outputs or more")
     return program
 
 
@@ -92,7 +93,7 @@ class CompiledEngine(SequentialEngine):
     are computed by that engine.
 
     Args:
-        fabric: a CPU in float32.
+        fabric: a CPU, in float32 or bf16-mixed. In bf16-mixed, the factors of some convolutions are in bfloat16.
         module: one that `check_compiled` accepts.
         samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         shape: the shape of one input of the network.
@@ -108,9 +109,9 @@ class CompiledEngine(SequentialEngine):
         max_steps: int | None = None,
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
-        self._kernels, program = kernels.load(), trace(module.network, shape, module.layout)
-        self._program = self._kernels.lcfl_open(*program.arguments)
-        weakref.finalize(self, self._kernels.lcfl_close, self._program)
+        program = trace(module.network, shape, module.layout)
+        bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
+        self._kernels, self._program = kernels.load(), kernels.OpenProgram(program.arguments, bfloat16)
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two
@@ -168,7 +169,7 @@ class CompiledEngine(SequentialEngine):
         def scores(inputs: Tensor) -> Tensor:
             inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
             pointers = [each.data_ptr() for each in (model, buffers, inputs)]
-            self._kernels.lcfl_scores(self._program, *pointers, len(inputs), result.data_ptr())
+            self._kernels.lcfl_scores(self._program.address, *pointers, len(inputs), result.data_ptr())
             return result
 
         return scores
@@ -220,7 +221,7 @@ class CompiledEngine(SequentialEngine):
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
         masks = self._masks(len(targets))
         places = (ctypes.c_void_p * len(masks))(*(each.data_ptr() for each in masks))
-        loss = kernel(self._program, *pointers, places, len(targets), *options)
+        loss = kernel(self._program.address, *pointers, places, len(targets), *options)
         if loss == -1:
             raise ValueError(
                 f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "

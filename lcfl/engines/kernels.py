@@ -11,10 +11,13 @@ import shutil
 import subprocess
 import tempfile
 import time
+import weakref
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
-__all__ = ["KIND", "Op", "Sgd", "Unavailable", "Value", "compiler_command", "load"]
+__all__ = ["KIND", "Op", "OpenProgram", "Sgd", "Unavailable", "Value", "compiler_command", "load"]
 
 LOGGER = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other files in that folder
@@ -83,7 +86,8 @@ def load() -> ctypes.CDLL:
         raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built again") from None
     pointer, program = c_void_p, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]
     for name, result, arguments in (
-        ("open", pointer, program),
+        ("open", pointer, [*program, c_int32]),
+        ("is_in_bfloat16", c_int32, [pointer]),
         ("close", None, [pointer]),
         ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
         ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
@@ -92,6 +96,28 @@ def load() -> ctypes.CDLL:
         function = getattr(library, f"lcfl_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+class OpenProgram:
+    """A program that the kernels can run.
+
+    Args:
+        arguments: `lcfl.engines.tracing.Program.arguments`.
+        bfloat16: whether convolutions may round their factors to bfloat16.
+
+    Attributes:
+        address: what the kernels take for it, as long as this object lives.
+        is_in_bfloat16: whether any convolution does round, because that is faster on this processor.
+
+    Raises:
+        Unavailable: if there are no kernels.
+    """
+
+    def __init__(self, arguments: Sequence[Any], bfloat16: bool = False) -> None:
+        library = load()
+        self.address: int = library.lcfl_open(*arguments, bfloat16)
+        self.is_in_bfloat16 = bool(library.lcfl_is_in_bfloat16(self.address))
+        weakref.finalize(self, library.lcfl_close, self.address)
 
 
 def compiler_command() -> list[str]:

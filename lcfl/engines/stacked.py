@@ -30,6 +30,7 @@ from lcfl.engines.step_graphs import StepGraphs, StepResult, is_recordable, stac
 from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, VmappedModule
 from lcfl.methods.local.engine import Gradient, OptimizerResult
+from lcfl.models.hooks import has_backward_hooks, has_parameter_hooks, has_step_hooks
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
@@ -64,10 +65,14 @@ def check_stacked(module: FederatedModule, spec: SampleSpec, precision: str = "3
         raise Unsupported("16-mixed needs a loss scale for every client")
     if type(module).configure_optimizers is not FederatedModule.configure_optimizers:
         raise Unsupported(f"{type(module).__name__} defines its own configure_optimizers")
-    optimizer = type(module.configure_optimizers())
-    if optimizer not in ELEMENTWISE:
+    optimizer = module.configure_optimizers()
+    if type(optimizer) not in ELEMENTWISE:
         known = ", ".join(each.__name__ for each in ELEMENTWISE)
-        raise Unsupported(f"the optimizer is {optimizer.__name__}, not one that works elementwise ({known})")
+        raise Unsupported(f"the optimizer is {type(optimizer).__name__}, not one that works elementwise ({known})")
+    if has_step_hooks(optimizer):
+        raise Unsupported("the optimizer has hooks or a step of its own")
+    if any(map(has_backward_hooks, module.modules())) or any(map(has_parameter_hooks, module.parameters())):
+        raise Unsupported("the network has hooks for its backward pass")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         return VmappedModule(module).trial(spec, torch.device("cpu"))
 

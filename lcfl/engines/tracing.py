@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import persistent_buffers
+from lcfl.models.hooks import has_hooks, has_parameter_hooks
 from lcfl.models.layout import Layout
 
 __all__ = ["Program", "Unsupported", "trace"]
@@ -126,8 +127,8 @@ class _Tracer:
         name = f"{kind.__name__} {self.names.get(id(layer), '')}".strip()
         if rule is None:
             raise Unsupported(f"it has the layer {name}")
-        if _has_hooks(layer) or "forward" in vars(layer):
-            raise Unsupported(f"it has the layer {name} with hooks or with its own forward")
+        if "forward" in vars(layer):
+            raise Unsupported(f"it has the layer {name} with its own forward")
         if any(id(each) in self.used for each in layer.parameters()):
             raise Unsupported(f"it uses the layer {name} twice")
         self.used |= {id(each) for each in layer.parameters()}
@@ -308,8 +309,11 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W] and [D] are supported")
     if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
         raise Unsupported(f"its parameter {frozen[0]} is frozen")
-    if _has_hooks(network) or any(each._backward_hooks for each in network.parameters()):
-        raise Unsupported("it has hooks")
+    for name, each in network.named_modules():
+        if has_hooks(each):
+            raise Unsupported(f"its {type(each).__name__} {name} has hooks" if name else "it has hooks")
+    if any(has_parameter_hooks(each) for each in network.parameters()):
+        raise Unsupported("its parameters have hooks")
     return _Tracer(network, layout or Layout.from_network(network, None)).run(shape)
 
 
@@ -322,7 +326,8 @@ def _graph(network: nn.Module) -> fx.Graph:
             copied.train(training)
             if any(each.training != training for each in copied.modules()):
                 raise Unsupported("its train() leaves a layer in another mode")
-            graphs.append(fx.Tracer().trace(copied))
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                graphs.append(_Recorder().trace(copied))
     except Unsupported:
         raise
     except Exception as error:  # a network's code may raise anything when it meets a placeholder
@@ -332,9 +337,15 @@ def _graph(network: nn.Module) -> fx.Graph:
     return graphs[0]
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+class _Recorder(fx.Tracer):
+    """Records a forward pass and refuses what computes in a mode that the graph does not show."""
+
+    def create_node(self, *args: Any, **options: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise Unsupported("its forward pass computes a part without gradients")
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported("its forward pass chooses a precision with torch.autocast")
+        return super().create_node(*args, **options)
 
 
 def _hides_pixels(at: _Place, value: Value) -> bool:

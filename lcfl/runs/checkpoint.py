@@ -130,6 +130,12 @@ def write(folder: Path, state: FederationState, identity: dict[str, Any]) -> Pat
             is written then.
     """
     server, fixed = _server(state), _fixed(state)
+    try:
+        check_state(server | {"current": {}}, None)
+    except ValueError as error:
+        raise ValueError(
+            f"the state after {state.round} rounds could not be read from a checkpoint: {error}."
+        ) from None
     folder.mkdir(parents=True, exist_ok=True)
     final = path_of(folder, state.round)
     earlier = [path for _, path in reversed(saved_in(folder))]

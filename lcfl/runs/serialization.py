@@ -30,6 +30,8 @@ def plain_copy(value: Any, owner: str) -> Any:
         ValueError: if `value` holds anything else.
     """
     if type(value) in (Tensor, torch.nn.Parameter):
+        if value.layout != torch.strided:
+            raise ValueError(f"{owner} holds a tensor with the layout {value.layout}; store value.to_dense() instead.")
         return value.clone()
     if isinstance(value, dict):
         return {plain_copy(key, owner): plain_copy(item, f"{owner}[{key!r}]") for key, item in value.items()}

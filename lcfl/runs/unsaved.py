@@ -14,6 +14,7 @@ from lcfl.core.callback import Callback
 from lcfl.models.module import FederatedModule
 from lcfl.runs.client_shards import content_hash
 from lcfl.runs.identity import added_attributes
+from lcfl.runs.user_code import is_installed
 
 __all__ = ["UnsavedMemory"]
 
@@ -29,17 +30,20 @@ class UnsavedMemory:
 
     Args:
         parts: the parts, at the start of the run.
+        network: the network. Its layers are parts, too, except those of installed packages. A checkpoint holds their
+            parameters and buffers.
     """
 
-    def __init__(self, parts: Iterable[object]) -> None:
+    def __init__(self, parts: Iterable[object], network: nn.Module | None = None) -> None:
         own = [part for part in parts if not type(part).__module__.startswith("lcfl.")]
-        self._before = [(part, _contents(part)) for part in own]
+        self._layers = [] if network is None else [each for each in network.modules() if not is_installed(type(each))]
+        self._before = [(part, self._contents(part)) for part in (*own, *self._layers)]
 
     def warn(self) -> None:
         """Warns about each part that has changed since, once."""
         waiting, self._before = self._before, []
         for part, before in waiting:
-            now = _contents(part)
+            now = self._contents(part)
             changed = sorted(name for name in now if now[name] != before.get(name))
             if not changed:
                 self._before.append((part, before))
@@ -48,13 +52,16 @@ class UnsavedMemory:
                 f"{type(part).__name__} has changed its attribute{'s' * (len(changed) > 1)} {', '.join(changed)}, "
                 "which no checkpoint holds: a resumed run starts without it. An aggregation keeps what it remembers in "
                 "state.aggregation, a local update in LocalOutput.memory, a clustering or callback lists it in "
-                "remembers. What a network learns, it has as parameters or buffers; a module or loss keeps nothing "
-                "else from step to step.",
+                "remembers. What a network learns, it has as parameters or buffers; a layer, module or loss keeps "
+                "nothing else from step to step.",
                 stacklevel=3,
             )
 
+    def _contents(self, part: object) -> dict[str, bytes]:
+        return _contents(part, is_layer=any(part is each for each in self._layers))
 
-def _contents(part: object) -> dict[str, bytes]:
+
+def _contents(part: object, is_layer: bool) -> dict[str, bytes]:
     """Returns digests of the attributes of a part, by name, without those that a checkpoint holds."""
     saved: set[str] = set()
     if isinstance(part, Callback):
@@ -65,7 +72,7 @@ def _contents(part: object) -> dict[str, bytes]:
         values = added_attributes(part)
     elif isinstance(part, nn.Module):
         saved = set(vars(nn.Module()))
-        values = vars(part) | dict(part.named_buffers())
+        values = vars(part) | ({} if is_layer else dict(part.named_buffers()))
     else:
         values = vars(part)
     return {name: _digest(value) for name, value in (_of_classes(part) | values).items() if name not in saved}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lcfl
 
-__all__ = ["changed_modules", "user_code"]
+__all__ = ["changed_modules", "is_installed", "user_code"]
 
 Code = Mapping[str, Mapping[str, str]]  # what `user_code` returns
 
@@ -41,6 +41,12 @@ def user_code() -> dict[str, dict[str, str]]:
 def _is_installed(file: Path) -> bool:
     is_inside = any(file.is_relative_to(folder) for folder in INSTALLED)
     return is_inside or "site-packages" in file.parts or "dist-packages" in file.parts
+
+
+def is_installed(kind: type) -> bool:
+    """Returns whether a class comes from an installed package and not from the user's own files."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and _is_installed(Path(file))
 
 
 def changed_modules(code: Code, other: Code) -> list[str]:

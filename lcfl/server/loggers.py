@@ -29,8 +29,8 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
         for logger in loggers if is_new else ():
             _log_configuration(logger, server)
         metrics = server.fit()
-        for logger in loggers if metrics else ():
-            _log_final(logger, metrics, server)
+        if metrics:
+            server.tell_loggers("log_metrics", lambda each: _log_final(each, metrics, server))
     except BaseException as error:
         for logger in loggers:
             try:

@@ -5,7 +5,9 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core import rng
 from lcfl.core.callback import Callback, with_state_keys
-from lcfl.core.messages import Downlink
+from lcfl.core.messages import Downlink, Uplink, unchanged
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
@@ -136,10 +138,13 @@ class Server:
 
         The `number` tells apart several calls in a round.
         """
+        uploads = arguments.get("uploads", ())
         if hook not in CLUSTERING_HOOKS:
-            self.fabric.call(hook, server=self, state=self.state, **arguments)
+            with _unchanged(uploads, hook):
+                self.fabric.call(hook, server=self, state=self.state, **arguments)
             return
-        with rng.seeded(self.seed, hook, self.state.round, number):  # the user's may draw from global generators
+        # The user's may draw from global generators.
+        with rng.seeded(self.seed, hook, self.state.round, number), _unchanged(uploads, hook):
             self.fabric.call(hook, server=self, state=self.state, **arguments)
         by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
         self._check_models(self.state, by)
@@ -245,9 +250,10 @@ class Server:
         with self.row.timed("aggregate"):
             if uploads:
                 read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
-                with rng.seeded(self.seed, "aggregation", state.round):
+                name = type(self.method.aggregation).__name__
+                with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
                     self.method.aggregation(state, read, self.layout)
-                self._check_models(state, type(self.method.aggregation).__name__)
+                self._check_models(state, name)
         with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:
@@ -307,7 +313,9 @@ class Server:
         method, module = self.method, self.transport.module
         shaping = [each for each in self.callbacks if each.shapes_result]
         parts = method.local_update, method.exchange, *method.exchange.transforms, method.aggregation
-        return UnsavedMemory([*parts, *shaping, *(() if module is None else (module, module.loss))])
+        if module is None:
+            return UnsavedMemory([*parts, *shaping])
+        return UnsavedMemory([*parts, *shaping, module, module.loss], module.network)
 
     def collect_callback_states(self) -> None:
         """Stores the states of the clusterings and callbacks in the state of the federation.
@@ -394,6 +402,18 @@ class Server:
         """
         return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
 
+    def tell_loggers(self, method: str, tell: Callable[[Logger], None]) -> None:
+        """Calls a method of every logger. If one fails, it warns: the run has its own table, and goes on."""
+        for logger in self.loggers:
+            try:
+                tell(logger)
+            except Exception as error:  # of any kind, because a logger may need a network or a disk
+                warnings.warn(
+                    f"{type(logger).__name__}.{method} failed after {self.state.round} rounds "
+                    f"({type(error).__name__}: {error}). The run goes on; metrics.csv has all rows.",
+                    stacklevel=2,
+                )
+
     def finish_row(self, number: int, begin: float) -> None:
         """Writes the row of round `number` and notifies the callbacks.
 
@@ -404,8 +424,12 @@ class Server:
         row = self.row.take()
         self.table.append(number, row)
         if number >= 0:
-            for logger in self.loggers:
-                logger.log_metrics(row, step=number)
+            self.tell_loggers("log_metrics", lambda each: each.log_metrics(row, step=number))
         with self.row.written():
             self.call("on_round_logged", row=row)
         self._logging_s = time.perf_counter() - end
+
+
+def _unchanged(uploads: Sequence[Uplink], by: str) -> AbstractContextManager[None]:
+    why = "an upload in place, which may be the model that the client keeps"
+    return unchanged([each.payload for each in uploads], ValueError, by, why)

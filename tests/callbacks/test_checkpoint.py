@@ -20,7 +20,7 @@ class Training:
         self.run_dir, self.callback, self.rounds, self.stop_signal = run_dir, callback, rounds, 0
         self.state = full_state(0)
         self.state.callbacks = {}
-        self.identity, self.loggers, self.told = IDENTITY, [], []
+        self.identity, self.told = IDENTITY, []
         self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5], sync=lambda: None)
         callback.forget()
         callback.on_fit_start(self)
@@ -34,6 +34,9 @@ class Training:
 
     def is_evaluated(self, row):
         return bool(row)
+
+    def tell_loggers(self, method, tell):
+        pass
 
     def call(self, hook, path):
         self.told.append((hook, path.name))

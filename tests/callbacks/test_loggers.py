@@ -78,6 +78,24 @@ def test_failing_finalize_hides_no_error_and_skips_no_other_logger(tmp_path):
     assert recorder.words[-1] == "failed" and raised.value.__notes__ == ["Broken.finalize: connection lost"]
 
 
+class Offline(Recorder):
+    """Fails whenever it writes."""
+
+    def log_metrics(self, metrics, step=None):
+        raise OSError("connection lost")
+
+    def save(self):
+        raise OSError("connection lost")
+
+
+def test_a_failing_logger_ends_no_run_and_costs_no_checkpoint(tmp_path):
+    recorder = Recorder()
+    with pytest.warns(UserWarning, match=r"Offline\.log_metrics failed after 1 rounds \(OSError: connection lost\)"):
+        run = fit(tmp_path, [Offline(), recorder], Checkpoint(every_n_rounds=1))
+    assert recorder.words[-2:] == [3, "success"]
+    assert (run.path / "checkpoints" / "round-000003.ckpt").is_dir()
+
+
 FIRST = ("configuration", 4, 0.05)
 
 

@@ -123,13 +123,13 @@ def test_auto_logs_once_why_it_takes_the_sequential_engine(caplog):
     with caplog.at_level("INFO"):
         assert choose_engine("auto", blobs_module(), blobs(), "cpu", "bf16-mixed") == "sequential"
         assert choose_engine("auto", blobs_module(), blobs(), "cuda", "16-mixed") == "sequential"
-    assert caplog.text.count("Engine sequential, because compiled does not suit this run: it computes in float32") == 1
+    assert caplog.text.count("Engine sequential, because compiled does not suit this run: in bf16-mixed") == 1
     assert caplog.text.count("Engine sequential, because stacked does not suit this run: 16-mixed") == 1
 
 
 def test_unsuitable_and_unknown_engines_are_refused():
-    with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but it computes in float32 on a CPU"):
-        choose_engine("compiled", blobs_module(), blobs(), "cpu", "bf16-mixed")
+    with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but it computes on a CPU"):
+        choose_engine("compiled", blobs_module(), blobs(), "cuda", "32-true")
     with pytest.raises(ValueError, match=r"trainer\.engine: got stacked, but 16-mixed needs a loss scale"):
         choose_engine("stacked", blobs_module(), blobs(), "cuda", "16-mixed")
     with pytest.raises(ValueError, match="got 'fast'; allowed are auto, sequential, compiled and stacked"):

@@ -17,7 +17,17 @@ from lcfl.methods.local.training import LocalData
 from lcfl.models import LeNet5, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.helpers.builders import Normed, blobs, dealt, engine, linear, linear_module, linear_step, loaded
+from tests.helpers.builders import (
+    Normed,
+    blobs,
+    dealt,
+    engine,
+    linear,
+    linear_module,
+    linear_step,
+    loaded,
+    without_gradients,
+)
 from tests.helpers.points import DATA, INPUTS, TARGETS, TRAIN, batch, start
 
 
@@ -232,6 +242,23 @@ def test_max_steps_cuts_a_run():
     cut, *_ = engine(module, DATA, max_steps=1).run_optimizer(w, [batch(0, 1), batch(2, 3)])
     one, *_ = engine(module, DATA).run_optimizer(w, [batch(0, 1)])
     assert torch.equal(cut, one)
+
+
+def test_hooks_of_the_optimizer_and_of_parameters_take_part_in_a_step():
+    module = FederatedModule(linear, without_gradients)
+    w = start(module)
+    assert torch.equal(engine(module, DATA).run_optimizer(w, [batch(0, 1)]).model, w)
+
+    def hooked():
+        network = linear()
+        for each in network.parameters():
+            each.register_post_accumulate_grad_hook(
+                lambda parameter: setattr(parameter, "grad", torch.zeros_like(parameter))
+            )
+        return network
+
+    module = FederatedModule(hooked, partial(torch.optim.SGD, lr=0.5))
+    assert torch.equal(engine(module, DATA).run_optimizer(w, [batch(0, 1)]).model, w)
 
 
 def test_a_step_runs_in_fabrics_precision_and_the_model_stays_float32():

@@ -48,6 +48,7 @@ from tests.engines.pairs import (
     stacked_pair,
     train,
 )
+from tests.helpers.builders import without_gradients
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -363,6 +364,12 @@ def after(layer):
     return lambda: SplitNetwork(nn.Sequential(layer(), nn.Flatten()), nn.Linear(3 * 11 * 9, 4))
 
 
+class HookedBackward(Plain):
+    def __init__(self):
+        super().__init__()
+        self.embedding.register_full_backward_hook(lambda *args: None)
+
+
 @pytest.mark.parametrize(
     ("made", "precision", "why"),
     [
@@ -376,6 +383,8 @@ def after(layer):
         (partial(FederatedModule, Plain), "16-mixed", "a loss scale for every client"),
         (partial(FederatedModule, Plain, torch.optim.LBFGS), "32-true", "the optimizer is LBFGS, not one that"),
         (partial(OwnOptimizer, Plain), "32-true", "OwnOptimizer defines its own configure_optimizers"),
+        (partial(FederatedModule, Plain, without_gradients), "32-true", "the optimizer has hooks or a step of its own"),
+        (partial(FederatedModule, HookedBackward), "32-true", "the network has hooks for its backward pass"),
         (partial(Deciding, Plain), "32-true", r"torch\.vmap cannot map it over clients \(RuntimeError: .*control"),
     ],
 )

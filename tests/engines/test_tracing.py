@@ -107,6 +107,29 @@ class HookedParameter(Plainly):
         self.one.weight.register_hook(lambda slope: 3 * slope)
 
 
+class HookedStage(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.stage = nn.Sequential(self.one)
+        self.stage.register_full_backward_hook(lambda *args: None)
+
+    def forward(self, x):
+        return self.decision(self.stage(x).flatten(1))
+
+
+class Probing(Plainly):
+    def forward(self, x):
+        with torch.no_grad():
+            features = self.one(x)
+        return self.decision(features.flatten(1))
+
+
+class Choosing(Plainly):
+    def forward(self, x):
+        with torch.autocast("cpu"):
+            return super().forward(x)
+
+
 class Patched(Plainly):
     def __init__(self):
         super().__init__()
@@ -168,10 +191,13 @@ class Frozen(Hooked):
         (Branching, "cannot be traced"),
         (Idle, "parameter one.weight belongs to no operation"),
         (Rooted, "calls sqrt"),
-        (Hooked, "Linear decision with hooks"),
+        (Hooked, "its Linear decision has hooks"),
         (HookedItself, "it has hooks"),
-        (HookedParameter, "it has hooks"),
-        (Patched, "Conv2d one with hooks or with its own forward"),
+        (HookedParameter, "its parameters have hooks"),
+        (HookedStage, "its Sequential stage has hooks"),
+        (Probing, "computes a part without gradients"),
+        (Choosing, "chooses a precision with torch.autocast"),
+        (Patched, "Conv2d one with its own forward"),
         (OtherInTraining, "differs between training and evaluation"),
         (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
         (PreActivated, "changes in place what its forward pass reads again"),
@@ -202,8 +228,8 @@ def two_rates(parameters):
 @pytest.mark.parametrize(
     ("made", "options", "why"),
     [
-        (partial(module), {"precision": "bf16-mixed"}, "not bf16-mixed on cpu"),
-        (partial(module), {"device": "cuda"}, "not 32-true on cuda"),
+        (partial(module), {"precision": "16-mixed"}, "not in 16-mixed on cpu"),
+        (partial(module), {"device": "cuda"}, "not in 32-true on cuda"),
         (partial(module), {"dtype": torch.int64}, "inputs are torch.int64"),
         (partial(module, kind=OwnStep), {}, "OwnStep defines its own training_step"),
         (partial(module, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), {}, "not the plain cross-entropy"),
@@ -216,7 +242,7 @@ def two_rates(parameters):
         (
             partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)),
             {},
-            "SGD that minimizes",
+            "SGD that minimizes, without hooks",
         ),
     ],
 )
@@ -225,8 +251,20 @@ def test_refuses_modules_whose_step_it_would_replace(made, options, why):
         check(made(), **options)
 
 
-def test_accepts_plain_networks():
-    check(module())
+@pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
+def test_refuses_an_optimizer_with_hooks(hook):
+    def hooked(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        getattr(optimizer, hook)(lambda *args: None)
+        return optimizer
+
+    with pytest.raises(Unsupported, match="without hooks"):
+        check(module(optimizer=hooked))
+
+
+def test_accepts_plain_networks_also_while_gradients_are_off():
+    with torch.no_grad(), torch.autocast("cpu"):
+        check(module())
     check(module(Plainly))
 
 

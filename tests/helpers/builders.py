@@ -68,6 +68,14 @@ def linear_module(lr=0.5, widths=WIDTHS, **options):
     return FederatedModule(partial(linear, widths), partial(torch.optim.SGD, lr=lr), **options)
 
 
+def without_gradients(parameters):
+    """Returns SGD with a hook that sets all gradients to zero."""
+    parameters = list(parameters)
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    optimizer.register_step_pre_hook(lambda *_: [each.grad.zero_() for each in parameters] and None)
+    return optimizer
+
+
 def linear_step(w, inputs, targets, widths=WIDTHS):
     """Returns mean cross-entropy and gradient of the linear network with flat parameters `w`, in float64 numpy."""
     n_in, n_mid, n_out = widths

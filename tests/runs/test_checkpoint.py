@@ -152,6 +152,25 @@ def test_a_value_that_could_not_be_read_back_is_refused_before_anything_is_writt
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda state: state.aggregation.update({0: 1}), "a key of aggregation: got 0; it must be str"),
+        (lambda state: state.callbacks.update({"Spread": None}), r"callbacks\['Spread'\]: got None; it must be dict"),
+        (
+            lambda state: state.aggregation.update({"of": torch.eye(3).to_sparse()}),
+            r"state\.aggregation\['of'\] holds a tensor with the layout torch.sparse_coo; store value.to_dense",
+        ),
+    ],
+)
+def test_a_state_of_another_form_than_is_read_is_refused_before_anything_is_written(tmp_path, spoil, message):
+    state = full_state()
+    spoil(state)
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path, state, {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_field_that_could_not_be_read_back_is_named(tmp_path):
     state = full_state()
     state.assignment = state.assignment.numpy()

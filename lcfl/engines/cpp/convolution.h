@@ -8,6 +8,7 @@
 
 #include "correlation.h"
 #include "descent.h"
+#include "matrix_unit.h"
 #include "program.h"
 #include "vectors.h"
 #include "winograd.h"
@@ -17,15 +18,19 @@ namespace lcfl {
 struct Workspace {  // what all convolutions of a network use in turn
     Memory weight, packed, rows, frame, part, bias, gradient;
     Winograd winograd;
+    MatrixUnit matrix_unit;
     Vec spare[SUMS];
 };
 
 class Convolution {
   public:
-    Convolution(const Op& op, const Value& in, const Value& out)
-        : op_(op), in_(in), out_(out), phases_(phases_of(op, in, out)) {
-        if (phases_.size() == 1) Winograd::choose(phases_[0].at);
+    // With `bfloat16`, factors are rounded to it where that is faster.
+    Convolution(const Op& op, const Value& in, const Value& out, bool bfloat16)
+        : op_(op), in_(in), out_(out), bfloat16_(bfloat16), phases_(phases_of(op, in, out)) {
+        if (phases_.size() == 1) choose_way(phases_[0].at);
     }
+
+    bool is_in_bfloat16() const { return phases_[0].at.way == Way::MATRIX_UNIT; }
 
     // Writes the output. `in` and `out` hold all chunks of a batch, as everywhere in this class.
     template <int V>
@@ -35,9 +40,10 @@ class Convolution {
         for (size_t i = 0; i < phases_.size(); ++i, bias = nullptr) {
             const Window& at = phases_[i].at;
             const Vec* framed = framed_input(batch, in, i, true);
-            if (at.in_tiles)
-                return space.winograd.correlate(batch, at, {model + op_.weight, false}, bias, framed, at.size() * V,
-                                                out, size);
+            if (at.way != Way::DIRECT)
+                return with_unit(at, space, [&](auto& unit) {
+                    unit.correlate(batch, at, {model + op_.weight, false}, bias, framed, at.size() * V, out, size);
+                });
             const float* weight = weight_of(i, model, space);
             const auto pack_for = [&](int block, float* packed) {
                 pack(weight, out_.channels, at.taps(), block, packed);
@@ -58,12 +64,14 @@ class Convolution {
             if (i == 0 && !is_whole) std::fill_n(back, back_size * batch.chunks, Vec{});
             if (rows.size() == 0 || columns.size() == 0) continue;
             Phase slopes = turned(phases_[i]);
-            if (phases_.size() == 1) Winograd::choose(slopes.at);
+            if (phases_.size() == 1) choose_way(slopes.at);
             Vec* framed = space.frame.of(slopes.at.size() * V * batch.chunks + 1);
             frame_chunks(batch, slopes, slope, out_, framed);
-            if (slopes.at.in_tiles)
-                return space.winograd.correlate(batch, slopes.at, {model + op_.weight, true}, none, framed,
-                                                slopes.at.size() * V, back, back_size);
+            if (slopes.at.way != Way::DIRECT)
+                return with_unit(slopes.at, space, [&](auto& unit) {
+                    unit.correlate(batch, slopes.at, {model + op_.weight, true}, none, framed, slopes.at.size() * V,
+                                   back, back_size);
+                });
             const float* weight = weight_of(i, model, space);
             const int area = slopes.at.kernel_h * slopes.at.kernel_w;
             const auto pack_for = [&](int block, float* packed) {
@@ -81,9 +89,11 @@ class Convolution {
     void weigh(const Batch& batch, const Vec* in, const Vec* slope, Workspace& space, Receiver& receiver) {
         const int64_t size = out_.size() * batch.V;
         const Window& first = phases_[0].at;
-        if (first.in_tiles)
-            return space.winograd.weigh(batch, first, framed_input(batch, in, 0, false), first.size() * batch.V, slope,
-                                        size, op_.weight, receiver);
+        if (first.way != Way::DIRECT)
+            return with_unit(first, space, [&](auto& unit) {
+                unit.weigh(batch, first, framed_input(batch, in, 0, false), first.size() * batch.V, slope, size,
+                           op_.weight, receiver);
+            });
         const int last = batch.chunks - 1;  // the one chunk that can be packed
         Window slopes = in_chunk(first, batch, last);
         slopes.height = out_.height, slopes.rows = {0, out_.height}, slopes.columns = {0, out_.width};
@@ -108,6 +118,19 @@ class Convolution {
     }
 
   private:
+    void choose_way(Window& at) const {
+        if (bfloat16_ && MatrixUnit::suits(at.channels, at.out_channels))
+            at.way = Way::MATRIX_UNIT;
+        else
+            Winograd::choose(at);
+    }
+
+    // Calls `act` with what computes a window.
+    template <class Act>
+    static void with_unit(const Window& at, Workspace& space, Act act) {
+        at.way == Way::WINOGRAD ? act(space.winograd) : act(space.matrix_unit);
+    }
+
     int kernel_size() const { return in_.channels * op_.kernel_h * op_.kernel_w; }
 
     // Returns the weights [O][taps] of a phase.
@@ -187,6 +210,7 @@ class Convolution {
 
     const Op op_;
     const Value in_, out_;
+    const bool bfloat16_;
     std::vector<Phase> phases_;
     Memory framed_;  // the input of all phases
 };

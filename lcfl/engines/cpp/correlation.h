@@ -41,11 +41,13 @@ struct Line {  // in one dimension, pixel t of a frame is pixel first + t step o
     }
 };
 
+enum class Way { DIRECT, WINOGRAD, MATRIX_UNIT };
+
 struct Window {  // a correlation of frames [channels][height][width] with kernels
     int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
-    Span rows, columns;     // of a frame that are not zeros
-    bool in_tiles = false;  // whether it is computed by Winograd's filtering
-    int pixel = 0;          // numbers from one pixel to the next: all lanes, or only the samples of a packed chunk
+    Span rows, columns;  // of a frame that are not zeros
+    Way way = Way::DIRECT;
+    int pixel = 0;  // numbers from one pixel to the next: all lanes, or only the samples of a packed chunk
     bool is_packed = false;
 
     int taps() const { return channels * kernel_h * kernel_w; }
@@ -59,7 +61,7 @@ struct Window {  // a correlation of frames [channels][height][width] with kerne
 
 // Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed.
 inline Window in_chunk(Window at, const Batch& batch, int chunk) {
-    at.is_packed = !at.in_tiles && batch.in_chunk(chunk) < batch.lanes();
+    at.is_packed = at.way == Way::DIRECT && batch.in_chunk(chunk) < batch.lanes();
     at.pixel = at.is_packed ? batch.in_chunk(chunk) : batch.lanes();
     return at;
 }

@@ -11,10 +11,13 @@ using namespace lcfl;
 
 extern "C" {
 
-void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input,
-                int32_t output) {
-    return new Program(ops, num_ops, values, num_values, input, output);
+void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
+                int32_t bfloat16) {
+    return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && MatrixUnit::exists());
 }
+
+// Returns whether a program that was opened with `bfloat16` computes any operation in it on this processor.
+int32_t lcfl_is_in_bfloat16(const void* program) { return static_cast<const Program*>(program)->is_in_bfloat16(); }
 
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 

@@ -20,7 +20,8 @@ namespace lcfl {
 
 class Program {
   public:
-    Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output)
+    // With `bfloat16`, convolutions round their factors to it where that is faster.
+    Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, bool bfloat16)
         : ops_(ops, ops + num_ops),
           shapes_(values, values + num_values),
           input_(input),
@@ -29,9 +30,19 @@ class Program {
           slope_(num_values),
           kept_(num_ops),
           has_slope_(num_values) {
-        for (const Op& op : ops_)
-            convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, values[op.input], values[op.output])
-                                                       : nullptr);
+        for (const Op& op : ops_) {
+            const Value &from = values[op.input], &to = values[op.output];
+            convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, from, to, bfloat16) : nullptr);
+            if (op.kind == CONV)
+                in_bfloat16_.push_back(convolutions_.back()->is_in_bfloat16());
+            else
+                in_bfloat16_.push_back(op.kind == LINEAR && bfloat16 &&
+                                       MatrixUnit::suits(int(from.size()), int(to.size())));
+        }
+    }
+
+    bool is_in_bfloat16() const {  // in part
+        return std::any_of(in_bfloat16_.begin(), in_bfloat16_.end(), [](char each) { return each; });
     }
 
     // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
@@ -42,6 +53,7 @@ class Program {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
             return -1;
+        const MatrixUnit::InUse tiles(is_in_bfloat16());
         batch_ = Batch(samples);
         masks_ = masks;
         const int64_t size = shapes_[input_].size();
@@ -68,6 +80,7 @@ class Program {
 
     // Writes the class scores [samples][classes] of the network in evaluation mode.
     void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
+        const MatrixUnit::InUse tiles(is_in_bfloat16());
         const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
         for (int64_t begin = 0; begin < samples; begin += batch_.samples) {
             batch_ = Batch(std::min<int64_t>(2 * LANES, samples - begin));
@@ -93,6 +106,10 @@ class Program {
         Vec *in = value(op.input), *out = value(op.output);
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         if (op.kind == CONV) return convolutions_[number]->forward<V>(batch_, model, in, workspace_, out);
+        if (op.kind == LINEAR && in_bfloat16_[number])
+            return workspace_.matrix_unit.correlate(batch_, MatrixUnit::linear(int(from.size()), int(to.size())),
+                                                    {model + op.weight, false}, op.bias < 0 ? nullptr : model + op.bias,
+                                                    in, in_size, out, out_size);
         if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
             return batch_norm(op, from, batch_, model, buffers, training, in, out,
@@ -180,7 +197,11 @@ class Program {
             backward_to<V>(number, model, in, out, rise, back, weights, biases);
             settle(op.input, back);
         }
-        if (op.kind == LINEAR) connect_weights<V>(op, in, rise, receiver);
+        if (op.kind == LINEAR && in_bfloat16_[number])
+            workspace_.matrix_unit.outer(batch_, in, rise, int(shapes_[op.input].size()), int(to.size()), op.weight,
+                                         receiver);
+        else if (op.kind == LINEAR)
+            connect_weights<V>(op, in, rise, receiver);
         if (op.kind == CONV) convolutions_[number]->weigh(batch_, in, rise, workspace_, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
         if (biases) receiver.take(op.bias, to.channels, biases);
@@ -196,6 +217,9 @@ class Program {
             return batch_norm_back(op, from, batch_, model, in, kept_[number].floats(2 * from.channels), rise, back,
                                    weights, biases);
         if (op.kind == CONV) return convolutions_[number]->backward<V>(batch_, model, rise, workspace_, back);
+        if (op.kind == LINEAR && in_bfloat16_[number])
+            return workspace_.matrix_unit.connect_back(batch_, model + op.weight, int(from.size()), int(to.size()),
+                                                       rise, back);
         if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
             for (float* part : {weights, biases})
                 if (part) std::fill_n(part, from.channels, 0.0f);
@@ -252,7 +276,7 @@ class Program {
     std::vector<Value> shapes_;
     int input_, output_;
     std::vector<Memory> value_, slope_, kept_;
-    std::vector<char> has_slope_;
+    std::vector<char> has_slope_, in_bfloat16_;
     std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations
     Memory scratch_, sum_, weight_gradient_, bias_gradient_;
     Workspace workspace_;

@@ -98,9 +98,10 @@ class Winograd {
     // not depend on the batch: a sample has the same scores in every batch. With few channels or tiles, the transforms
     // cost more than they save.
     static void choose(Window& at) {
-        at.in_tiles =
-            at.kernel_h == 3 && at.kernel_w == 3 && std::min(at.channels, at.out_channels) >= 16 && num_tiles(at) >= 4;
-        if (at.in_tiles) at.height = whole(at.height, 2), at.width = whole(at.width, 2);
+        if (at.kernel_h != 3 || at.kernel_w != 3 || std::min(at.channels, at.out_channels) < 16 || num_tiles(at) < 4)
+            return;
+        at.way = Way::WINOGRAD;
+        at.height = whole(at.height, 2), at.width = whole(at.width, 2);
     }
 
     // Computes whole values, of inputs with the margins of `choose`.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from lcfl.models.hooks import has_parameter_hooks, has_step_hooks
 from lcfl.models.module import FederatedModule
 
 __all__ = ["SgdSettings", "sgd_settings"]
@@ -62,9 +63,9 @@ class SgdSettings:
 
 
 def sgd_settings(module: FederatedModule) -> SgdSettings | None:
-    """Returns the settings of the module's optimizer; None unless it is plain SGD with one setting for all."""
+    """Returns the settings of the module's optimizer; None unless it is plain SGD without hooks."""
     optimizer = module.configure_optimizers()
-    if type(optimizer) is not SGD:
+    if type(optimizer) is not SGD or has_step_hooks(optimizer) or any(map(has_parameter_hooks, module.parameters())):
         return None
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     group = groups[0]

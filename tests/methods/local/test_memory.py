@@ -120,6 +120,16 @@ class Running(nn.CrossEntropyLoss):
         return super().forward(scores - self.mean, targets)
 
 
+class Fading(MLP):
+    """Scales its scores by a number that grows from step to step."""
+
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += self.training
+        return super().forward(inputs) * (1 + 0.01 * self.calls)
+
+
 NETWORK = partial(MLP, 16, [8], 8)
 
 
@@ -129,6 +139,7 @@ NETWORK = partial(MLP, 16, [8], 8)
         (blobs_module, Method(LocalTraining(steps=1), FullModel(), Adam()), "Adam has changed its attribute _moment"),
         (blobs_module, Method(Shared(steps=1), FullModel(), GlobalMean()), "Shared has changed its attribute models"),
         (partial(Counting, NETWORK), method(), "Counting has changed its attribute _steps"),
+        (partial(FederatedModule, partial(Fading, 16, [8], 8)), method(), "Fading has changed its attribute calls"),
         (partial(FederatedModule, NETWORK, loss=Running()), method(), "Running has changed its attribute mean"),
     ],
 )
