@@ -3,8 +3,13 @@
 import warnings
 from pathlib import Path
 
+import yaml
+
+from lcfl.cli.yaml_files import LOADER
+from lcfl.core.earlier_versions import with_current_names
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
+from lcfl.runs.identity import describe, describe_module, differences
 from lcfl.runs.result import Run
 
 __all__ = ["load"]
@@ -32,7 +37,8 @@ def load(
 
     Raises:
         FileNotFoundError: if there is no run.
-        ValueError: if the run was started from Python, and `model` or `method` is not given.
+        ValueError: if the run was started from Python, and `model` or `method` is not given or has another network, cut
+            or part of the method.
     """
     path = Path(run)
     config = path / "config.yaml"
@@ -43,6 +49,24 @@ def load(
         from lcfl.cli.federated_cli import instantiate
 
         model, method = instantiate(config)
+    else:
+        _check_same(config, model, method)
     if not (path / "summary.json").is_file():
         warnings.warn(f"{path} is not finished: its models are those of an intermediate round.", stacklevel=2)
     return Run(path, model, method, ckpt_path=ckpt_path)
+
+
+def _check_same(config: Path, model: FederatedModule, method: Method) -> None:
+    """Compares network and method with the description of a run that was started from Python.
+
+    Raises:
+        ValueError: if one differs, with both values.
+    """
+    saved = with_current_names(yaml.load(config.read_text("utf-8"), LOADER).get("described"))
+    if not saved:
+        return
+    now = {"model": describe_module(model), "method": describe(method)}
+    for each in (saved, now):  # optimizer, loss and whatever else only training needs may differ
+        each["model"] = {key: value for key, value in each["model"].items() if key.startswith(("network", "num_"))}
+    if lines := differences({key: saved[key] for key in now}, now):
+        raise ValueError(f"{config.parent} was started with another model or method: {'; '.join(lines)}.")

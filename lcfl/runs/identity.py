@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
@@ -44,7 +44,7 @@ def describe(value: Any) -> Any:
         return str(value)
     if isinstance(value, partial):
         return {"function": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
-    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+    if _is_function(value):
         return _path_of(value)
     name = _path_of(type(value))
     if dataclasses.is_dataclass(value):
@@ -62,8 +62,8 @@ def _path_of(value: Any) -> str:
 def describe_module(module: FederatedModule) -> dict[str, Any]:
     """Describes the network, cut, loss, regulariser weights and optimizer settings of a module.
 
-    A network is described by the text of its layers and by the constructor arguments that the layers keep as
-    attributes. It does not matter how the network was built.
+    A network is described by the text of its layers and by the constructor arguments, plain values and functions, that
+    the layers keep as attributes. It does not matter how the network was built.
 
     The description also has the class of the module and the public attributes that a subclass of `FederatedModule`
     adds, including buffers, layers and hyper-parameters saved by Lightning. An attribute is described by its value if
@@ -72,14 +72,15 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     optimizer = module.configure_optimizers()
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
     first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
-    network_settings = _settings(module.network)
+    settings, functions = (_settings(module.network, kind) for kind in (_is_setting, _is_function))
     names = [name for name, _ in module.layout.parameters]
     is_plain = names == [name for name, _ in module.network.named_parameters()]
     has_buffers = bool(module.layout.buffers or module.buffer_layout)
     return {key: _describe_plain(value) for key, value in _added(module).items()} | {
         "class": _path_of(type(module)),
         "network": repr(module.network),
-        **({"network_settings": network_settings} if network_settings else {}),
+        **({"network_settings": settings} if settings else {}),
+        **({"network_functions": functions} if functions else {}),
         "num_embedding": module.layout.num_embedding,
         **({} if is_plain else {"trained": names}),
         "loss": _describe_loss(module.loss),
@@ -91,8 +92,8 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     }
 
 
-def _settings(network: nn.Module) -> dict[str, Any]:
-    """Returns the constructor arguments, numbers and text, that layers keep as attributes of the same name.
+def _settings(network: nn.Module, is_wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """Returns the constructor arguments of a kind that layers keep as attributes of the same name.
 
     The keys are dotted paths of layer and argument. Layers of torch are left out, because their text shows these
     arguments.
@@ -102,7 +103,7 @@ def _settings(network: nn.Module) -> dict[str, Any]:
         if type(layer).__module__.startswith("torch.nn.") and not any(layer.children()):
             continue
         for key in inspect.signature(type(layer).__init__).parameters:
-            if _is_setting(vars(layer).get(key)):
+            if is_wanted(vars(layer).get(key)):
                 settings[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
     return settings
 
@@ -111,6 +112,11 @@ def _is_setting(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_setting(each) for each in value)
     return isinstance(value, bool | int | float | str | Enum | np.generic)
+
+
+def _is_function(value: Any) -> bool:
+    """Returns whether the value is a function or a class, which its path describes."""
+    return isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))
 
 
 def _added(module: FederatedModule) -> dict[str, Any]:

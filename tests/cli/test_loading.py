@@ -1,16 +1,32 @@
 """Tests `lcfl.load`, which opens the run in a run directory."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import lcfl as package
+from lcfl import FederatedModule, Federation
 from lcfl.cli.federated_cli import instantiate
+from tests.helpers import builders
 from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, lcfl, shared
 
 pytestmark = pytest.mark.usefixtures("here")
+
+
+class Own(nn.Linear):
+    """A layer with a function of its scores."""
+
+    def __init__(self, act):
+        super().__init__(16, 8)
+        self.act = act
+
+    def forward(self, inputs):
+        return self.act(super().forward(inputs))
+
 
 INPUTS = torch.linspace(-1, 1, 3 * 16).reshape(3, 16)
 
@@ -96,6 +112,20 @@ def test_a_run_from_python_needs_its_model_and_method(fedavg, copy):
     with pytest.raises(ValueError, match="started from Python"):
         package.load(copy, model=module)
     assert same(package.load(copy, module, method).model("global"), fedavg.model("global"))
+
+
+def test_a_run_from_python_refuses_another_model_or_method(tmp_path):
+    method = builders.fedavg()
+
+    def module(act=torch.relu, lr=0.1):
+        return FederatedModule(partial(Own, act), partial(torch.optim.SGD, lr=lr), cut=None)
+
+    run = Federation(1, default_root_dir=tmp_path, enable_progress_bar=False).fit(module(), builders.blobs(), method)
+    assert same(package.load(run.path, module(lr=0.5), method).model("global"), run.model("global"))
+    with pytest.raises(ValueError, match=r"another model or method: model\.network_functions\.act: .*relu.*, .*tanh"):
+        package.load(run.path, module(torch.tanh), method)
+    with pytest.raises(ValueError, match=r"method\.exchange\.class: .* 'FullModel', .* 'CentreAndEmbedding'"):
+        package.load(run.path, module(), builders.lcfed(2))
 
 
 @pytest.mark.parametrize("text", ["trainer: {}", "method: {nonsense: 1}\nmodel: {}", "just words", "", "a: [", "- 1"])
