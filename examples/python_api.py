@@ -1,6 +1,7 @@
 """lcfl without YAML: build the parts, train, and predict with the models."""
 
 import functools
+import sys
 
 import torch
 
@@ -28,6 +29,8 @@ def main() -> None:
     federation = lcfl.Federation(rounds=30, clients_per_round=10, name="python_api")
 
     run = federation.fit(model, data, method)
+    if run.signal:  # Ctrl-C or SIGTERM; federation.fit(..., ckpt_path="last") goes on
+        sys.exit(128 + run.signal)
     print("personal accuracy:", run.metrics["test/own_split/personal/acc"])
 
     # Another process can open the same run with its directory, the model and the method.

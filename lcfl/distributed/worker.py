@@ -308,7 +308,7 @@ def measure(
     weights: list[float] = []
     number = 0
     for outputs, targets in batches:
-        metrics.update(outputs, targets)
+        metrics.update(module.measured(outputs), targets)
         losses.append(float(module.loss(outputs, targets)))
         weights.append(weight_in_loss(module.loss, targets))
         number += len(targets)

@@ -16,7 +16,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.worker import blank_output
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalUpdate
-from lcfl.models.metrics import CLASS_LOSSES, ignore_index
+from lcfl.models.metrics import CLASS_LOSSES, ignore_index, reads_logits
 from lcfl.models.module import FederatedModule
 
 __all__ = ["check_batches", "check_network", "check_targets"]
@@ -64,7 +64,8 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         _check_scores(module.network, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
     _check_loss(module.loss, scores, targets.to(scores.device))
     for name, metric in module.metrics.items():
-        _check_metric(str(name), copy.deepcopy(metric), scores, targets.to(scores.device))
+        _check_metric(str(name), copy.deepcopy(metric), module.measured(scores), targets.to(scores.device))
+    _warn_of_logits(module)
     if module.buffer_policy != "average" and module.buffer_layout is None:
         what = "no buffers" if module.frozen_layout is None else "no buffers outside of frozen layers"
         warnings.warn(f"model.buffer_policy: {network} has {what}, so it has no effect.", stacklevel=2)
@@ -131,10 +132,27 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
             "and the loss is wrong.",
             stacklevel=3,
         )
+    if getattr(loss, "reduction", None) == "sum":
+        warnings.warn(
+            f"model.loss: {kind} is a sum, which grows with the number of samples: losses of clients and batches of "
+            "different sizes cannot be compared. Use reduction=mean, with a larger learning rate.",
+            stacklevel=3,
+        )
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
             f"model.loss: {kind} gives {got} for two samples; it must give one number, e.g. with reduction=mean."
+        )
+
+
+def _warn_of_logits(module: FederatedModule) -> None:
+    """Warns of metrics of probabilities beside others: lcfl gives all of them the same outputs."""
+    reading = [str(name) for name, each in module.metrics.items() if reads_logits(each, module.loss)]
+    if reading and len(reading) < len(module.metrics):
+        warnings.warn(
+            f"model.metrics: {', '.join(reading)} would read logits from 0 to 1 as probabilities, and the other "
+            "metrics get logits, too. Give it outputs.sigmoid() in an update of your own.",
+            stacklevel=3,
         )
 
 
@@ -254,6 +272,12 @@ def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
                     "this target (ignore_index)."
                 )
             continue
+        without = "acc" in module.metrics and ignored is None and not targets.is_floating_point()
+        if without and ((targets < 0) | (targets >= outputs.shape[1])).any():
+            raise ValueError(
+                f"model.report: acc would count targets of {where} that are no class of the {outputs.shape[1]} scores. "
+                f"If {type(loss).__name__} ignores them, give it an attribute ignore_index with their number."
+            )
         try:
             loss(outputs, targets[:1])
         except Exception as error:

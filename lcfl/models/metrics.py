@@ -16,6 +16,7 @@ __all__ = [
     "ignore_index",
     "keep_apart",
     "metric_collection",
+    "reads_logits",
     "reported_metric",
     "weight_in_loss",
 ]
@@ -46,6 +47,17 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
             )
     default = MulticlassAccuracy(average="micro", ignore_index=ignore_index(loss), validate_args=False)
     return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics})
+
+
+def reads_logits(metric: Metric, loss: nn.Module) -> bool:
+    """Returns whether a metric would read the logits of a loss on logits as probabilities if all lie from 0 to 1.
+
+    The binary and multilabel metrics of torchmetrics do. They apply the sigmoid only if a value lies elsewhere.
+    """
+    kinds = [each for each in type(metric).__mro__ if each.__module__.startswith("torchmetrics.classification.")]
+    has_own_update = not type(metric).update.__module__.startswith("torchmetrics.")
+    is_of_probabilities = any(each.__name__.startswith(("Binary", "Multilabel")) for each in kinds)
+    return isinstance(loss, nn.BCEWithLogitsLoss) and is_of_probabilities and not has_own_update
 
 
 def accuracy(scores: Tensor, targets: Tensor, loss: nn.Module) -> float:

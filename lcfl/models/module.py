@@ -27,7 +27,7 @@ from lcfl.core.validation import check_choice, check_instance
 from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
-from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reported_metric
+from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reads_logits, reported_metric
 from lcfl.models.pretrained import load_weights
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
@@ -151,6 +151,8 @@ class FederatedModule(pl.LightningModule):
         check_instance("model.loss", self.loss, nn.Module)
         self.metrics = metric_collection({} if metrics is None else metrics, report, self.loss)
         self.has_accuracy_alone = report == "acc" and not metrics
+        reading = [reads_logits(each, self.loss) for each in self.metrics.values()]
+        self._measures_logits = bool(reading) and all(reading)
         self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}
         self.reported = reported_metric(report, larger_is_better, self.directions)
         self.trainer_metrics = nn.ModuleDict(
@@ -185,6 +187,10 @@ class FederatedModule(pl.LightningModule):
         """Returns the network's outputs ``[B, ...]``, such as class scores ``[B, classes]``."""
         scores: Tensor = self.network(inputs)
         return scores
+
+    def measured(self, outputs: Tensor) -> Tensor:
+        """Returns outputs as the metrics take them: if all metrics `reads_logits`, logits become probabilities."""
+        return outputs.sigmoid() if self._measures_logits else outputs
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -347,7 +353,7 @@ class FederatedModule(pl.LightningModule):
         scores = self(inputs)
         metrics = self.trainer_metrics[f"{stage}_"]
         assert isinstance(metrics, MetricCollection)
-        metrics.update(scores, targets)
+        metrics.update(self.measured(scores), targets)
         self.log(f"{stage}/loss", self.loss(scores, targets), batch_size=len(targets))
         self.log_dict(dict(metrics.items(keep_base=False)), batch_size=len(targets))
 

@@ -270,5 +270,24 @@ def test_a_token_without_a_score_is_refused_before_training_with_the_name_of_the
     assert not list(tmp_path.iterdir())
 
 
+class Wrapped(nn.Module):
+    """Ignores targets, and does not say which."""
+
+    def forward(self, scores, targets):
+        return nn.functional.cross_entropy(scores, targets)
+
+
+def test_the_accuracy_needs_to_know_which_targets_a_loss_of_ones_own_ignores(tmp_path):
+    tokens = torch.zeros(8, 4, dtype=torch.int64)
+    tokens[:, 2:] = -100
+    data = FederatedDataModule(Tensors((tokens.clamp(min=0), tokens)), IID(), 2, val_fraction=0.0)
+    federation = Federation(rounds=1, default_root_dir=tmp_path, devices=1)
+    with pytest.raises(ValueError, match=r"acc would count targets of client 0 that are no class .* ignore_index"):
+        federation.fit(module(Letters, loss=Wrapped(), report="acc"), data, fedavg())
+    loss = Wrapped()
+    loss.ignore_index = -100
+    assert federation.fit(module(Letters, loss=loss, report="acc"), data, fedavg()).metrics
+
+
 class Owned(list):
     ward = (*"aaaabbbb",)

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MultilabelAUROC
+from torchmetrics import MeanAbsoluteError
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MultilabelAUROC, MultilabelF1Score
 
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
@@ -347,3 +348,14 @@ def test_a_loss_of_ones_own_that_may_broadcast_is_warned_about(shape, warns):
         warnings.simplefilter("always")
         _check_loss(Squared(), torch.zeros(2), torch.zeros(shape))
     assert any("Squared got outputs [2] and targets [2, 1]. Unless" in str(each.message) for each in caught) == warns
+
+
+def test_warns_of_metrics_of_probabilities_beside_metrics_of_logits_and_of_a_loss_that_is_a_sum():
+    metrics = {"f1": MultilabelF1Score(4), "error": MeanAbsoluteError()}
+    network, loss = partial(MLP, 16, [4], 4), nn.BCEWithLogitsLoss()
+    module = FederatedModule(network, loss=loss, metrics=metrics, report="f1")
+    targets = torch.tensor([[0.0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 0]])
+    with pytest.warns(UserWarning, match=r"model\.metrics: f1 would read logits from 0 to 1 as probabilities"):
+        check_network(module, labelled(targets))
+    with pytest.warns(UserWarning, match=r"model\.loss: MSELoss is a sum, which grows with the number of samples"):
+        check_network(FederatedModule(network, loss=nn.MSELoss(reduction="sum"), report="loss"), labelled(targets))

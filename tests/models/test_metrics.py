@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError
+from torchmetrics.classification import BinaryAccuracy, MultilabelAccuracy
 
 from lcfl.distributed.worker import measure, measure_once
 from lcfl.models import MLP
@@ -56,3 +57,17 @@ def test_other_metrics_are_measured_as_torchmetrics_does():
     module = FederatedModule(NETWORK, cut=None, loss=nn.MSELoss(), metrics={"mae": MeanAbsoluteError()}, report="mae")
     outputs, targets = torch.ones(4, 8), torch.zeros(4, 8)
     assert measure_once(module, outputs, targets) == {"loss": 1.0, "mae": 1.0}
+
+
+class OfProbabilities(BinaryAccuracy):
+    def update(self, outputs, targets):
+        super().update(outputs.sigmoid(), targets)
+
+
+@pytest.mark.parametrize("metric", [BinaryAccuracy(), MultilabelAccuracy(2), OfProbabilities()])
+def test_logits_from_0_to_1_are_not_read_as_probabilities(metric):
+    loss = nn.BCEWithLogitsLoss()
+    module = FederatedModule(partial(MLP, 16, (), 2), loss=loss, metrics={"right": metric}, report="right")
+    logits, targets = torch.tensor([[0.3, 0.1], [0.4, 0.2], [-1.0, 1.0]]), torch.tensor([[1.0, 1], [1, 1], [0, 1]])
+    for rows in (slice(2), slice(3)):
+        assert measure(module, [(logits[rows], targets[rows])])["right"] == 1
