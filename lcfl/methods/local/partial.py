@@ -1,6 +1,6 @@
 """Training of the embedding and of the decision head apart (FedRep, FedBABU)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
@@ -44,6 +44,21 @@ class PartTraining(LocalTraining):
 
 
 @dataclass(frozen=True)
+class FurtherRun(PartTraining):
+    """A further run of a local update, with the learning rate of that.
+
+    Args:
+        of: the local update. The other arguments are those of `PartTraining`.
+    """
+
+    of: LocalTraining = field(kw_only=True)
+
+    def rate_scale(self, data: LocalData) -> float:
+        """Returns that of the local update, whose `lr_factor` may be the user's own."""
+        return self.of.rate_scale(data)
+
+
+@dataclass(frozen=True)
 class AlternatingTraining(LocalTraining):
     """Trains the decision head h, then the embedding phi (FedRep, Algorithm 1).
 
@@ -77,13 +92,13 @@ class AlternatingTraining(LocalTraining):
     @property
     def head_training(self) -> PartTraining:
         """The first run."""
-        return PartTraining(
+        return FurtherRun(
             steps=self.head_steps,
             epochs=self.head_epochs,
             start=self.start,
-            lr_decay=self.lr_decay,
             fill_batch=self.fill_batch and self.head_epochs is not None,
             part="head",
+            of=self,
         )
 
     def check(self, module: FederatedModule) -> None:
@@ -138,7 +153,7 @@ class FineTunedTraining(PartTraining):
     def adaptation(self) -> LocalUpdate:
         """The fine-tuning, which has the start and the learning rate of the round."""
         steps, epochs = self.fine_tuning_steps, self.fine_tuning_epochs
-        return PartTraining(steps, epochs, self.start, lr_decay=self.lr_decay, part=self.fine_tuned)
+        return FurtherRun(steps, epochs, self.start, part=self.fine_tuned, of=self)
 
     def check(self, module: FederatedModule) -> None:
         """Checks that the network has what is trained and what is fine-tuned.

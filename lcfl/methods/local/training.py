@@ -221,7 +221,6 @@ class LocalTraining(LocalUpdate):
         """Returns eta_t / eta, the factor of the learning rate in round t = ``data.round``, which `lr_decay` sets.
 
         Override it for another schedule, with factors above 0. Warm-up rounds have negative numbers.
-        The run of the head in `AlternatingTraining` and the fine-tuning in `FineTunedTraining` have `lr_decay` alone.
         """
         return max(self.lr_decay ** max(data.round, 0), LEAST_FACTOR)
 

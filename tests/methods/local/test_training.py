@@ -11,7 +11,7 @@ import torch
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
-from lcfl.methods.local import LocalTraining
+from lcfl.methods.local import AlternatingTraining, FineTunedTraining, LocalTraining
 from lcfl.methods.local.training import LocalData, OptimizerResult, mean_logged
 from lcfl.models import Layout
 from lcfl.models.pulls import NO_PULLS
@@ -226,6 +226,25 @@ def test_a_factor_of_the_learning_rate_that_is_not_above_0_is_refused(factor):
         ValueError, match=rf"^Scheduled.lr_factor: got {factor} in round 3; it must be a finite number ab"
     ):
         run(Scheduled(steps=1), local=data(round=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "further"),
+    [
+        (AlternatingTraining, {"head_steps": 1}, "head_training"),
+        (FineTunedTraining, {"fine_tuning_steps": 1}, "adaptation"),
+    ],
+)
+def test_every_run_of_a_local_update_has_the_users_factor(kind, options, further):
+    @dataclass(frozen=True)
+    class Scheduled(kind):
+        def lr_factor(self, data):
+            return 0.25 / data.round
+
+    update = Scheduled(steps=1, **options)
+    for each in (update, getattr(update, further)):
+        recorder, _ = run(each, local=data(round=5))
+        assert recorder.rate_scale == 0.05
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
