@@ -88,7 +88,15 @@ class Checkpoint(Callback):
         # Otherwise a killed run that resumes here would lack what TensorBoard still has in its queue.
         server.tell_loggers("save", lambda each: each.save())
         server.collect_callback_states()
-        path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
+        folder = server.run_dir / "checkpoints"
+        try:
+            path = checkpoint.write(folder, state, server.identity)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error}: round {state.round} is not in {folder}; earlier checkpoints are "
+                "whole. Make the folder writable, with space for one more, and resume with ckpt_path=last",
+            ) from error
         if is_better:
             self._name_best(path.parent)
         self._prune(path.parent)

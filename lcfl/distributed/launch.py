@@ -10,6 +10,7 @@ import pickle
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from lcfl.core.validation import shortened
 from lcfl.distributed.stop_flag import StopFlag, handlers_kept
 
-__all__ = ["LostRankError", "gradients_on", "launch", "one_thread"]
+__all__ = ["LostRankError", "gradients_on", "launch", "one_at_a_time", "one_thread"]
 
 CONSEQUENCE = "\nThe above exception was the direct cause"  # the end of what `lcfl.__main__` reads
 NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
@@ -39,6 +40,16 @@ REPORTERS = {
 
 class LostRankError(RuntimeError, ConnectionError):
     """Raised if a rank ended without an exception of its own, or if it can no longer be reached."""
+
+
+_TURN = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Makes the threads of a process wait for one another, because they share torch's generators and its settings."""
+    with _TURN:
+        yield
 
 
 @contextmanager

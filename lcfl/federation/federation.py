@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 
 from lcfl.callbacks import Checkpoint, Progress
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.launch import LostRankError, gradients_on, launch, one_thread
+from lcfl.distributed.launch import LostRankError, gradients_on, launch, one_at_a_time, one_thread
 from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
@@ -138,6 +138,7 @@ class Federation(Settings):
         check_network(model, datamodule)
         return schedule
 
+    @one_at_a_time()
     @gradients_on()
     @one_thread()  # before the first tensor, because a forked process may hang with more threads
     def _launch(

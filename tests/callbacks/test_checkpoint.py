@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lcfl.callbacks import Checkpoint
+from lcfl.runs import checkpoint
 from lcfl.runs.checkpoint import path_of, read
 from lcfl.runs.checkpoint_lookup import drop_after, find, remove
 from tests.helpers.checkpoints import IDENTITY, full_state
@@ -229,3 +230,15 @@ def test_counts_are_at_least_one(name):
 def test_a_monitor_has_a_name():
     with pytest.raises(ValueError, match=r"^Checkpoint: got an empty monitor; name a metric such as "):
         Checkpoint(monitor="")
+
+
+def test_a_checkpoint_that_finds_no_room_says_what_is_left(tmp_path, monkeypatch):
+    training = Training(tmp_path, Checkpoint(every_n_rounds=1)).train(0.5)
+
+    def full(path, content, indent=None):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_json", full)
+    with pytest.raises(OSError, match=r"No space left on device: round 2 is not in .*; earlier checkpoints"):
+        training.train(0.5)
+    assert training.saved == [1]

@@ -1,6 +1,8 @@
 """Settings and objects that a federation refuses, and its messages."""
 
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from lightning.fabric.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
-from lcfl import Federation, Method
+from lcfl import Callback, Federation, Method
 from lcfl.callbacks import EarlyStopping, LabelSimilarity
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import LowRankCosine
@@ -161,3 +163,22 @@ def test_an_evaluation_without_a_checkpoint_takes_the_last(tmp_path, ckpt_path):
     federation.fit(blobs_module(), blobs(4), fedavg())
     last = federation.test(blobs_module(), blobs(4), fedavg())
     assert federation.test(blobs_module(), blobs(4), fedavg(), ckpt_path) == last
+
+
+def test_threads_of_a_process_wait_for_one_another(tmp_path):
+    begun, ends = [], []
+
+    class Slow(Callback):
+        def on_fit_start(self):
+            begun.append(len(ends))
+            time.sleep(0.2)
+
+        def on_fit_end(self):
+            ends.append(0)
+
+    def train(number):
+        return fit(blobs_module(), blobs(), fedavg(), tmp_path / str(number), callbacks=[Slow()]).state.global_model
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(train, range(2))
+    assert begun == [0, 1] and torch.equal(first, second)
