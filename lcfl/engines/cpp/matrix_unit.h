@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "correlation.h"
 #include "descent.h"
@@ -47,7 +48,7 @@ inline Vec paired(Vec a, Vec b) {
     return (Vec)_mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)joined(a, b));
 }
 
-// c += a b for M x N tiles, whose right factors follow one another. `a(m)` and `b` are those of one step of `steps`.
+// c += a b for M x N tiles of sums, which are in the registers. `below` and `beside` are the second factors.
 template <int M, int N>
 inline void multiply(const Tile* a, const Tile* below, const void* b, const void* beside) {
     _tile_loadd(4, a, 64);
@@ -62,6 +63,17 @@ inline void multiply(const Tile* a, const Tile* below, const void* b, const void
         _tile_dpbf16ps(2, 5, 6);
         if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
     }
+}
+
+// Calls `act` with the numbers of tiles, 1 or 2, as types.
+template <class Act>
+inline void with_numbers(bool two_m, bool two_n, Act act) {
+    const std::integral_constant<int, 1> one;
+    const std::integral_constant<int, 2> two;
+    if (two_m)
+        two_n ? act(two, two) : act(two, one);
+    else
+        two_n ? act(one, two) : act(one, one);
 }
 
 template <int M, int N>
@@ -122,14 +134,12 @@ class MatrixUnit {
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
             pair_channels(at, batch.V, in + chunk * in_chunk, inputs + chunk * size);
         for (int top = 0; top < tops; top += 2) {
-            const bool two_tops = top + 1 < tops, two_units = at.out_width * batch.V > 1;
-            const auto compute = two_tops    ? two_units ? &MatrixUnit::rows_of<2, 2> : &MatrixUnit::rows_of<2, 1>
-                                 : two_units ? &MatrixUnit::rows_of<1, 2>
-                                             : &MatrixUnit::rows_of<1, 1>;
             pack_kernels(kernels, at, top, std::min(2, tops - top));
             for (int chunk = 0; chunk < batch.chunks; ++chunk) {
                 fill_biases(batch, chunk, at, top, bias);
-                (this->*compute)(at, batch.V, top, inputs + chunk * size, out + chunk * out_chunk);
+                with_numbers(top + 1 < tops, at.out_width * batch.V > 1, [&](auto m, auto n) {
+                    rows_of<m, n>(at, batch.V, top, inputs + chunk * size, out + chunk * out_chunk);
+                });
             }
         }
     }
@@ -149,13 +159,11 @@ class MatrixUnit {
             const int band = std::max(1, BAND / slope_units(at, batch.V));
             for (int y = 0; y < at.out_height; y += band)
                 for (int top = 0; top < tops; top += 2)
-                    for (int side = 0; side < sides; side += 2) {
-                        const bool two_tops = top + 1 < tops, two_sides = side + 1 < sides;
-                        const auto add =
-                            two_tops ? (two_sides ? &MatrixUnit::weigh_rows<2, 2> : &MatrixUnit::weigh_rows<2, 1>)
-                                     : (two_sides ? &MatrixUnit::weigh_rows<1, 2> : &MatrixUnit::weigh_rows<1, 1>);
-                        (this->*add)(at, batch.V, {y, std::min(y + band, at.out_height)}, top, side, sums);
-                    }
+                    for (int side = 0; side < sides; side += 2)
+                        with_numbers(top + 1 < tops, side + 1 < sides, [&](auto m, auto n) {
+                            const Span rows{y, std::min(y + band, at.out_height)};
+                            weigh_rows<m, n>(at, batch.V, rows, top, side, slopes, inputs, sums);
+                        });
         }
         float* row = row_.floats(at.taps());
         for (int o = 0; o < at.out_channels; ++o) {
@@ -196,12 +204,11 @@ class MatrixUnit {
                         weights[n].rows[pair] = paired(read(o), read(o + 1));
                     }
                 }
-                const auto add = V == 2       ? count == 2 ? &back_of<2, 2> : &back_of<2, 1>
-                                 : count == 2 ? &back_of<1, 2>
-                                              : &back_of<1, 1>;
-                for (int chunk = 0; chunk < batch.chunks; ++chunk)
-                    add(slopes + (int64_t(chunk) * depth + d) * V, weights, sums + int64_t(chunk) * V * sides + side,
-                        sides);
+                with_numbers(V == 2, count == 2, [&](auto m, auto n) {
+                    for (int chunk = 0; chunk < batch.chunks; ++chunk)
+                        back_of<m, n>(slopes + (int64_t(chunk) * depth + d) * V, weights,
+                                      sums + int64_t(chunk) * V * sides + side, sides);
+                });
             }
         for (int chunk = 0; chunk < batch.chunks; ++chunk, back += int64_t(inputs) * V)
             for (int v = 0; v < V; ++v)
@@ -249,7 +256,7 @@ class MatrixUnit {
     static int tiles_in(int channels) { return whole(channels, SIDE) / SIDE; }
     static Tile* tiles(Memory& memory, int64_t number) { return reinterpret_cast<Tile*>(memory.of(number * SIDE)); }
 
-    // ---- Outputs. A unit is a vector of an output's row, and `inputs_` has a tile of 32 channels for each. ----
+    // ---- Outputs. A unit is a vector of a row, and a tile of inputs has 32 channels of it. ----
 
     // kernels_: [tops from `first` on][input channels / 32][taps] tiles of [16][32] weights
     void pack_kernels(const Kernels& kernels, const Window& at, int first, int tops) {
@@ -383,11 +390,11 @@ class MatrixUnit {
 
     // Adds the products of these rows for M x 16 output channels and N x 16 input channels.
     template <int M, int N>
-    void weigh_rows(const Window& at, int V, Span band, int top, int side, Tile* sums) {
+    static void weigh_rows(const Window& at, int V, Span band, int top, int side, const Tile* slopes, const Vec* inputs,
+                           Tile* sums) {
         const int sides = tiles_in(at.channels), area = at.kernel_h * at.kernel_w, units = slope_units(at, V);
         const int64_t apart = int64_t(at.out_height) * units, plane = plane_of_pairs(at, V);
-        const Tile* slopes = tiles(slopes_, 0) + top * apart;
-        const Vec* inputs = inputs_.get() + side * plane;
+        slopes += top * apart, inputs += side * plane;
         for (int ky = 0; ky < at.kernel_h; ++ky)
             for (int kx = 0; kx < at.kernel_w; ++kx) {
                 Tile* sum = sums + (int64_t(top) * sides + side) * area + ky * at.kernel_w + kx;
