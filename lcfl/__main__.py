@@ -23,6 +23,7 @@ __all__ = ["main"]
 NAMES = ("compare", "completion", "configs", "export", "fleet", "onboard", "partition", "predict", "sweep")
 ALL_NAMES = ("fit", "validate", "test", *NAMES)
 COMMANDS = {name: f"lcfl.cli.commands.{name}" for name in NAMES}
+ASKS = (["-h"], ["--help"])  # what asks for help
 
 SHOW_WARNING = warnings.showwarning  # another one is set by who records warnings
 
@@ -63,16 +64,17 @@ def main(args: list[str] | None = None) -> None:
         args: the arguments, without the name of the program; None stands for those of this process.
     """
     words = sys.argv[1:] if args is None else args
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP)
-    elif words[0] == "--version":
-        print(f"lcfl {__version__}")
-    elif not words[0].startswith("-") and words[0] not in ALL_NAMES:
+    if words[:1] in ASKS and words[1:]:  # lcfl --help fit
+        words = [words[1], words[0], *words[2:]]
+        if args is None:
+            sys.argv[1:] = words
+        else:
+            args = words
+    if words and not words[0].startswith("-") and words[0] not in ALL_NAMES:
         alike = difflib.get_close_matches(words[0], ALL_NAMES, 1)
         meant = f" Did you mean {alike[0]}?" if alike else ""
         sys.exit(f"lcfl: error: got the command {words[0]!r}; allowed are {', '.join(ALL_NAMES)}.{meant}")
-    else:
-        _run(words, args)
+    _run(words, args)
 
 
 def _run(words: list[str], args: list[str] | None) -> None:
@@ -86,13 +88,10 @@ def _run(words: list[str], args: list[str] | None) -> None:
     if not debug and before is SHOW_WARNING:  # not by formatwarning, which Lightning replaces when it is imported
         warnings.showwarning = _show_warning
     try:
-        if words[0] in COMMANDS:
-            signal.signal(signal.SIGTERM, _interrupt)
-            import_module(COMMANDS[words[0]]).main(words[1:])
-        else:
-            # args and not words, because LightningCLI warns if it is given arguments that the process has, too.
-            import_module("lcfl.cli.federated_cli").main(args)
-        sys.stdout.flush()  # here and not at exit, where a closed pipe could not be caught
+        try:
+            _answer(words, args)
+        finally:
+            sys.stdout.flush()  # here and not at exit, where a closed pipe could not be caught
     except BrokenPipeError:  # the reader, such as head, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
@@ -110,6 +109,19 @@ def _run(words: list[str], args: list[str] | None) -> None:
         sys.exit(f"lcfl: error: {error}")
     finally:
         warnings.showwarning = before
+
+
+def _answer(words: list[str], args: list[str] | None) -> None:
+    if words[:1] in ([], *ASKS):
+        print(HELP)
+    elif words[0] == "--version":
+        print(f"lcfl {__version__}")
+    elif words[0] in COMMANDS:
+        signal.signal(signal.SIGTERM, _interrupt)
+        import_module(COMMANDS[words[0]]).main(words[1:])
+    else:
+        # args and not words, because LightningCLI warns if it is given arguments that the process has, too.
+        import_module("lcfl.cli.federated_cli").main(args)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -293,16 +293,28 @@ def test_an_error_with_a_long_message_is_one_screen_whatever_the_rank(monkeypatc
     assert f"ClientError at {tmp_path}/broken_items.py, line 17" in place
 
 
-def test_a_closed_pipe_ends_a_command_quietly():
-    command = f"{sys.executable} -m lcfl configs | head -n 1"
+@pytest.mark.parametrize("words", ["configs", "--help", "compare --help"])
+def test_a_closed_pipe_ends_a_command_quietly(words):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        command,
+        f"{sys.executable} -m lcfl {words} | head -c 0",  # which ends before Python has started
         shell=True,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(package.__file__))},
+        env=environment | {"PYTHONPATH": os.path.dirname(os.path.dirname(package.__file__))},
     )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 and done.stderr == ""
+    assert done.returncode == 0 and done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_help_before_a_command_is_the_help_of_the_command(capsys, monkeypatch, in_process):
+    words = ["--help", "fit", "trainer.rounds"]
+    monkeypatch.setattr(sys, "argv", ["lcfl", *words])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(words if in_process else None)
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("  --trainer.rounds 100\n")
+    with pytest.raises(SystemExit, match="got the command 'fti'"):
+        __main__.main(["--help", "fti"])
 
 
 def test_a_signal_stops_a_run_after_its_round_with_the_status_of_the_signal(parts):
