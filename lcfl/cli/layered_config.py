@@ -4,7 +4,9 @@ import argparse
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 
 from lcfl.cli.class_options import with_modules
 from lcfl.cli.option_paths import without_init_args
+from lcfl.cli.shipped_configs import names
 from lcfl.cli.type_errors import WORDS
 from lcfl.cli.yaml_files import LOADER, SUFFIXES, yaml_error
 from lcfl.core.earlier_versions import is_of_0_1, with_current_paths
@@ -227,7 +230,7 @@ class LayeredConfig(ActionConfigFile):
                 layer = with_current_paths(layer)
                 values = yaml.safe_dump(layer)
             if is_file and "method" in layer and "data" not in layer:
-                of_method = self._of_methods.get(Path(values).stem)
+                of_method = self._settings_of(Path(values).stem)
             of_methods = layer.get("methods")
             given = layer
             if isinstance(of_methods, dict):
@@ -243,3 +246,19 @@ class LayeredConfig(ActionConfigFile):
             super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
         if of_method is not None:
             self(parser, cfg, yaml.safe_dump(of_method), option_string)
+
+    def _settings_of(self, method: str) -> Any:
+        """Returns the layer for a method file, and warns if there is none, but one for a name that may be misspelt.
+
+        Names of a user's own method files are allowed, and names whose files are not part of this command.
+        """
+        if method not in self._of_methods:
+            written = {str(name).lower(): str(name) for name in self._of_methods}
+            alike = [written[name] for name in get_close_matches(method, written, cutoff=0.75)]
+            if alike and (unknown := [name for name in alike if name not in names("methods")]):
+                warnings.warn(
+                    f"methods: {method}.yaml gets no settings, because they are for {unknown[0]!r}, which is no method "
+                    f"of lcfl. If you mean this file, write {method}.",
+                    stacklevel=2,
+                )
+        return self._of_methods.get(method)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lcfl
 
-__all__ = ["configurations", "find"]
+__all__ = ["configurations", "find", "names"]
 
 
 def configurations() -> Path:
@@ -21,6 +21,11 @@ def configurations() -> Path:
         if (folder / "methods").is_dir():
             return folder
     raise FileNotFoundError(f"{package}: this installation of lcfl has no configurations; install lcfl from its wheel.")
+
+
+def names(kind: str) -> list[str]:
+    """Returns the names of lcfl's configurations of a kind, ``methods`` or ``data``, sorted."""
+    return sorted(each.stem for each in (configurations() / kind).glob("*.yaml"))
 
 
 def find(kind: str, name: str) -> Path:
@@ -38,6 +43,6 @@ def find(kind: str, name: str) -> Path:
     folder = configurations() / kind
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        names = ", ".join(sorted(each.stem for each in folder.glob("*.yaml")))
-        raise FileNotFoundError(f"there is no file {name}, and lcfl has no configuration of that name; it has {names}.")
+        known = ", ".join(names(kind))
+        raise FileNotFoundError(f"there is no file {name}, and lcfl has no configuration of that name; it has {known}.")
     return path

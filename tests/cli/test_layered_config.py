@@ -1,6 +1,7 @@
 """Tests that a later layer drops the arguments of a class that it names and the items of a list that it gives."""
 
 import re
+import warnings
 
 import pytest
 import yaml
@@ -195,6 +196,21 @@ def test_a_file_changes_the_method_files_that_come_after_it_by_name(capsys, tmp_
     assert "lcfl: error:" in failure(capsys, "fit", *SYNTHETIC, *LCFED, "-c", "methods: [lcfed]")
     with pytest.raises(ValueError, match=r"method\.clustering: there is no item 0"):
         printed(capsys, *SYNTHETIC, "-c", words.replace("lcfed", "fedavg"), *FEDAVG)
+
+
+@pytest.mark.parametrize("name", ["fedagv", "FedAvg", "fed_avg"])
+def test_a_misspelt_name_of_a_method_file_is_warned_about(capsys, name):
+    layer = f"methods: {{lcfed: {{}}, {name}: {{model: {{cluster_weight: 2.0}}}}}}"
+    with pytest.warns(UserWarning, match=rf"methods: fedavg\.yaml gets no settings, .* for '{name}'.* write fedavg\."):
+        printed(capsys, *SYNTHETIC, "-c", layer, *FEDAVG)
+
+
+@pytest.mark.parametrize("names", ["fedavgm", "fedavg, fedavg2", "own", "1"])
+def test_other_names_of_method_files_are_allowed(capsys, names):
+    layer = f"methods: {{{', '.join(f'{name}: {{}}' for name in names.split(', '))}}}"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "methods")
+        printed(capsys, *SYNTHETIC, "-c", layer, *FEDAVG)
 
 
 def test_arguments_alone_change_the_class_below(capsys):
