@@ -25,7 +25,17 @@ __all__ = ["LayeredConfig", "as_layers", "forget", "names_class", "whole_lists"]
 
 OPTION = re.compile(r"--([\w.]+)(?:=(.*))?", re.DOTALL)  # --option=value or --option value
 CLASS = re.compile(r"[A-Za-z_][\w.]*")
-ITEM = re.compile(r"--([\w.]+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)  # --list.0.argument=value
+ADDED = re.compile(r"--([\w.]+)\+(?:=|$)")  # --list+=value
+ITEM = re.compile(r"([\w.]+)\.(\d+)\.([\w.]+)")  # list.0.argument
+# Options that take several classes. After --list+=Class, an argument without a number belongs to that class.
+LISTS = (
+    "trainer.callbacks",
+    "trainer.logger",
+    "method.clustering",
+    "method.exchange.transforms",
+    "data.client_transforms",
+    "data.faults",
+)
 
 
 def forget(below: Namespace, layer: dict[str, Any]) -> None:
@@ -55,8 +65,9 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
 def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
     """Converts arguments that change a class into layers, so that they have the same effect as in a file.
 
-    These are an argument of one item of a list, as in ``--method.clustering.0.theta=1``, and the name of a class for
-    one of the options `classes`, as in ``--model.optimizer=Adam``. All other words are returned unchanged.
+    These are an argument of one item of a list, as in ``--method.clustering.0.theta=1``, or of its only item, as in
+    ``--method.clustering.theta=1``, and the name of a class for one of the options `classes`, as in
+    ``--model.optimizer=Adam``. All other words are returned unchanged.
 
     Args:
         words: the words of the command line.
@@ -64,28 +75,43 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
     """
     converted, rest = [], iter(words)
     named = {without_init_args(option) for option in classes}
+    opened: set[str] = set()  # lists whose last item the words have named
     for word in rest:
-        if match := ITEM.fullmatch(word):
-            path, number, argument, value = match.groups()
-            text = next(rest, "") if value is None else value
+        match = OPTION.fullmatch(word)
+        if match and (keys := _keys_of_item(match[1], opened)):
+            text = next(rest, "") if match[2] is None else match[2]
             try:
                 layer: Any = yaml.load(text, LOADER)
             except yaml.YAMLError:
-                raise ValueError(f"--{path}.{number}.{argument}: got {text}, which is not valid YAML.") from None
-            for key in reversed([*path.split("."), int(number), *argument.split(".")]):
-                layer = {key: layer}
+                raise ValueError(f"--{match[1]}: got {text}, which is not valid YAML.") from None
+            for step in reversed(keys):
+                layer = {step: layer}
             converted += ["-c", yaml.safe_dump(layer)]
-        elif (match := OPTION.fullmatch(word)) and without_init_args(match[1]) in named:
+        elif match and without_init_args(match[1]) in named:
             following = [] if match[2] is not None else [*islice(rest, 1)]
             text = match[2] if match[2] is not None else "".join(following)
+            is_one = _names_classes(text) and not text.startswith("[")
+            (opened.add if is_one else opened.discard)(without_init_args(match[1]))
             if _names_classes(text):
-                keys = match[1].split(".")
-                converted += ["-c", f"{''.join(f'{{{key}: ' for key in keys)}{text}{'}' * len(keys)}"]
+                path = match[1].split(".")
+                converted += ["-c", f"{''.join(f'{{{key}: ' for key in path)}{text}{'}' * len(path)}"]
             else:
                 converted += [word, *following]
         else:
+            if added := ADDED.match(word):
+                opened.add(without_init_args(added[1]))
             converted.append(word)
     return converted
+
+
+def _keys_of_item(option: str, opened: set[str]) -> list[str | int]:
+    """Returns the keys of an option that is an argument of an item of a list; none for any other option."""
+    if match := ITEM.fullmatch(option):
+        path, number, argument = match.groups()
+        return [*path.split("."), int(number), *argument.split(".")]
+    plain = without_init_args(option)
+    in_list = any(plain.startswith(f"{each}.") for each in LISTS if each not in opened)
+    return [*option.split(".")] if in_list and not plain.endswith((".help", ".class_path")) else []
 
 
 def names_class(words: Sequence[str], group: str) -> bool:
@@ -121,8 +147,8 @@ def _names_classes(text: str) -> bool:
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:
     """Returns the layer with complete lists.
 
-    A layer may change the items of a list by their numbers, as in ``{0: {theta: 1}}``, or give one class for a list of
-    classes.
+    A layer may change the items of a list by their numbers, as in ``{0: {theta: 1}}``, its only item without its
+    number, as in ``{theta: 1}``, or give one class for a list of classes.
 
     Args:
         below: the configuration below the layer.
@@ -130,7 +156,7 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
         option: the option that the layer is for; empty for the whole configuration.
 
     Raises:
-        ValueError: if the layer changes an item that the list does not have.
+        ValueError: if the layer changes an item that the list does not have, or does not say which of several.
     """
     whole = dict(layer)
     for key, new in layer.items():
@@ -143,6 +169,9 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
             continue
         if isinstance(old, list):
             items = [item.as_dict() if isinstance(item, Namespace) else item for item in old]
+            if new and not any(isinstance(each, int) for each in new):  # the arguments of the only item
+                _check_single(name, items, next(iter(new.get("init_args") or new)))
+                new = {0: new}
             for number, arguments in new.items():
                 if number not in range(len(items)):
                     raise ValueError(
@@ -168,7 +197,24 @@ def _changed(item: Any, arguments: Any) -> Any:
         return arguments
     if "class_path" not in item:
         return item | arguments
-    return item | {"init_args": item.get("init_args", {}) | arguments.get("init_args", arguments)}
+    below, given = item.get("init_args", {}), arguments.get("init_args", arguments)
+    changed = {key: _changed(below[key], new) if _is_class(below.get(key)) else new for key, new in given.items()}
+    return item | {"init_args": below | changed}
+
+
+def _check_single(option: str, items: list[Any], argument: str) -> None:
+    """Refuses an argument for an item of a list without its number, unless the list has one item."""
+    if not items:
+        raise ValueError(
+            f"{option}: got {argument} for no class. Name it first: --{option}=CLASS --{option}.{argument}=VALUE"
+        )
+    if len(items) > 1:
+        kinds = [str(item.get("class_path")).rpartition(".")[2] if isinstance(item, dict) else item for item in items]
+        allowed = [f"{option}.{number}.{argument} ({kind})" for number, kind in enumerate(kinds)]
+        raise ValueError(
+            f"{option}.{argument}: the list has {len(items)} items, and this names none of them; write "
+            f"{' or '.join(allowed)}."
+        )
 
 
 def _without_class(new: Any) -> Any:

@@ -100,12 +100,30 @@ def test_a_file_for_a_list_is_read_from_the_folder_of_the_file_that_names_it(cap
     assert printed(capsys, *words)["method"]["clustering"][0]["init_args"]["num_clusters"] == 3
 
 
-@pytest.mark.parametrize("number", [2, -1, "first"])
+@pytest.mark.parametrize("number", [2, -1])
 def test_a_missing_item_is_refused(number):
     with pytest.raises(
         ValueError, match=r"method.clustering: there is no item .*; the list has 2 items, counted from 0"
     ):
         whole_lists(two(), {"method": {"clustering": {number: {"k": 4}}}})
+
+
+@pytest.mark.parametrize("arguments", [{"k": 4}, {"init_args": {"k": 4}}])
+def test_arguments_without_a_number_are_for_the_only_item_of_a_list(arguments):
+    layer = whole_lists(below(), {"clustering": arguments})
+    assert layer == {"clustering": [{"class_path": "a.C", "init_args": {"k": 4}}]}
+    with pytest.raises(ValueError, match=r"clustering\.k: the list has 2 .* clustering\.0\.k \(C\) or .*1\.k \(D\)\.$"):
+        whole_lists(two().method, {"clustering": arguments})
+    with pytest.raises(ValueError, match=r"got k for no class\. Name it first: --empty=CLASS --empty\.k=VALUE"):
+        whole_lists(Namespace(empty=[]), {"empty": arguments})
+
+
+def test_a_class_inside_an_item_keeps_its_other_arguments():
+    inner = Namespace(class_path="a.In", init_args=Namespace(size=1, width=2))
+    item = Namespace(class_path="a.C", init_args=Namespace(part=inner, sizes={"a": 1}))
+    (changed,) = whole_lists(Namespace(items=[item]), {"items": {0: {"part": {"size": 3}, "sizes": {"b": 1}}}})["items"]
+    assert changed["init_args"]["part"] == {"class_path": "a.In", "init_args": {"size": 3, "width": 2}}
+    assert changed["init_args"]["sizes"] == {"b": 1}
 
 
 def test_words_about_an_item_become_layers_in_their_place():
@@ -152,6 +170,18 @@ def test_the_command_line_can_change_the_first_of_two_clusterings(capsys):
     assert "has no argument 'similarty'. Did you mean similarity?" in failure(
         capsys, "fit", *SYNTHETIC, *fedac, "--method.clustering.0.similarty=l2"
     )
+    for option in ("clustering", "clustering.init_args"):
+        with pytest.raises(ValueError, match=r"0\.criterion \(Refr\w+\) or .*1\.criterion \(ClusterNumberTuning\)"):
+            printed(capsys, *SYNTHETIC, *fedac, f"--method.{option}.criterion=literal")
+
+
+def test_an_argument_after_an_added_class_belongs_to_that_class(capsys):
+    words = [*SYNTHETIC, "-c", CONFIGS / "methods" / "ifca.yaml", "--method.clustering.num_clusters", "3"]
+    words += ["--method.clustering+=ClusterNumberTuning", "--method.clustering.cooldown=2"]
+    words += ["--method.clustering+", "ClusterNumberTuning", "--method.clustering.init_args.cooldown=4"]
+    first, second, third = printed(capsys, *words)["method"]["clustering"]
+    assert first["init_args"]["num_clusters"] == 3
+    assert second["init_args"]["cooldown"] == 2 and third["init_args"]["cooldown"] == 4
 
 
 def test_a_network_of_another_class_starts_from_its_defaults(capsys):
