@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,6 +206,47 @@ class Broken(Partition):
 def test_user_defined_partition_is_checked(partition, words):
     with pytest.raises(ValueError, match=words):
         partition(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+class Returned(Partition):
+    """Returns what the test gives it."""
+
+    def __init__(self, returned):
+        self.returned = returned
+
+    def split(self, pool, num_clients, generator):
+        return self.returned
+
+
+def dealt(returned):
+    return Returned(returned)(np.zeros(4, dtype=np.int64), 2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda own: np.array(own, dtype=np.uint8)])
+def test_a_users_split_may_return_any_list_of_integers(kind):
+    val, test = [kind([2]), kind([])], [kind([0]), kind([])]
+    if kind is torch.tensor:
+        val[1] = test[1] = torch.tensor([])
+    shares = dealt(ClientShares([kind([3, 2]), kind([1])], val=val, test=test))
+    for arrays, expected in ((shares.indices, [[2, 3], [1]]), (shares.val, [[2], []]), (shares.test, [[0], []])):
+        assert [each.tolist() for each in arrays] == expected and all(each.dtype == np.int64 for each in arrays)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([[0], [1]], r"Returned: split returned list; it must return ClientShares\(indices\)"),
+        (ClientShares([0, 1]), r"indices of client 0 has dtype int64 and shape \[\]; it must be a list of integers\.$"),
+        (ClientShares([[0], [[1]]]), r"indices of client 1 has dtype int64 and shape \[1, 1\]"),
+        (ClientShares([[0], [1.0]]), "indices of client 1 has dtype float64"),
+        (ClientShares([[0], np.arange(4) == 1]), r"client 1 has dtype bool .*for a mask, give np\.flatnonzero\(mask\)"),
+        (ClientShares([[0], [1]], val=[[0], [True]]), r"ClientShares\.val of client 1 has dtype bool"),
+        (ClientShares([[0], [1]], test=[["2"], []]), r"ClientShares\.test of client 0 has dtype <U1"),
+    ],
+)
+def test_what_a_users_split_returns_must_be_integers(returned, words):
+    with pytest.raises(ValueError, match=words):
+        dealt(returned)
 
 
 def test_user_defined_partition_may_declare_overlap():

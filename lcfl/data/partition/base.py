@@ -80,10 +80,10 @@ class Partition(CheckedFields, ABC):
             shares = self.split(pool, num_clients, generator)
         except NoLabels as error:
             raise ValueError(f"{name}: {error}") from None
+        shares = _as_arrays(name, shares)
         _check_shares(name, shares, len(pool), num_clients)
         groups = None if shares.groups is None else np.asarray(shares.groups, dtype=np.int64)
-        indices = [np.sort(share).astype(np.int64, copy=False) for share in shares.indices]
-        return replace(shares, indices=indices, groups=groups)
+        return replace(shares, indices=[np.sort(share) for share in shares.indices], groups=groups)
 
     @property
     def owner_column(self) -> str | None:
@@ -148,6 +148,30 @@ def _checked_pool(name: str, samples: Pool | Indices, num_clients: int) -> Pool:
             f"{name}: {num_clients} clients cannot share {len(pool)} samples; lower num_clients to at most {len(pool)}"
         )
     return pool
+
+
+def _as_arrays(name: str, shares: ClientShares) -> ClientShares:
+    """Returns the result of a partition with arrays of int64, whatever lists or tensors of integers it gives."""
+    if not isinstance(shares, ClientShares):
+        raise ValueError(
+            f"{name}: split returned {type(shares).__name__}; it must return ClientShares(indices), with the indices "
+            "of one client's samples after the other's."
+        )
+    val = None if shares.val is None else _indices(name, "val", shares.val)
+    test = None if shares.test is None else _indices(name, "test", shares.test)
+    return replace(shares, indices=_indices(name, "indices", shares.indices), val=val, test=test)
+
+
+def _indices(name: str, part: str, lists: list[Any]) -> list[Indices]:
+    arrays = [np.asarray(own) for own in lists]
+    for client, own in enumerate(arrays):
+        if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):  # numpy reads [] as floats
+            advice = "; for a mask, give np.flatnonzero(mask)" if own.dtype.kind == "b" else ""
+            raise ValueError(
+                f"{name}: ClientShares.{part} of client {client} has dtype {own.dtype} and shape {list(own.shape)}; it "
+                f"must be a list of integers{advice}."
+            )
+    return [own.astype(np.int64, copy=False) for own in arrays]
 
 
 def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients: int) -> None:
