@@ -14,6 +14,7 @@ __all__ = ["load_weights"]
 
 SHOWN = 3  # most names in a message
 WRAPPERS = ("state_dict", "model")  # entries under which training scripts save a state dict beside other things
+MODULE = "network."  # where a FederatedModule has its network; its loss may have weights, too
 ADAPTED = ".base_layer"  # what peft inserts into the names of a layer that it adds an adapter to
 
 
@@ -40,19 +41,21 @@ def load_weights(network: nn.Module, path: str | Path, but: Sequence[str] | None
     but, expected = [] if but is None else but, network.state_dict()
     if isinstance(but, str):
         raise ValueError(f"model.init_except: got the text {but!r}; it must be a list of patterns, e.g. ['{but}'].")
-    given = _renamed(_read(path), expected)
-    if idle := [each for each in but if not any(covers(each, name) for name in (*expected, *given))]:
+    content = _read(path)
+    given = _renamed(_but(content, but), expected)  # a loss with weights, say, would hide what all other names share
+    if idle := [each for each in but if not any(covers(each, name) for name in (*expected, *given, *content))]:
         raise ValueError(
             f"model.init_except: neither the network {type(network).__name__} nor {path} has "
             f"{', '.join(map(repr, idle))}. Name entries that do not fit, such as the layer of the class scores."
         )
-    given, expected = (
-        {name: each for name, each in entries.items() if not any(covers(pattern, name) for pattern in but)}
-        for entries in (given, expected)
-    )
+    given, expected = _but(given, but), _but(expected, but)
     _check_fit(given, expected, f"model.init_from: {path} does not fit the network {type(network).__name__}")
     network.load_state_dict(given, strict=False)
     return given
+
+
+def _but(entries: Mapping[str, Tensor], patterns: Sequence[str]) -> dict[str, Tensor]:
+    return {name: each for name, each in entries.items() if not any(covers(pattern, name) for pattern in patterns)}
 
 
 def _check_fit(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], fault: str) -> None:
@@ -74,8 +77,13 @@ def _check_fit(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], faul
 
 
 def _renamed(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Returns the entries of a file under the names that the network has for them."""
+    """Returns the entries of a file under the names that the network has for them.
+
+    If the file is a checkpoint of a `FederatedModule` by ``lightning.Trainer``, these are the entries of its network.
+    """
     names = list(names)
+    if not any(name.startswith(MODULE) for name in names):
+        state = {name: each for name, each in state.items() if name.startswith(MODULE)} or state
     pairs = product(_shortened(names), _shortened(state))
     ours, theirs = max(pairs, key=lambda pair: len(set(pair[0]) & set(pair[1])))  # of equals the first
     name_of = dict(zip(ours, names, strict=True))

@@ -95,6 +95,20 @@ def test_weights_in_a_wrapper_are_found(tmp_path, wrapped):
     assert network.decision.bias.tolist() == [1, 2] and list(given) == list(network.state_dict())
 
 
+def test_a_checkpoint_of_lightning_may_hold_a_loss_with_weights(tmp_path):
+    module = FederatedModule(partial(MLP, 4, [3], 2), loss=nn.CrossEntropyLoss(torch.tensor([1.0, 2.0])))
+    assert "loss.weight" in module.state_dict()
+    network, expected = MLP(4, [3], 2), module.network.state_dict()
+    given = load_weights(network, saved(tmp_path, {"state_dict": module.state_dict()}))
+    assert list(given) == list(expected) and all(torch.equal(given[name], expected[name]) for name in expected)
+    other = prefixed("model.", state()) | {"loss.weight": torch.ones(2)}  # of another LightningModule
+    with pytest.raises(ValueError, match=r"model\.init_except=\["):
+        load_weights(network, saved(tmp_path, other))
+    assert len(load_weights(network, saved(tmp_path, other), ["loss"])) == 4
+    with pytest.raises(ValueError, match="has 'los'"):
+        load_weights(network, saved(tmp_path, other), ["loss", "los"])
+
+
 class Wrapped(nn.Module):
     """A network in another one, with an adapter that changes the names as peft does."""
 
