@@ -21,7 +21,8 @@ def checked_network(network: NetworkFactory) -> nn.Module:
 
     Raises:
         ValueError: for a network that is an object instead of a factory, one with a training step or optimizer of its
-            own, or a factory whose networks share parameters.
+            own, one with parameters that wait for an input (``nn.LazyLinear``), or a factory whose networks share
+            parameters.
     """
     if isinstance(network, nn.Module):
         raise ValueError(
@@ -35,6 +36,12 @@ def checked_network(network: NetworkFactory) -> nn.Module:
             f"model.network: {type(made).__name__} is a LightningModule, whose {' and '.join(own)} would "
             "never be called. Give its plain network (an nn.Module), and put the rest into a subclass of "
             "lcfl.FederatedModule, which is given as --model (docs/howto/network.md)."
+        )
+    if lazy := [name for name, each in (*made.named_parameters(), *made.named_buffers()) if is_lazy(each)]:
+        raise ValueError(
+            f"model.network: {type(made).__name__} has {lazy[0]}, whose shape is not known before a first input. Give "
+            "its layer the size of its inputs (nn.Linear for nn.LazyLinear), or call the layers once on a blank input, "
+            "such as torch.zeros(1, 3, 32, 32), at the end of __init__."
         )
     ours = {parameter.data_ptr() for parameter in made.parameters()}
     if any(parameter.data_ptr() in ours for parameter in network().parameters()):

@@ -148,7 +148,8 @@ class FederatedModule(pl.LightningModule):
         self.cluster_weight = cluster_weight
         self.global_weight = global_weight
         self.loss = loss if loss is not None else nn.CrossEntropyLoss()
-        check_instance("model.loss", self.loss, nn.Module)
+        how = " Wrap a function: a class L(nn.Module) whose forward(outputs, targets) calls it."
+        check_instance("model.loss", self.loss, nn.Module, "" if isinstance(loss, type) else how)
         self.metrics = metric_collection({} if metrics is None else metrics, report, self.loss)
         self.has_accuracy_alone = report == "acc" and not metrics
         reading = [reads_logits(each, self.loss) for each in self.metrics.values()]

@@ -146,7 +146,10 @@ def test_metrics_and_losses_that_want_another_type_of_the_same_targets_say_so():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"loss": nn.functional.mse_loss}, "model.loss: got function; it must be an instance of Module."),
+        (
+            {"loss": nn.functional.mse_loss},
+            "model.loss: got function; it must be an instance of Module. Wrap a function: a class L(nn.Module) whose",
+        ),
         ({"loss": nn.MSELoss}, "model.loss: got the class MSELoss, not an instance of it"),
         ({"metrics": {"f1": MulticlassF1Score}}, "model.metrics.f1: got the class MulticlassF1Score, not an instance"),
         (

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lcfl.models import CNN, MLP, LeNet5, ResNet9
-from lcfl.models.construction import constructed
+from lcfl.models.construction import checked_network, constructed
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,23 @@ def test_an_error_in_the_users_code_is_raised_as_it_is():
 
     with pytest.raises(KeyError, match="own"):
         constructed(broken)
+
+
+class Lazy(nn.Module):
+    """A network whose layers get their sizes from the first input, which may be part of its construction."""
+
+    def __init__(self, layer, is_called):
+        super().__init__()
+        self.layer = layer()
+        if is_called:
+            self.layer(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(partial(nn.LazyLinear, 2), "layer.weight"), (partial(nn.LazyBatchNorm1d, affine=False), "layer.running_mean")],
+)
+def test_a_layer_that_waits_for_its_input_is_refused_unless_it_was_called(layer, name):
+    assert isinstance(checked_network(lambda: Lazy(layer, True)).layer, nn.Module)
+    with pytest.raises(ValueError, match=rf"^model\.network: Lazy has {name}, .* call the layers once"):
+        checked_network(lambda: Lazy(layer, False))
