@@ -53,10 +53,15 @@ class CropAndFlip(Augmentation):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Draws position and flip of every image, then reads all pixels in one gather."""
-        if images.ndim != 4 or (self.fill == "reflect" and self.padding >= min(images.shape[2:])):
+        if images.ndim != 4:
             raise ValueError(
-                f"CropAndFlip: got shape {tuple(images.shape)} with padding {self.padding}; images must be "
-                "[batch, channels, height, width], and larger than the padding if fill is reflect"
+                f"CropAndFlip: got inputs of shape {tuple(images.shape[1:])}; it changes images of channels, height "
+                "and width. Set augmentation to null."
+            )
+        if self.fill == "reflect" and self.padding >= min(images.shape[2:]):
+            raise ValueError(
+                f"CropAndFlip: got padding {self.padding} for images of {images.shape[2]} x {images.shape[3]} pixels; "
+                "with fill: reflect, images must be larger than the padding."
             )
         batch, channels, height, width = images.shape
         device = images.device

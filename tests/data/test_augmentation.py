@@ -71,8 +71,8 @@ def test_all_positions_and_both_orientations_are_equally_frequent():
     [
         ({"padding": -1}, None, "got padding=-1; it must be at least 0"),
         ({"fill": "white"}, None, "'white'"),
-        ({}, torch.zeros(4, 7), r"shape \(4, 7\)"),
-        ({"padding": 6, "fill": "reflect"}, IMAGES, "padding 6"),
+        ({}, torch.zeros(4, 7), r"got inputs of shape \(7,\); it changes images .* Set augmentation to null\."),
+        ({"padding": 6, "fill": "reflect"}, IMAGES, r"got padding 6 for images of \d x \d pixels; with fill: reflect"),
     ],
 )
 def test_invalid_arguments_and_shapes_are_refused(arguments, images, words):
@@ -182,3 +182,12 @@ def test_run_resumes_only_with_the_same_augmentation(tmp_path):
 
 def test_trial_run_augments_too():
     assert RandomLike(parts(CropAndFlip(2))[1].dataset, 8).load().augmentation == CropAndFlip(2)
+
+
+def test_an_augmentation_that_does_not_fit_is_refused_when_the_samples_are_made():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    TensorSamples(torch.zeros(4, 1, 3, 3), [0, 1, 0, 1], 4, 2, augmentation=CropAndFlip(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match=r"CropAndFlip: got inputs of shape \(7,\)"):
+        TensorSamples(torch.zeros(4, 7), [0, 1, 0, 1], 4, 2, augmentation=CropAndFlip(1))
