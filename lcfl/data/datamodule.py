@@ -107,6 +107,8 @@ class FederatedDataModule(LightningDataModule):
         check_instance("data.newcomers", newcomers, Real, " That many clients are drawn at random.")
         check_instance("data.leavers", leavers or {}, Mapping)
         self.newcomers, self.leavers = newcomers, dict(leavers or {})
+        if isinstance(protocols, str):
+            raise ValueError(f"data.protocols: got the text {protocols!r}; it must be a list, such as [{protocols!r}].")
         self.protocols: list[str] = list(protocols)
         self.proxy = proxy
         self.pool = pool

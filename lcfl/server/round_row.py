@@ -20,7 +20,7 @@ class RoundRow:
         """Adds a metric of a callback.
 
         Raises:
-            ValueError: for a name that lcfl logs itself, and while the row is `written`.
+            ValueError: for a name that lcfl logs itself, for anything but one number, and while the row is `written`.
         """
         if is_of_server(name):
             raise ValueError(
@@ -32,7 +32,11 @@ class RoundRow:
                 f"server.log({name!r}): too late, because the round's row is already written when on_round_logged and "
                 "on_fit_end are called. Log in on_aggregated or on_evaluated instead."
             )
-        self._metrics[name] = float(value)
+        try:
+            self._metrics[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            got = type(value).__name__
+            raise ValueError(f"server.log({name!r}): got {got}; a metric must be one number.") from None
 
     def update(self, metrics: Mapping[str, float]) -> None:
         """Adds metrics of the server; they replace those of the same name."""

@@ -12,6 +12,7 @@ import lcfl
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import HOOKS, Callback, check_hooks
 from lcfl.core.schema import Array, Forms
+from lcfl.server.round_row import RoundRow
 from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 
@@ -93,6 +94,13 @@ def test_names_that_lcfl_logs_are_refused(tmp_path, name):
         ValueError, match=rf"server\.log\('{name}'\): lcfl logs this name, .* itself; give another one, such as my/"
     ):
         fit(blobs_module(), blobs(4), fedavg(), tmp_path, callbacks=[Replaces()])
+
+
+@pytest.mark.parametrize("value", ["text", None, torch.zeros(2)])
+def test_only_numbers_can_be_logged(value):
+    got = type(value).__name__
+    with pytest.raises(ValueError, match=rf"^server\.log\('mine'\): got {got}; a metric must be one number\.$"):
+        RoundRow().log("mine", value)
 
 
 def test_a_misspelt_hook_is_an_error_with_a_suggestion():

@@ -220,6 +220,11 @@ def test_parts_of_a_file_that_cannot_be_are_refused(tmp_path, own, words):
         ready(FromFile(str(tmp_path / "p.json")), num_clients=2)
 
 
+def test_a_text_instead_of_a_list_of_protocols_is_refused():
+    with pytest.raises(ValueError, match=r"data\.protocols: got the text 'global'; it must be a list, .*\['global'\]"):
+        ready(protocols="global")
+
+
 def test_every_client_has_a_separate_stream(tmp_path):
     # The two shares are alike in size and labels, so a common stream would split them alike.
     write_partition(tmp_path / "p.json", ClientShares([np.arange(20), np.arange(20, 40)]))

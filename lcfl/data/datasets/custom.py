@@ -71,7 +71,7 @@ class Tensors(FederatedDataset):
         if num_classes is not None and not has_labels:
             raise ValueError(
                 f"Tensors: labels must be one integer per sample, got shape {tuple(first_targets.shape)} of "
-                f"{first_targets.dtype}; leave num_classes out if targets are not classes"
+                f"{first_targets.dtype}; convert labels with .long(), or leave num_classes out if they are no classes"
             )
         if num_classes is None and has_labels:
             num_classes = 1 + max(int(targets.to(torch.int64).max()) for _, targets in self._parts if len(targets))
