@@ -2,6 +2,7 @@
 
 import functools
 import json
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,14 @@ class Run:
             if name == "cluster" or exchange.evaluation_update(name, local_update) is None
         ]
         if kind not in allowed:
-            raise ValueError(f"model: got kind={kind!r}; the method of this run has {', '.join(allowed)}.")
+            why = ", which a client makes from its own data, so the run does not hold it" * (kind in exchange.models)
+            raise ValueError(f"model: got kind={kind!r}{why}; the method of this run has {', '.join(allowed)}.")
         for name, number, end in (
             ("client", client, self.state.num_clients),
             ("cluster", cluster, self.state.num_clusters),
         ):
-            if number is not None and not 0 <= number < end:
+            is_whole = isinstance(number, Integral) and not isinstance(number, bool)
+            if number is not None and not (is_whole and 0 <= number < end):
                 raise ValueError(f"model: got {name}={number}; this run has {name}s 0 to {end - 1}.")
         if cluster is not None and kind != "cluster":
             raise ValueError(

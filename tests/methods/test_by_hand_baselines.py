@@ -242,8 +242,10 @@ def test_per_fedavgs_personal_models_are_not_kept(tmp_path):
     federation = Federation(rounds=1, devices=1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
     done = federation.fit(linear_module(LR), dealt(INPUTS, TARGETS, TRAIN, test=TEST), per_fedavg())
     assert done.model("global") is not None
-    with pytest.raises(ValueError, match="got kind='personal'; the method of this run has global"):
+    with pytest.raises(ValueError, match=r"got kind='personal', which a client makes from its own data, .* has global"):
         done.model("personal", client=0)
+    with pytest.raises(ValueError, match="got kind='after'; the method of this run has global"):
+        done.model("after", client=0)
 
 
 def test_local_with_its_full_budget_trains_all_clients_in_every_round(tmp_path):

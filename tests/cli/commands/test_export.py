@@ -46,6 +46,12 @@ def test_a_client_of_another_cluster_is_refused(run):
         exported(run, "--model=cluster", f"--cluster={other}", "--client=3", "--out=models/cluster.pt")
 
 
+@pytest.mark.parametrize("client", [1.5, True, -1])
+def test_a_client_is_a_whole_number(run, client):
+    with pytest.raises(ValueError, match=rf"got client={client}; this run has clients 0 to \d+\."):
+        run.model("personal", client=client)
+
+
 def test_a_cluster_of_another_kind_of_model_is_refused(run):
     with pytest.raises(ValueError, match="got cluster=1 for a global model; only a cluster model is that of a cluster"):
         exported(run, "--model=global", "--cluster=1", "--out=models/global.pt")
