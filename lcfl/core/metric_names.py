@@ -6,6 +6,7 @@ from math import isfinite, isnan, nan
 
 __all__ = [
     "ACCURACY",
+    "BACKDOOR",
     "MODEL_KINDS",
     "SUMMARIES",
     "TRIVIAL",
@@ -24,6 +25,7 @@ OF_SERVER = (  # the names that no callback may log, apart from those that begin
     *("train/loss", *OF_ROUNDS, "comm/down_bytes", "comm/up_bytes", "comm/total_bytes"),
     *("cluster/moved", "cluster/moved_untrained", "cluster/stability", "cluster/ari"),
 )
+BACKDOOR = "backdoor"  # the protocol that a run with a `lcfl.data.faults.Backdoor` has in addition
 TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.distributed.trivial_baseline`
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcfl.core import rng
+from lcfl.core.metric_names import BACKDOOR
 from lcfl.data.partition.base import Indices
 from lcfl.data.views import View, seen_labels
 
@@ -27,8 +28,6 @@ __all__ = [
 
 # Protocols whose samples all clients see unchanged, without their client transforms.
 UNTRANSFORMED = frozenset({"global_plain"})
-# The protocol that a run with a `lcfl.data.faults.Backdoor` has in addition.
-BACKDOOR = "backdoor"
 
 
 @dataclass(frozen=True, eq=False)

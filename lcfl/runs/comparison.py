@@ -13,7 +13,7 @@ from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
-from lcfl.core.metric_names import ACCURACY, Reported, added_metrics
+from lcfl.core.metric_names import ACCURACY, BACKDOOR, Reported, added_metrics
 from lcfl.runs.finished import FinishedRun, trivial_value
 
 __all__ = [
@@ -88,7 +88,7 @@ class Row:
         total_bytes: the bytes sent and received in total.
         seconds: the duration of all rounds.
         rounds_to_peak90: the rounds until 90 % of the best value of the same run during training, nan if none was
-            measured.
+            measured, or for a backdoor.
         stability: the mean of ``cluster/stability`` over rounds, nan without clusters.
         rand_index: the adjusted Rand index of the clusters and the true groups at the end, nan if the groups are not
             known.
@@ -229,7 +229,7 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
             metric whose smaller values are better, ten ninths.
 
     Returns:
-        The rows, and the targets by setting and protocol.
+        The rows, and the targets by setting and protocol; nan for a backdoor, whose success is nothing to reach.
     """
     rows, targets = [], {}
     for setting in dict.fromkeys(entry.setting for entry in entries):
@@ -242,7 +242,8 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
                 for of, kind in entry.test_sets
                 if of == protocol
             )
-            targets[setting, protocol] = _share_of(best, reported) if target is None else target
+            aim = _share_of(best, reported) if target is None else target
+            targets[setting, protocol] = nan if protocol == BACKDOOR else aim
             rows += [
                 _row(protocol, entry, kind, targets[setting, protocol])
                 for entry in members
@@ -276,6 +277,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
     arrived = [each for each in reached if each is not None]
     is_reached = len(arrived) == len(reached)
     last = [run.history[-1] if run.history else {} for run in entry.runs]  # with rounds=0 there is no row
+    peaks = [nan if protocol == BACKDOOR else rounds_to_peak(run.curve(name), reported) for run in entry.runs]
     added: dict[str, float] = {}
     for metric in added_metrics(entry.runs[0].metrics, reported.name):
         values = [run.metrics.get(f"test/{protocol}/{kind}/{metric}", nan) for run in entry.runs]
@@ -294,7 +296,7 @@ def _row(protocol: str, entry: Entry, kind: str, target: float) -> Row:
         clusters=mean(row.get("cluster/count", nan) for row in last),
         total_bytes=mean(run.summary["total_bytes"] for run in entry.runs),
         seconds=mean(sum(row.get("time/round_s", nan) for row in run.history) for run in entry.runs),
-        rounds_to_peak90=mean(rounds_to_peak(run.curve(name), reported) for run in entry.runs),
+        rounds_to_peak90=mean(peaks),
         stability=mean(run.metrics.get("cluster/stability", nan) for run in entry.runs),
         rand_index=mean(row.get("cluster/ari", nan) for row in last),
         options=entry.options,

@@ -9,7 +9,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lcfl.core.metric_names import MODEL_KINDS, Reported
+from lcfl.core.metric_names import BACKDOOR, MODEL_KINDS, Reported
 from lcfl.runs import comparison
 from lcfl.runs.comparison import Entry, Row
 from lcfl.runs.finished import find_runs, trivial_value
@@ -79,7 +79,7 @@ def main(args: Sequence[str]) -> None:
         if options.wide:
             console.print(_table(_title(reported, setting, protocol, many), by_model(lines, reported)))
             continue
-        console.print(_table(_caption(reported, setting, protocol, target, many), _values(lines, reported)))
+        console.print(_table(_caption(reported, setting, protocol, target, many), _values(lines, reported, target)))
         console.print(_table("cost of a run", costs(lines)))
     if options.out is not None:
         _write(options.out, rows, targets, entries, reported, options.format)
@@ -87,10 +87,18 @@ def main(args: Sequence[str]) -> None:
 
 
 def _title(reported: Reported, setting: int, protocol: str, many: bool) -> str:
-    return f"test {reported.title}{reported.unit}, {f'setting {setting}, {protocol}' if many else protocol}"
+    what = f"{'backdoor' if protocol == BACKDOOR else 'test'} {_column(reported, protocol)}{reported.unit}"
+    return ", ".join([what, *[f"setting {setting}"] * many, *[protocol] * (protocol != BACKDOOR)])
+
+
+def _column(reported: Reported, protocol: str) -> str:
+    """Returns what the reported metric is called in a table: an accuracy under a backdoor is the attack's success."""
+    return "success" if protocol == BACKDOOR and reported.is_accuracy else reported.title
 
 
 def _caption(reported: Reported, setting: int, protocol: str, target: float, many: bool) -> str:
+    if isnan(target):
+        return _title(reported, setting, protocol, many)
     percent = " %" if reported.is_accuracy else ""
     return f"{_title(reported, setting, protocol, many)}; rounds and MB to reach {reported.text(target)}{percent}"
 
@@ -125,14 +133,17 @@ def _added(row: Row, name: str) -> str:
     return _number(value, 4) + ("" if isnan(deviation) else f" ± {deviation:.4f}")
 
 
-def _values(rows: Sequence[Row], reported: Reported) -> Lines:
+def _values(rows: Sequence[Row], reported: Reported, target: float) -> Lines:
     """Returns header and cells, with a line for each kind of model. The first line of a method has its name."""
+    has_target = not isnan(target)
     added = list(dict.fromkeys(name for row in rows for name in row.added if not name.endswith("_std")))
-    lines = [["method", "model", reported.title, "worst 10 %", "rounds", "MB", *added]]
+    lines = [["method", "model", _column(reported, rows[0].protocol), "worst 10 %"]]
+    lines[0] += [*["rounds", "MB"] * has_target, *added]
     previous = ""
     for row in rows:
         cells = [row.label if row.label != previous else "", row.model, _value(row, reported)]
-        cells += [reported.text(row.worst10), _number(row.rounds_to_target), _megabytes(row.bytes_to_target)]
+        cells.append(reported.text(row.worst10))
+        cells += [_number(row.rounds_to_target), _megabytes(row.bytes_to_target)] * has_target
         cells += [_added(row, name) for name in added]
         lines.append(cells)
         previous = row.label
@@ -203,8 +214,8 @@ def _write(
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]
         text += [_title(reported, setting, protocol, many), "", *markdown(by_model(lines, reported)), ""]
-        text += [_caption(reported, setting, protocol, target, many), "", *markdown(_values(lines, reported)), ""]
-        text += ["cost of a run", "", *markdown(costs(lines)), ""]
+        text += [_caption(reported, setting, protocol, target, many), "", *markdown(_values(lines, reported, target))]
+        text += ["", "cost of a run", "", *markdown(costs(lines)), ""]
     (folder / "comparison.md").write_text("\n".join(text), "utf-8")
     points: list[tuple[object, ...]] = []
     for setting, protocol in targets:
@@ -219,7 +230,10 @@ def _write(
         ]
         baseline = trivial_value(members[0].runs[0], protocol)
         name = f"{protocol}_{setting}" if many else protocol
-        _draw(folder, f"{name}.{picture_format}", curves, f"Test {reported.title}, {protocol}", baseline, reported)
+        title = f"Test {reported.title}, {protocol}"
+        if protocol == BACKDOOR:
+            title = f"Backdoor {_column(reported, protocol)}"
+        _draw(folder, f"{name}.{picture_format}", curves, title, baseline, reported)
     _write_csv(folder / "curves.csv", [*CURVE_COLUMNS, reported.name], points)
 
 

@@ -37,6 +37,21 @@ def test_the_table_has_accuracies_and_costs(tmp_path, capsys):
         assert any(all(word in line for word in words) for line in said.splitlines()), words
 
 
+def test_a_backdoor_has_success_and_no_target(tmp_path, capsys):
+    for seed in (0, 1):
+        made(tmp_path, f"fedavg-seed{seed}", seed, accuracies=[0.3, 0.5], protocol="backdoor")
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out"), "--target=0.2"])
+    said = capsys.readouterr().out
+    title, header = said.splitlines()[:2]
+    assert title.split() == ["backdoor", "success", "in", "%"]
+    assert header.split() == ["method", "model", "success", "worst", "10", "%"]
+    assert "accuracy" not in (tmp_path / "out" / "comparison.md").read_text()
+    (row, _) = csv.DictReader((tmp_path / "out" / "comparison.csv").open())
+    assert row["rounds_to_target"] == row["rounds_to_peak90"] == "nan" and row["acc"] == "0.5"
+    compare.main([str(tmp_path), "--wide"])
+    assert capsys.readouterr().out.startswith("backdoor success in % ")
+
+
 def test_a_pipe_gets_full_names_and_a_narrow_terminal_gets_all_columns(tmp_path, capsys, monkeypatch):
     name = "lcfed_plus-lr=0.05-cluster_weight=1-global_weight=0.5"
     made(tmp_path, f"{name}-seed0", 0, accuracies=[0.4, 0.8], clusters=4)
