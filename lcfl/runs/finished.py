@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from lcfl.core.validation import abbreviated
 from lcfl.runs.user_code import Code, changed_modules
 
 __all__ = ["FinishedRun", "find_runs", "metrics_of", "trivial_value"]
+
+SHORTER = re.compile(r"-rounds=\d+-seed\d+$")  # how `lcfl.cli.trials.Trial` names a trial that is shorter than a run
 
 
 def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -132,7 +135,7 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 
     If several runs have the same settings and seed, the newest one counts, by the time of its ``summary.json``. The
     others are left out with a warning, and so are runs without ``summary.json`` or without a test of the reported
-    metric, and those whose files are damaged or not of lcfl.
+    metric, those whose files are damaged or not of lcfl, and the shorter trials of a sweep that has complete runs.
 
     Raises:
         FileNotFoundError: if there is no run at or below one of the paths.
@@ -143,7 +146,14 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
         run_folders = [folder for folder in folders if (folder / "metrics.csv").is_file()]
         if not run_folders:
             raise FileNotFoundError(f"{path}: there is no run in it, which is a directory with metrics.csv.")
-        for folder in run_folders:
+        shorter = _shorter_trials(run_folders)
+        if shorter:
+            warnings.warn(
+                f"{path}: {len(shorter)} shorter trials of a sweep are left out, such as {shorter[0]}. To see such "
+                "a run, give its directory.",
+                stacklevel=2,
+            )
+        for folder in (each for each in run_folders if each not in shorter):
             summary = folder / "summary.json"
             if not summary.is_file():
                 warnings.warn(
@@ -181,6 +191,14 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
             runs[key] = run
     _warn_of_changed_code(list(runs.values()))
     return list(runs.values())
+
+
+def _shorter_trials(folders: Sequence[Path]) -> list[Path]:
+    """Returns the trials with fewer rounds (``--tuning_rounds``) of sweeps that have complete runs, too."""
+    trials = [folder for folder in folders if (folder.parent / "trial.json").is_file()]
+    shorter = [folder for folder in trials if SHORTER.search(folder.parent.name)]
+    complete = {each.parent.parent for each in trials if each not in shorter and (each / "summary.json").is_file()}
+    return [folder for folder in shorter if folder.parent.parent in complete]
 
 
 def _warn_of_changed_code(runs: Sequence[FinishedRun]) -> None:

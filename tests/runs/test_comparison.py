@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lcfl.cli.trials import Trial
 from lcfl.runs.comparison import check_same_setting, entries_of, rounds_to_peak, rows_of
 from lcfl.runs.finished import find_runs
 from tests.helpers.runs import made
@@ -50,6 +51,21 @@ def test_a_run_is_found_by_its_path_or_by_a_folder_above(tmp_path):
     path = made(tmp_path, "a", 0)
     for given in (path, path.parent, tmp_path):
         assert [run.path for run in find_runs([given])] == [path]
+
+
+def test_shorter_trials_of_a_sweep_are_left_out_once_it_has_complete_runs(tmp_path):
+    def trial(name, seed=0, accuracies=(0.5, 0.6)):
+        path = made(tmp_path / "sweep", name, seed, accuracies, method={"class": name})
+        (path.parent / "trial.json").write_text("{}")
+        return path
+
+    shorter = [trial(Trial("fedavg", (("lr", value),), 0, 1).name, accuracies=[0.5]) for value in ("0.1", "0.2")]
+    assert [run.path for run in find_runs([tmp_path])] == shorter
+    complete = trial(Trial("fedavg", (("lr", "0.1"),), 0).name)
+    alone = made(tmp_path, "own-rounds=1-seed0", 0, method={"class": "own"})  # of no sweep
+    with pytest.warns(UserWarning, match=rf"2 shorter trials of a sweep are left out, such as {shorter[0]}\. To see"):
+        assert [run.path for run in find_runs([tmp_path])] == [alone, complete]
+    assert [run.path for run in find_runs([shorter[0], complete])] == [shorter[0], complete]
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out")
