@@ -161,7 +161,10 @@ def tests_by_protocol(
                 "all samples"
             )
             if name == "own_split":
-                needs = "shares of at least two samples, or clients with test samples of their own"
+                needs = (
+                    "shares of at least two samples, or clients with test samples of their own. With official test "
+                    "samples, data.protocols: [global] needs neither"
+                )
             raise ValueError(
                 f"the protocol {name} leaves every client without test samples with data.pool {pool}. It needs {needs}."
             )

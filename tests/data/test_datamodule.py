@@ -132,8 +132,10 @@ def test_tiny_clients_have_test_but_no_validation_samples(tmp_path):
     write_partition(mixed.path, ClientShares([np.array([0]), np.array([1, 2])]))
     people = ready(mixed, num_clients=2).population
     assert [len(each) for part in _roles(people) for each in part] == [1, 1, 0, 0, 0, 1]
-    with pytest.raises(ValueError, match=r"own_split leaves every client without test samples .* at least two samples"):
+    needs = r"at least two samples.* With official test samples, data\.protocols: \[global\] needs neither"
+    with pytest.raises(ValueError, match=rf"own_split leaves every client without test samples .* {needs}"):
         ready(IID(1))
+    assert len(ready(IID(1), protocols=["global"]).population.test["global"][0])
 
 
 def test_copies_of_a_sample_have_one_role():
