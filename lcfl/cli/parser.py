@@ -25,6 +25,7 @@ from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
 from lcfl.core.validation import check_values, signature_of
+from lcfl.data.datamodule import OF_NAMES
 from lcfl.federation.settings import in_place_of
 
 __all__ = ["Parser", "Seed", "check_given"]
@@ -172,7 +173,8 @@ def _explained(message: str, parser: LightningArgumentParser) -> str:
         return _unknown(option, match[2], match[1])
     if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _needed(option, match[2], match[1])
-    return _located(without_types(message).strip())
+    said = _located(without_types(message).strip())
+    return f"{said}. {OF_NAMES}" if option == "data.leavers" and "whole number" in said else said
 
 
 def _without_class(option: str, message: str, takes_class: bool) -> str:

@@ -32,8 +32,12 @@ from lcfl.data.train_test_split import split_shares
 from lcfl.data.transforms import ClientTransform, groups_and_views
 from lcfl.data.views import View, ViewedSamples
 
-__all__ = ["FederatedDataModule"]
+__all__ = ["OF_NAMES", "FederatedDataModule"]
 
+OF_NAMES = (  # of messages about clients that must be given by their numbers
+    "The number of a client that has a name is its place, from 0, in the names of partition.json, which lcfl partition "
+    "--out writes."
+)
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
 NUM_CLIENTS = 100  # of a partition that does not know its clients
 Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
@@ -378,6 +382,7 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(
                     f"data.leavers: got client {client!r}, round {number!r}; allowed are client numbers from 0 to "
                     f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
+                    f"{f' {OF_NAMES}' if isinstance(client, str) else ''}"
                 )
         if len(self.leavers) == self.num_initial_clients:
             raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")

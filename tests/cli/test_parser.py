@@ -226,7 +226,7 @@ WEIGHT = "model.loss.init_args.weight: expected a list of numbers or null, got [
         ("--model.metrics={a: null}", "model.metrics: expected a class, got None in {'a': None}"),
         ("--method.clustering=3", "method.clustering: expected a list, got 3"),
         ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
-        ("--data.leavers={alice: 3}", "data.leavers: expected a whole number, got 'alice'\n"),
+        ("--data.leavers={alice: 3}", "data.leavers: expected a whole number, got 'alice'. The number of a client"),
         ("--data.leavers=[3]", "data.leavers: expected a mapping or null, got [3]\n"),
         (
             "--data.dataset=Table",
