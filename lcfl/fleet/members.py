@@ -14,10 +14,10 @@ from lcfl.distributed.tasks import Lost
 from lcfl.fleet.messages import Message
 from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
+from lcfl.runs.result import MEMBERS
 
 __all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
 
-FILE = "fleet.json"
 Fits = Callable[[Mapping[str, Any]], None]
 FORM = {
     "run": str,
@@ -161,7 +161,7 @@ def numbered(members: Collection[Member], free: Collection[int]) -> dict[int, Me
 def write_members(folder: Path, run: str, members: Mapping[int, Member]) -> None:
     """Writes who the clients of a run are into its directory: ``fleet.json``."""
     content = {str(number): asdict(member) for number, member in sorted(members.items())}
-    write_json(folder / FILE, {"run": run, "members": content}, indent=2)
+    write_json(folder / MEMBERS, {"run": run, "members": content}, indent=2)
 
 
 def read_members(folder: Path) -> tuple[str, dict[int, Member]]:
@@ -170,12 +170,12 @@ def read_members(folder: Path) -> tuple[str, dict[int, Member]]:
     Raises:
         CheckpointError: if the run was not one of a fleet, or the file is damaged.
     """
-    path = folder / FILE
+    path = folder / MEMBERS
     try:
         content = json.loads(read_regular(path))
         check_form("", content, FORM, {})
         return content["run"], {int(number): Member(**each) for number, each in content["members"].items()}
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not the run of a fleet: it has no {FILE}.") from None
+        raise CheckpointError(f"{folder} is not the run of a fleet: it has no {MEMBERS}.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged: {error}.") from None

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.finished import metrics_of
 
-__all__ = ["Run"]
+__all__ = ["MEMBERS", "Run"]
+
+MEMBERS = "fleet.json"  # who the clients are, in the directory of a run whose clients are machines of their own
 
 
 class Run:
@@ -79,6 +82,11 @@ class Run:
         names: list[str] | None = read_json(self.path / "partition.json").get("names")
         return names
 
+    @property
+    def is_of_fleet(self) -> bool:
+        """Whether the clients are machines of their own, which keep their data and what is private."""
+        return (self.path / MEMBERS).is_file()
+
     def client(self, name: str) -> int:
         """Returns the number of the client with this name or, as text, with this number.
 
@@ -98,8 +106,8 @@ class Run:
             cluster: the number of the cluster.
 
         Raises:
-            ValueError: if the method has no such model, if there is no such client or cluster, or if the client is in
-                another cluster.
+            ValueError: if the method has no such model, if a part of it stays on a node of a fleet, if there is no such
+                client or cluster, or if the client is in another cluster.
         """
         if isinstance(client, str):
             client = self.client(client)
@@ -114,6 +122,8 @@ class Run:
         if kind not in allowed:
             why = ", which a client makes from its own data, so the run does not hold it" * (kind in exchange.models)
             raise ValueError(f"model: got kind={kind!r}{why}; the method of this run has {', '.join(allowed)}.")
+        if self.is_of_fleet:
+            self._check_fleet(kind, client, allowed)
         for name, number, end in (
             ("client", client, self.state.num_clients),
             ("cluster", cluster, self.state.num_clusters),
@@ -149,6 +159,22 @@ class Run:
         clients = self.state.clients
         buffers = clients.blank.buffers if client is None else clients[client].buffers
         return self._module.fill(self._module.make_network(), vector, buffers, self.state.frozen).eval()
+
+    def _check_fleet(self, kind: ModelKind, client: int | None, allowed: Sequence[ModelKind]) -> None:
+        """Refuses a model of which a part never left the node of its client."""
+        if kind == "personal" and self._method.exchange.hides_model:
+            others = " and ".join(name for name in allowed if name != "personal")
+            has = f"the kinds {others}" if others else "no whole model"
+            raise ValueError(
+                f"model: got kind='personal', but {self.path} is the run of a fleet, whose clients keep their models "
+                f"or parts of them on their nodes. The server has {has}."
+            )
+        if client is not None and self._module.buffer_layout is not None and self._module.buffer_policy == "local":
+            raise ValueError(
+                f"model: got client={client}, but {self.path} is the run of a fleet with model.buffer_policy=local, "
+                "whose clients keep their buffers on their nodes. A global model, or a cluster model by the number of "
+                "its cluster, can be had with the buffers of the initial model: leave out the client."
+            )
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""

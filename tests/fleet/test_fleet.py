@@ -26,10 +26,13 @@ from lcfl.fleet.link import Undelivered
 from lcfl.fleet.messages import decode
 from lcfl.fleet.parcel import Parcel
 from lcfl.fleet.post import Patience
+from lcfl.fleet.server import FleetOptions
+from lcfl.methods.exchange.transforms import LowRankCompression
+from lcfl.models.module import FederatedModule
 from lcfl.runs.checkpoint import CheckpointError
 from lcfl.server.schedule import Schedule
-from tests.fleet.fleets import FIRST, SOME, Stop, data, module, nodes, on_fleet, simulated
-from tests.helpers.builders import alone, fedavg, fedbabu, fedper, fedrep, lcfed
+from tests.fleet.fleets import FIRST, SOME, Stop, data, federation, module, node, nodes, on_fleet, simulated
+from tests.helpers.builders import NormedMLP, alone, ditto, fedavg, fedbabu, fedper, fedrep, lcfed
 from tests.helpers.commandline import METHODS, NEEDS, SYNTHETIC
 from tests.helpers.loopback import NEVER, Loopback
 from tests.methods.clustering.test_one_shot import fedclust
@@ -106,6 +109,53 @@ def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     run = server.fit(instantiate_trainer(config), *instantiate(config), link, options)
     assert_same_state(run.state, simulation.state)
     assert_same_numbers(run.metrics, simulation.metrics)
+    assert_same_models(run, simulation)
+
+
+def assert_same_models(run, simulation):
+    """Asserts that the run of a fleet gives the models of the simulation, or refuses those that only nodes know."""
+    exchange = instantiate(simulation.path / "config.yaml")[1].exchange
+    for kind, client in product(exchange.models, range(10)):
+        try:
+            expected = simulation.model(kind, client).state_dict()
+        except ValueError:  # it needs the client's data
+            continue
+        if kind == "personal" and exchange.hides_model:
+            with pytest.raises(ValueError, match="whose clients keep their models or parts of them on their nodes"):
+                run.model(kind, client)
+        else:
+            assert_same_numbers(run.model(kind, client).state_dict(), expected)
+
+
+def compressed():
+    method = lcfed()
+    return replace(method, exchange=replace(method.exchange, transforms=[LowRankCompression()]))
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (fedper, "The server has no whole model"),
+        (alone, "The server has no whole model"),
+        (ditto, "The server has the kinds cluster and global"),
+        (compressed, "The server has the kinds cluster and global"),
+    ],
+)
+def test_a_model_that_only_a_node_has_is_not_given_by_the_server(tmp_path, method, words):
+    run = on_fleet(tmp_path, method, rounds=1).run
+    with pytest.raises(ValueError, match=f"got kind='personal', but {run.path} is the run of a fleet.*{words}"):
+        run.model("personal", 1)
+
+
+def test_buffers_that_only_a_node_has_are_not_given_by_the_server(tmp_path):
+    made = partial(FederatedModule, NormedMLP, partial(torch.optim.SGD, lr=0.05), buffer_policy="local")
+    own = partial(data, drop_last=True)
+    link = Loopback({FIRST + i: partial(node, tmp_path, fedavg, i, own, made) for i in range(6)})
+    options = FleetOptions(6, {"batch_size": 8, "drop_last": True})
+    run = server.fit(federation(tmp_path, rounds=1), made(), fedavg(), link, options)
+    assert run.model("global") is not None
+    with pytest.raises(ValueError, match=r"got client=1, .* whose clients keep their buffers on their nodes"):
+        run.model("global", 1)
 
 
 def test_only_what_the_method_exchanges_leaves_a_node(tmp_path):

@@ -51,13 +51,19 @@ def main(args: Sequence[str]) -> None:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run, or if its data set is missing.
-        ValueError: if the run's method has no such model, if the client or the protocol does not exist, if the client
-            has no test samples, or if targets are masks or tokens, which have no place in a line.
+        ValueError: if the samples lie on the nodes of a fleet, if the run's method has no such model, if the client or
+            the protocol does not exist, if the client has no test samples, or if targets are masks or tokens, which
+            have no place in a line.
     """
     options = parser().parse_args(args)
     if options.out is not None:
         check_new(options.out)
     run = load(options.run, ckpt_path=options.ckpt_path)
+    if run.is_of_fleet:
+        raise ValueError(
+            f"predict: {options.run} is the run of a fleet, whose test samples lie on its nodes. Write a model with "
+            "lcfl export, and use it where the samples are."
+        )
     lines = _rows(run, options.run, options.model, options.client, options.protocol)
     rows = chain([next(lines), next(lines)], lines)  # errors occur before the file is created
     if options.out is None:

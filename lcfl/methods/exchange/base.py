@@ -72,6 +72,12 @@ class Exchange(CheckedFields, ABC):
         """Whether all clients take part in every round, sampled or not."""
         return False
 
+    @property
+    def hides_model(self) -> bool:
+        """Whether clients keep a model that the server never sees, because they send none, a part, or a changed one."""
+        is_seen = self.uploads_whole and "model" in self.returns and not self.transforms
+        return self.keeps_model and not is_seen
+
     def check(self, layout: Layout) -> None:
         """Checks that it can exchange a network; called before any data is loaded.
 

@@ -196,3 +196,10 @@ def test_the_predictions_of_one_client_are_printed(run, capsys):
 def test_an_unknown_protocol_is_refused(run):
     with pytest.raises(ValueError, match="got --protocol global; this run has own_split"):
         predict.main([str(run.path), "--model=global", "--protocol=global", "--out=x.csv"])
+
+
+def test_the_samples_of_a_fleet_are_not_taken_from_this_machine(run, here):
+    copy = shutil.copytree(run.path, here / "copy")
+    (copy / "fleet.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"predict: {copy} is the run of a fleet, whose test samples lie on its nodes"):
+        predict.main([str(copy), "--model=global"])
