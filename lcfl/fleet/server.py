@@ -140,7 +140,8 @@ def _founders(admission: Admission, options: FleetOptions) -> dict[int, Member]:
     while len(members) < len(free) and not post.stopped():
         now, known = time.monotonic(), {member.node for member in members}
         asked = [node for node in post.link.nodes() if node not in known and again.get(node, 0.0) <= now]
-        joined = admission.ask(asked, members) if asked else []
+        fit = admission.ask(asked, members) if asked else []
+        joined = fit[: len(free) - len(members)]
         members += joined
         again |= dict.fromkeys(asked, time.monotonic() + AGAIN)
         if joined:
@@ -148,7 +149,13 @@ def _founders(admission: Admission, options: FleetOptions) -> dict[int, Member]:
             LOGGER.info("%s joined: %d of %d clients are there", names, len(members), len(free))
         else:
             time.sleep(LOOK)
-    return numbered(members[: len(free)], free)
+        for surplus in fit[len(joined) :]:
+            so = "it may join as a newcomer" if options.data.get("newcomers") else "data.num_clients counts them"
+            warnings.warn(
+                f"{surplus.name} (node {surplus.node}) is left out: all {len(free)} places are taken; {so}.",
+                stacklevel=2,
+            )
+    return numbered(members, free)
 
 
 def _rejoined(admission: Admission, members: dict[int, Member]) -> dict[int, Member]:

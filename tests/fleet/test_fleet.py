@@ -394,6 +394,16 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
     assert found["newcomers"][0]["name"] == f"hospital {newcomer}"
 
 
+@pytest.mark.parametrize(("newcomers", "words"), [(0, "data.num_clients counts them"), (1, "it may join")])
+def test_a_node_for_which_there_is_no_place_is_named(tmp_path, caplog, newcomers, words):
+    made = nodes(tmp_path, fedavg, num_clients=7)
+    caplog.set_level("INFO", "lcfl")
+    free = 6 - newcomers
+    with pytest.warns(UserWarning, match=rf"\(node 1006\) is left out: all {free} places are taken; {words}"):
+        on_fleet(tmp_path, fedavg, link=Loopback(made), more={"newcomers": newcomers}, rounds=1)
+    assert f"{free} of {free} clients are there" in caplog.text
+
+
 def test_data_that_have_grown_do_not_stop_a_run_from_being_resumed(tmp_path):
     with pytest.raises(RuntimeError, match="stop"):
         on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)])
