@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import lcfl
+from lcfl.cli import flower_node
 from lcfl.cli.commands import fleet
+from lcfl.fleet.messages import Message, decode, encode
 from tests.helpers.commandline import CONFIGS
 
 SECTION = """
@@ -103,3 +106,31 @@ def test_a_folder_that_is_no_app_is_named(check, here):
     shutil.rmtree(here / "app")
     with pytest.raises(ValueError, match=r"--app: app has no config\.yaml; give the folder that lcfl fleet app wrote"):
         check(["alder"], "")
+
+
+@pytest.mark.parametrize(("seconds", "corrected"), [(-1, True), (1e9, False)])
+def test_a_node_that_is_asked_to_join_again_reads_its_data_anew(check, here, monkeypatch, seconds, corrected):
+    check(["alder"], "partition: ByOwner")
+    monkeypatch.setattr(flower_node, "FRESH", seconds)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    told = []
+
+    def join(answer):
+        fields = {"nonce": "n", "lcfl": lcfl.__version__, "sets": ["test/own_split"], "refused": "too few"}
+        told.append(decode(answer(encode(Message("join", fields))), 2**20).fields)
+
+    def keep(place, needed_by, answer):
+        join(answer)
+        table = here / "patients/alder/train.csv"
+        text = table.read_text()
+        table.write_text(text + "1,1,1,benign\n" * 20)
+        join(answer)
+        table.write_text(text.replace("benign", "unknown"))
+        join(answer)
+
+    monkeypatch.setattr(flower_node, "keep", keep)
+    own = f'{{"data": "{here}/hospital.yaml", "state": "{here}/state"}}'
+    flower_node.main(str(here / "app/config.yaml"), own, "unused", "1")
+    first, second, third = told
+    assert (second["sizes"]["train"] > first["sizes"]["train"]) is corrected
+    assert ("unknown" in third.get("reason", "")) is corrected
