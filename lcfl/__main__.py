@@ -5,17 +5,14 @@ It answers ``--help`` and ``--version`` without importing torch, and imports a c
 
 import difflib
 import os
-import re
 import signal
 import sys
-import sysconfig
-import traceback
 import warnings
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 from lcfl import __version__
+from lcfl.cli.error_lines import reported
 
 __all__ = ["main"]
 
@@ -83,8 +80,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
     An error that the user can fix is reported in one line and ends with status 1, an error in the user's code in two.
     Ctrl-C outside of a round ends with status 130, SIGTERM with 143.
     """
-    debug = bool(os.environ.get("LCFL_DEBUG"))
-    before = warnings.showwarning
+    before, debug = warnings.showwarning, os.environ.get("LCFL_DEBUG")
     if not debug and before is SHOW_WARNING:  # not by formatwarning, which Lightning replaces when it is imported
         warnings.showwarning = _show_warning
     try:
@@ -99,14 +95,9 @@ def _run(words: list[str], args: list[str] | None) -> None:
         number = next(iter(interrupt.args), None)  # a text, if the user's code raised it
         sys.exit(128 + (number if isinstance(number, int) else signal.SIGINT))
     except Exception as error:
-        origin = _origin(error)
-        if debug or not (origin or isinstance(error, _user_errors())):
-            raise
-        if origin:  # messages of lcfl itself are of a sensible length
-            from lcfl.core.validation import shortened
-
-            sys.exit(f"lcfl: error: {shortened(str(error))}{origin}")
-        sys.exit(f"lcfl: error: {error}")
+        if line := reported(error):
+            sys.exit(line)
+        raise
     finally:
         warnings.showwarning = before
 
@@ -133,34 +124,6 @@ def _show_warning(message: Warning | str, *place: object, **more: object) -> Non
     """Prints a warning without the line of lcfl's code that issued it."""
     with suppress(OSError):  # as Python itself: a full disk behind 2>file loses the warning and not the run
         print(f"lcfl: warning: {message}", file=sys.stderr)
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Returns the types of errors that a user can fix. That of Lightning is included if Lightning is loaded."""
-    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
-    own = (lightning.MisconfigurationException,) if lightning else ()
-    return (ValueError, OSError, ModuleNotFoundError, *own)
-
-
-def _origin(error: Exception) -> str:
-    """Returns a second line with the place in user code that an error comes from, or an empty text.
-
-    Errors of lcfl, and those of libraries that lcfl called, need no such line.
-    """
-    ours = Path(__file__).parent
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    text = "".join(traceback.format_exception(error))  # includes the notes, which hold the frames of another rank
-    text = text.partition("\nThe above exception was the direct cause")[0]  # what lcfl itself raised for it comes later
-    cause: BaseException = error
-    while cause.__cause__:
-        cause = cause.__cause__
-    for path, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)):
-        if Path(path).is_relative_to(ours):
-            return ""
-        if not path.startswith("<") and not any(Path(path).is_relative_to(library) for library in libraries):
-            place = f"{type(cause).__name__} at {path}, line {line}"
-            return f"\n({place}; set LCFL_DEBUG=1 in the environment to see the traceback)"
-    return ""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,27 @@ MIB = 2**20
 SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
 OF_THE_RUN = (*SHARED, "newcomers", "leavers", "seed")
 WHOLE = {"num_clients": 1, "partition": {"class_path": "lcfl.data.partition.IID"}}  # all samples are one client's
-NODE_KEYS = {"data": str, "state": str, "name": str, "client": int, "begin-anew": bool, "max-message-mib": int}
+# What a setting may be: its types, its least value, and both in words.
+TEXT, SWITCH = ((str,), None, "a text in quotes"), ((bool,), None, "true or false")
+NUMBER, COUNT = ((int, float), None, "a number"), ((int,), 1, "a whole number from 1")
+PLACE = ((int,), 0, "a whole number from 0")
+Kinds = Mapping[str, tuple[tuple[type, ...], int | None, str]]
+OF_A_NODE: Kinds = {
+    "data": TEXT,
+    "state": TEXT,
+    "name": TEXT,
+    "client": PLACE,
+    "begin-anew": SWITCH,
+    "max-message-mib": COUNT,
+}
+OF_A_SERVER: Kinds = {
+    "deadline": NUMBER,
+    "min-answers": NUMBER,
+    "max-message-mib": COUNT,
+    "newcomer-epochs": COUNT,
+    "ckpt-path": TEXT,
+    "root": TEXT,
+}
 
 
 def options_of(config: Path, run_config: Mapping[str, Any]) -> FleetOptions:
@@ -32,16 +52,27 @@ def options_of(config: Path, run_config: Mapping[str, Any]) -> FleetOptions:
         run_config: what ``flwr run`` was given.
 
     Raises:
-        ValueError: if the configuration does not say how many clients there are.
+        ValueError: if the configuration does not say how many clients there are, or for a setting with another value.
     """
+    _check("--run-config", {name: run_config[name] for name in OF_A_SERVER if name in run_config}, OF_A_SERVER)
     section = _data_section(config)
     if section.get("num_clients") is None:
         raise ValueError("data.num_clients: got null; a fleet must know how many clients it waits for.")
     of_the_run = {name: section[name] for name in OF_THE_RUN if name in section}
     patience = Patience(float(run_config.get("deadline", 600.0)), run_config.get("min-answers", 0.5))
-    most_bytes = int(run_config.get("max-message-mib", 1024)) * MIB
-    newcomer_epochs = int(run_config.get("newcomer-epochs", 5))
+    most_bytes = run_config.get("max-message-mib", 1024) * MIB
+    newcomer_epochs = run_config.get("newcomer-epochs", 5)
     return FleetOptions(section["num_clients"], of_the_run, patience, most_bytes, newcomer_epochs)
+
+
+def _check(option: str, given: Mapping[str, Any], allowed: Kinds) -> None:
+    """Refuses settings that are unknown or have another value than is allowed."""
+    for name, value in given.items():
+        if name not in allowed:
+            raise ValueError(f"{option}: got {name}={value!r}; allowed are {', '.join(allowed)}.")
+        types, least, words = allowed[name]
+        if type(value) not in types or (least is not None and value < least):
+            raise ValueError(f"{option}: got {name}={value!r}; it must be {words}.")
 
 
 def proxy_of(config: Path) -> Worker | None:
@@ -87,12 +118,7 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
     Raises:
         ValueError: for unknown or missing settings, and if network and data do not fit together.
     """
-    for name, value in settings.items():
-        if name not in NODE_KEYS:
-            raise ValueError(f"--node-config: got {name}={value!r}; allowed are {', '.join(NODE_KEYS)}.")
-        if type(value) is not NODE_KEYS[name]:
-            wanted = {str: "a text in quotes", int: "a whole number", bool: "true or false"}[NODE_KEYS[name]]
-            raise ValueError(f"--node-config: got {name}={value!r}; it must be {wanted}.")
+    _check("--node-config", settings, OF_A_NODE)
     if missing := [name for name in ("data", "state") if name not in settings]:
         raise ValueError(
             f"--node-config: {' and '.join(missing)} must be given, as in "

@@ -4,6 +4,7 @@ Flower starts the node's half anew for every message, so what takes long is impo
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from lcfl.cli.error_lines import reported
 from lcfl.fleet.flower import packed, unpacked
 from lcfl.fleet.parcel import MessageError, in_words, refusal
 from lcfl.fleet.relay import relayed
@@ -30,9 +32,25 @@ def server_app(config: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from lcfl.cli.flower_server import lead
 
-        lead(config, grid, context.run_config)
+        try:
+            lead(config, grid, context.run_config)
+        except Exception as error:
+            if line := reported(error):
+                _log_in_words(error, line)
+            raise  # so that the run counts as failed
 
     return app
+
+
+def _log_in_words(error: Exception, line: str) -> None:
+    """Has Flower log a line in place of the traceback of an error."""
+
+    def replace(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is error:
+            record.msg, record.args, record.exc_info = line, (), None
+        return True
+
+    logging.getLogger("flwr").addFilter(replace)
 
 
 def _text(path: Path) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lcfl.__main__ import _user_errors
+from lcfl.cli.error_lines import user_errors
 from lcfl.cli.federated_cli import FederatedCLI
 from tests.helpers.commandline import CONFIGS, METHODS, SYNTHETIC, files, printed
 
@@ -105,7 +105,7 @@ def outcomes(commands):
         return found
     except SystemExit as ended:
         how, said = "refused" if ended.code == 2 else f"exit {ended.code}", ""
-    except _user_errors() as error:
+    except user_errors() as error:
         how, said = "refused", f"{type(error).__name__}: {error}"
     except BaseException as error:
         frames = "".join(traceback.format_tb(error.__traceback__)[-4:])

@@ -2,15 +2,18 @@
 
 import csv
 import importlib
+import logging
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import lcfl
 from lcfl.cli import flower_node
 from lcfl.cli.commands import fleet
+from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.fleet.messages import Message, decode, encode
 from tests.helpers.commandline import CONFIGS
 
@@ -134,3 +137,46 @@ def test_a_node_that_is_asked_to_join_again_reads_its_data_anew(check, here, mon
     first, second, third = told
     assert (second["sizes"]["train"] > first["sizes"]["train"]) is corrected
     assert ("unknown" in third.get("reason", "")) is corrected
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("deadline", "abc", "it must be a number"),
+        ("min-answers", True, "it must be a number"),
+        ("newcomer-epochs", -1, "it must be a whole number from 1"),
+        ("max-message-mib", -5, "it must be a whole number from 1"),
+        ("ckpt-path", 3, "it must be a text in quotes"),
+    ],
+)
+def test_a_setting_of_the_server_with_another_value_is_refused(here, setting, value, words):
+    (here / "config.yaml").write_text("data: {num_clients: 2}")
+    with pytest.raises(ValueError, match=rf"^--run-config: got {setting}={value!r}; {words}\.$"):
+        options_of(here / "config.yaml", {setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [("max-message-mib", 0, "it must be a whole number from 1"), ("clinet", 0, "allowed are data, state, name")],
+)
+def test_a_setting_of_a_node_with_another_value_is_refused(here, setting, value, words):
+    with pytest.raises(ValueError, match=rf"^--node-config: got {setting}={value!r}; {words}"):
+        node_of(here / "config.yaml", {setting: value})
+
+
+@pytest.mark.parametrize(("debug", "has_traceback"), [("", False), ("1", True)])
+def test_flower_logs_a_mistake_of_the_operator_in_one_line(here, monkeypatch, caplog, debug, has_traceback):
+    pytest.importorskip("flwr")
+    from lcfl.cli.flower_app import server_app
+
+    (here / "config.yaml").write_text("data: {num_clients: 2}")
+    monkeypatch.setattr("lcfl.cli.flower_server.lead", lambda config, grid, settings: options_of(config, settings))
+    monkeypatch.setenv("LCFL_DEBUG", debug)
+    flower = logging.getLogger("flwr")
+    monkeypatch.setattr(flower, "filters", [])
+    monkeypatch.setattr(flower, "propagate", True)
+    with pytest.raises(ValueError, match="deadline: got 0") as caught:
+        server_app(here / "config.yaml")(None, SimpleNamespace(run_config={"deadline": 0}))
+    flower.error("%s raised an exception", "ServerApp", exc_info=caught.value)  # as Flower does
+    assert caplog.messages[0].startswith("lcfl: error: deadline: got 0") is not has_traceback
+    assert ("Traceback" in caplog.text) is has_traceback
