@@ -246,7 +246,7 @@ def stopped(server: Server) -> str:
         reason = f"signal {server.stop_signal}"
     text = f"stopped by {reason} after {max(server.state.round, 0)} of {server.schedule.rounds} rounds; "
     if any(isinstance(callback, Checkpoint) for callback in server.callbacks):
-        return text + "resume it with ckpt_path=last"
+        return text + "resume it with --ckpt_path last, or ckpt-path='last' on a fleet"
     return text + "it cannot be resumed, because trainer.enable_checkpointing is false"
 
 

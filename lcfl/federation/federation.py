@@ -202,7 +202,7 @@ class Federation(Settings):
         if resumed is not None and any(noise.secure for noise in method.exchange.noises):
             raise ValueError(
                 "method.exchange: a run whose GaussianNoise has secure: true cannot be resumed, because the rounds "
-                "after the checkpoint would be uploaded twice with different noise. Start anew without --ckpt_path."
+                "after the checkpoint would be uploaded twice with different noise. Start a new run."
             )
         return wanted, resumed
 
@@ -239,7 +239,5 @@ class Federation(Settings):
         engine, advice = self.engine, "use auto or sequential"
         if resumed is not None and engine == "auto":
             engine = checkpoint.read_manifest(resumed)["identity"].get("engine", "auto")
-            advice = (
-                f"{resumed} was trained with this engine, so resume where it works, or start anew without --ckpt_path"
-            )
+            advice = f"{resumed} was trained with this engine, so resume where it works, or start a new run"
         return choose_engine(engine, model, datamodule, self.device_type, self.precision, advice)

@@ -237,7 +237,7 @@ class Session:
         saved = checkpoint.identity_of(resumed)
         changed = differences({name: saved.get(name) for name in compared}, {name: now.get(name) for name in compared})
         if changed:
-            instead = ", or start anew without --ckpt_path" if self.stage == "fit" else ""
+            instead = ", or start a new run" if self.stage == "fit" else ""
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 f"Take the configuration in its run directory (config.yaml){instead}."
@@ -245,7 +245,7 @@ class Session:
         if (modules := changed_modules(saved.get("code", {}), now["code"])) and self.stage == "fit":
             warnings.warn(
                 f"{', '.join(modules)}: the code has changed since {resumed} was written, and the rounds from here on "
-                "are those of the new code. To have one code in all rounds, start anew without --ckpt_path.",
+                "are those of the new code. To have one code in all rounds, start a new run.",
                 stacklevel=2,
             )
         done = checkpoint.read_manifest(resumed)["round"]

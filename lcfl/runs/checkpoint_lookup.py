@@ -38,7 +38,7 @@ def find(ckpt_path: str, root: Path, name: str) -> Path:
         runs = run_versions(root, name)
         if not runs:
             raise CheckpointError(
-                f"--ckpt_path {ckpt_path}: there is no run of that name, as no {root / name}/version_<n> exists."
+                f"ckpt_path={ckpt_path}: there is no run of that name, as no {root / name}/version_<n> exists."
             )
         checkpoint = newest(runs) if ckpt_path == "last" else _best(runs)
     read_manifest(checkpoint)
@@ -66,7 +66,7 @@ def find_if_any(ckpt_path: str | None, root: Path, name: str) -> Path | None:
     try:
         return find("last", root, name)
     except CheckpointError as error:
-        raise CheckpointError(f"--ckpt_path auto: {error} To start anew, leave out --ckpt_path.") from None
+        raise CheckpointError(f"ckpt_path=auto: {error} To start a new run, give no checkpoint.") from None
 
 
 def of_run(run: Path, ckpt_path: str | Path) -> Path:

@@ -149,7 +149,9 @@ def test_a_run_from_start_to_summary(tmp_path, capsys):
 def test_stopped_run_prints_how_to_resume_it_and_resumes(tmp_path, capsys):
     assert fit(tmp_path, Interrupt()).signal == signal.SIGINT
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "stopped by SIGINT after 2 of 4 rounds; resume it with ckpt_path=last"
+    assert out.splitlines()[-1] == (
+        "stopped by SIGINT after 2 of 4 rounds; resume it with --ckpt_path last, or ckpt-path='last' on a fleet"
+    )
     fit(tmp_path, ckpt_path="last")
     out = capsys.readouterr().out
     assert "resumed: 2 of 4 rounds are done" in out
@@ -216,7 +218,7 @@ def test_last_round_always_has_a_line(signal_number, capsys):
     play(server, until=3)
     out = capsys.readouterr().out
     assert ("round   3/100" in out) == bool(signal_number)
-    assert ("stopped by SIGTERM after 3 of 100 rounds; resume it with ckpt_path=last" in out) == bool(signal_number)
+    assert ("stopped by SIGTERM after 3 of 100 rounds; resume it with --ckpt_path last" in out) == bool(signal_number)
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 10, 19, 100, 1234])

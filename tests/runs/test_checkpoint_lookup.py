@@ -103,7 +103,7 @@ def test_a_complete_checkpoint_is_found_without_a_warning(tmp_path):
 
 
 def test_a_missing_checkpoint_is_reported_with_the_searched_folders(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no run of that name, as no .*name/version_<n>"):
+    with pytest.raises(CheckpointError, match=r"^ckpt_path=last: there is no run of that name, as no .*version_<n>"):
         find("last", tmp_path, "name")
     (tmp_path / "name" / "version_4").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*name/version_4/checkpoints"):

@@ -163,7 +163,7 @@ def test_a_run_with_secure_noise_cannot_be_resumed(tmp_path):
     method = ascfl(transforms=[GaussianNoise(clip=1.0, sigma=0.1, secure=True)])
     states = [Federation(rounds=1, **options).fit(blobs_module(), blobs(4), method).state for _ in range(2)]
     assert bool((states[0].global_model != states[1].global_model).all())
-    with pytest.raises(ValueError, match=r"secure: true cannot be resumed.*Start anew without --ckpt_path"):
+    with pytest.raises(ValueError, match=r"secure: true cannot be resumed.*Start a new run"):
         Federation(rounds=2, **options).fit(blobs_module(), blobs(4), method, ckpt_path="last")
 
 
