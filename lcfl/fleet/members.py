@@ -95,7 +95,8 @@ class Admission:
                 name = answer.fields["name"] if isinstance(answer, Message) else ""
                 who = f"{name} (node {node})" if is_word(name) else f"node {node}"
                 if self.warned.get(node) != reason:
-                    warnings.warn(f"{who} does not take part: {reason.rstrip('.')}.", stacklevel=2)
+                    how = "has not joined yet" if isinstance(answer, Lost) else "does not take part"
+                    warnings.warn(f"{who} {how}: {reason.rstrip('.')}.", stacklevel=2)
                 self.warned[node] = reason
                 if isinstance(answer, Message):
                     self.refused[node] = self._reason(answer, members, is_for_node=True)
