@@ -65,34 +65,34 @@ class FlowerLink:
             pull.join(max(0.0, end - time.monotonic()))
         done = {pull for pull in self._pulled_by.values() if not pull.is_alive()}
         self._pulled_by = {ticket: pull for ticket, pull in self._pulled_by.items() if pull not in done}
-        asked = [pull for pull in done if not set(tickets).isdisjoint(pull.tickets)]  # others may fail unnoticed
-        answers = {ticket: answer for pull in asked for ticket, answer in pull.result().items()}
+        answers = {ticket: answer for pull in done for ticket, answer in pull.answers.items()}
         return {ticket: answer for ticket, answer in answers.items() if ticket in tickets}
 
 
 class _Pull(threading.Thread):
-    """Pulls the answers to some tickets that have arrived."""
+    """Pulls the answers to some tickets that have arrived.
+
+    If this fails, they are lost, but those of other pulls are not. A connection that is gone for good is noticed when
+    the nodes are listed to ask them again.
+
+    Attributes:
+        tickets: the tickets.
+        answers: the answers by ticket, after the thread has ended.
+    """
 
     def __init__(self, grid: Grid, tickets: Collection[str]) -> None:
         super().__init__(daemon=True)  # the process does not wait for it
         self.tickets = tickets
+        self.answers: dict[str, Parcel | Undelivered] = {}
         self._grid = grid
-        self._answers: dict[str, Parcel | Undelivered] = {}
-        self._error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         """Pulls."""
         try:
-            self._answers = self._pulled(self.tickets)
-        except Exception as error:  # of any kind, to be raised by `result`
-            self._error = error
-
-    def result(self) -> dict[str, Parcel | Undelivered]:
-        """Returns the answers by ticket, after the thread has ended."""
-        if self._error is not None:
-            raise self._error
-        return self._answers
+            self.answers = self._pulled(self.tickets)
+        except Exception as error:  # of any kind, such as that of the connection
+            self.answers = dict.fromkeys(self.tickets, Undelivered(f"the answer could not be fetched ({error})"))
 
     def _pulled(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
         try:
