@@ -234,11 +234,13 @@ class Node:
             arrays = {name.removeprefix(first): each for name, each in message.arrays.items() if name.startswith(first)}
             parts = evaluation_parts(self.method, wanted["kind"], wanted)
             task = self._task(Message(message.kind, {**message.fields, **wanted}, arrays), parts)
-            metrics.append(self._measured(task, wanted["kind"], wanted["sets"]))
+            metrics.append(self._measured(task, wanted["kind"], wanted["sets"], self._states(message)))
         return Message("evaluate", {"metrics": metrics})
 
-    def _measured(self, task: TrainingTask, kind: ModelKind, names: list[str]) -> dict[str, dict[str, float]]:
-        """Returns the metrics of the client's model of one kind, by set."""
+    def _measured(
+        self, task: TrainingTask, kind: ModelKind, names: list[str], states: NodeStates
+    ) -> dict[str, dict[str, float]]:
+        """Returns the metrics of the client's model of one kind, by set. A newcomer's model is kept for its owner."""
         exchange = task.exchange or self.method.exchange
         if task.local_update is None:
             model = exchange.model_at_client(kind, task.downlink, task.state, self.module.layout)
@@ -248,6 +250,10 @@ class Node:
             model = exchange.model_of_run(kind, task.downlink, result.output)
             own = None if result.state is None else result.state.buffers
             buffers = task.state.buffers if own is None else own
+            if task.exchange is not None:  # only newcomers train by another exchange for an evaluation
+                frozen = self.module.initial_frozen(self.seed)
+                network = self.module.fill(self.module.make_network(), model, buffers, frozen)
+                states.keep_model(network.state_dict())
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")

@@ -2,7 +2,11 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from lcfl.core.clients import VECTORS, ClientState
 from lcfl.core.files import read_regular, replacing, sync_directory
@@ -66,11 +70,16 @@ class NodeStates:
 
     def keep(self, name: str, state: ClientState) -> None:
         """Stores a state. The file is complete or absent, also after a power failure."""
-        for folder in (*reversed(self.folder.parents[:2]), self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         with replacing(self._path(name)) as temporary:
             write_serialized(temporary, {each: getattr(state, each) for each in (*VECTORS, "consumed")})
         sync_directory(self.folder)
+
+    def keep_model(self, weights: Mapping[str, Tensor]) -> None:
+        """Stores the model that a newcomer has trained, a state dict, for its owner: ``newcomer.pt``."""
+        self._make_folder()
+        with replacing(self.folder / "newcomer.pt") as temporary:
+            torch.save(weights, temporary)
 
     def forget_before(self, number: int) -> None:
         """Removes the states after rounds before `number`."""
@@ -82,6 +91,10 @@ class NodeStates:
         """Returns the names of the states in the folder, each with its round."""
         names = sorted(path.stem for path in self.folder.glob("round-*.pt"))
         return {name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
+
+    def _make_folder(self) -> None:
+        for folder in (*reversed(self.folder.parents[:2]), self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):

@@ -386,12 +386,14 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
     whole = simulated(simulation, method, data=data(newcomers=1), callbacks=[Checkpoint(every_n_rounds=1)], **engine)
     assert_same_server(watch, whole)
     path = simulation / "run/version_0/checkpoints/round-000004.ckpt"
-    by_hand = onboard(path, module(), data(newcomers=1), method(), accelerator="cpu")
+    by_hand = onboard(path, module(), data(newcomers=1), method(), accelerator="cpu", keep_weights=True)
     found = json.loads((watch.run.path / "newcomers.json").read_text())
     expected = by_hand.evaluation.summary()
     assert found["metrics"] == expected and found["rule"] == by_hand.rule
     assert found["newcomers"][0]["cluster"] == by_hand.joined[0].cluster
     assert found["newcomers"][0]["name"] == f"hospital {newcomer}"
+    (kept,) = tmp_path.glob(f"node{newcomer}/*/client-{newcomer}/newcomer.pt")
+    assert_same_numbers(torch.load(kept, weights_only=True), by_hand.weights[newcomer])
 
 
 @pytest.mark.parametrize(("newcomers", "words"), [(0, "data.num_clients counts them"), (1, "it may join")])
