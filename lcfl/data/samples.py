@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.core import rng
 from lcfl.core.messages import all_finite
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.conversion import as_input, as_targets, target_dtype
@@ -182,9 +181,6 @@ class TensorSamples(Samples):
         self._targets = as_targets(targets, "targets") if self.labels is None else torch.from_numpy(self.labels)
         self._target_dtype = target_dtype(self._targets)
         self.augmentation = augmentation
-        if augmentation is not None and len(self.inputs):  # one that does not fit must fail now, and not at a client
-            with rng.isolated():
-                augmentation(self.inputs[:1].clone())
         self.most_at_once = CACHED_BYTES // (4 * max(1, self.inputs[0].numel()))
         self._affine = affine_of(self.inputs, mean, std)
         self._placed: dict[torch.device, tuple[Tensor, Tensor, Affine]] = {}

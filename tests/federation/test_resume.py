@@ -241,7 +241,7 @@ def test_auto_does_not_start_anew_if_every_checkpoint_is_damaged(tmp_path):
     with (
         pytest.warns(UserWarning, match="skipped: .*round-000001"),
         pytest.raises(
-            checkpoint.CheckpointError, match=r"--ckpt_path auto: .* no complete checkpoint .* leave out --ckpt_path"
+            checkpoint.CheckpointError, match=r"ckpt_path=auto: .* no complete checkpoint .* give no checkpoint"
         ),
     ):
         fit(tmp_path, "lcfed", 1, 1, "--ckpt_path=auto")

@@ -44,8 +44,8 @@ class PartTraining(LocalTraining):
 
 
 @dataclass(frozen=True)
-class FurtherRun(PartTraining):
-    """A further run of a local update, with the learning rate of that.
+class _FirstRun(PartTraining):
+    """The first run of a local update, with the learning rate of that.
 
     Args:
         of: the local update. The other arguments are those of `PartTraining`.
@@ -92,7 +92,7 @@ class AlternatingTraining(LocalTraining):
     @property
     def head_training(self) -> PartTraining:
         """The first run."""
-        return FurtherRun(
+        return _FirstRun(
             steps=self.head_steps,
             epochs=self.head_epochs,
             start=self.start,
@@ -153,7 +153,7 @@ class FineTunedTraining(PartTraining):
     def adaptation(self) -> LocalUpdate:
         """The fine-tuning, which has the start and the learning rate of the round."""
         steps, epochs = self.fine_tuning_steps, self.fine_tuning_epochs
-        return FurtherRun(steps, epochs, self.start, part=self.fine_tuned, of=self)
+        return replace(self, steps=steps, epochs=epochs, part=self.fine_tuned, stragglers=0.0, fill_batch=False)
 
     def check(self, module: FederatedModule) -> None:
         """Checks that the network has what is trained and what is fine-tuned.
