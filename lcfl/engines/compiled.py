@@ -93,7 +93,7 @@ class CompiledEngine(SequentialEngine):
     are computed by that engine.
 
     Args:
-        fabric: a CPU, in float32 or bf16-mixed. In bf16-mixed, the factors of some convolutions are in bfloat16.
+        fabric: a CPU, in float32 or bf16-mixed. In bf16-mixed, the factors of wide layers are in bfloat16.
         module: one that `check_compiled` accepts.
         samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         shape: the shape of one input of the network.

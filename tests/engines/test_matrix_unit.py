@@ -28,38 +28,38 @@ class RoundedProducts(torch.autograd.Function):
     """A convolution whose factors are in bfloat16 and whose sums are in float32, in both directions."""
 
     @staticmethod
-    def forward(ctx, inputs, weight, bias, padding):
+    def forward(ctx, inputs, weight, bias, stride, padding):
         inputs, weight = rounded(inputs), rounded(weight)
         ctx.save_for_backward(inputs, weight)
-        ctx.padding = padding
-        return nn.functional.conv2d(inputs, weight, bias, padding=padding)
+        ctx.window = {"stride": stride, "padding": padding}
+        return nn.functional.conv2d(inputs, weight, bias, **ctx.window)
 
     @staticmethod
     def backward(ctx, slope):
         inputs, weight = ctx.saved_tensors
         factors = rounded(slope)
-        back = conv2d_input(inputs.shape, weight, factors, padding=ctx.padding)
-        return back, conv2d_weight(inputs, weight.shape, factors, padding=ctx.padding), slope.sum((0, 2, 3)), None
+        back = conv2d_input(inputs.shape, weight, factors, **ctx.window)
+        return back, conv2d_weight(inputs, weight.shape, factors, **ctx.window), slope.sum((0, 2, 3)), None, None
 
 
 class RoundedConv2d(nn.Conv2d):
     def forward(self, inputs):
-        return RoundedProducts.apply(inputs, self.weight, self.bias, self.padding)
+        return RoundedProducts.apply(inputs, self.weight, self.bias, self.stride, self.padding)
 
 
 class RoundedLinear(nn.Linear):
     def forward(self, inputs):
-        parts = inputs[..., None, None], self.weight[..., None, None], self.bias, 0
+        parts = inputs[..., None, None], self.weight[..., None, None], self.bias, 1, 0
         return RoundedProducts.apply(*parts).flatten(1)
 
 
 EXACT, ROUNDED = (nn.Conv2d, nn.Linear), (RoundedConv2d, RoundedLinear)
 
 
-def convolved(kinds, before, after, kernel, padding):
+def convolved(kinds, before, after, kernel, padding, stride=1):
     """Returns a network with a convolution between two layers that are too narrow for the matrix unit."""
     conv, _ = kinds
-    layers = nn.Conv2d(3, before, 1), nn.ReLU(), conv(before, after, kernel, padding=padding), nn.Flatten()
+    layers = nn.Conv2d(3, before, 1), nn.ReLU(), conv(before, after, kernel, stride, padding), nn.Flatten()
     embedding = nn.Sequential(*layers)
     return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, *SHAPE)).numel(), 4))
 
@@ -104,6 +104,10 @@ HERE = pytest.mark.skipif(not has_matrix_unit(), reason="the processor has no AM
         (convolved, (33, 64, (2, 4), (0, 3))),
         (convolved, (64, 17, (7, 6), 0)),  # a single pixel
         (convolved, (20, 40, (1, 6), 0)),  # pixels below one another
+        (convolved, (16, 40, 3, 1, 2)),
+        (convolved, (33, 17, 1, 0, 2)),
+        (convolved, (20, 20, (4, 3), 1, (2, 3))),
+        (convolved, (17, 48, (2, 5), (1, 2), (3, 2))),
         (connected, (1, 16, 16)),
         (connected, (2, 33, 50, 17)),
         (connected, (30, 70, 32)),  # more inputs than a run of the gradient

@@ -27,7 +27,7 @@ class Convolution {
     // With `bfloat16`, factors are rounded to it where that is faster.
     Convolution(const Op& op, const Value& in, const Value& out, bool bfloat16)
         : op_(op), in_(in), out_(out), bfloat16_(bfloat16), phases_(phases_of(op, in, out)) {
-        if (phases_.size() == 1) choose_way(phases_[0].at);
+        for (Phase& each : phases_) choose_way(each.at);
     }
 
     bool is_in_bfloat16() const { return phases_[0].at.way == Way::MATRIX_UNIT; }
@@ -40,11 +40,13 @@ class Convolution {
         for (size_t i = 0; i < phases_.size(); ++i, bias = nullptr) {
             const Window& at = phases_[i].at;
             const Vec* framed = framed_input(batch, in, i, true);
-            if (at.way != Way::DIRECT)
-                return with_unit(at, space, [&](auto& unit) {
-                    unit.correlate(batch, at, {model + op_.weight, false}, bias, framed, at.size() * V, out, size);
-                });
             const float* weight = weight_of(i, model, space);
+            if (at.way == Way::WINOGRAD)
+                return space.winograd.correlate(batch, at, {weight, false}, bias, framed, at.size() * V, out, size);
+            if (at.way == Way::MATRIX_UNIT) {
+                space.matrix_unit.correlate(batch, at, {weight, false}, bias, i > 0, framed, at.size() * V, out, size);
+                continue;
+            }
             const auto pack_for = [&](int block, float* packed) {
                 pack(weight, out_.channels, at.taps(), block, packed);
             };
@@ -64,22 +66,24 @@ class Convolution {
             if (i == 0 && !is_whole) std::fill_n(back, back_size * batch.chunks, Vec{});
             if (rows.size() == 0 || columns.size() == 0) continue;
             Phase slopes = turned(phases_[i]);
-            if (phases_.size() == 1) choose_way(slopes.at);
+            choose_way(slopes.at);
             Vec* framed = space.frame.of(slopes.at.size() * V * batch.chunks + 1);
             frame_chunks(batch, slopes, slope, out_, framed);
-            if (slopes.at.way != Way::DIRECT)
-                return with_unit(slopes.at, space, [&](auto& unit) {
-                    unit.correlate(batch, slopes.at, {model + op_.weight, true}, none, framed, slopes.at.size() * V,
-                                   back, back_size);
-                });
             const float* weight = weight_of(i, model, space);
+            if (slopes.at.way == Way::WINOGRAD)
+                return space.winograd.correlate(batch, slopes.at, {weight, true}, none, framed, slopes.at.size() * V,
+                                                back, back_size);
             const int area = slopes.at.kernel_h * slopes.at.kernel_w;
             const auto pack_for = [&](int block, float* packed) {
                 pack_turned(weight, out_.channels, in_.channels, area, block, packed);
             };
             const int64_t size = int64_t(in_.channels) * rows.size() * columns.size() * V;
             Vec* found = is_whole ? back : space.part.of(size * batch.chunks);
-            correlate_chunks<V>(batch, slopes.at, pack_for, none, framed, space, found, size);
+            if (slopes.at.way == Way::MATRIX_UNIT)
+                space.matrix_unit.correlate(batch, slopes.at, {weight, true}, none, false, framed, slopes.at.size() * V,
+                                            found, size);
+            else
+                correlate_chunks<V>(batch, slopes.at, pack_for, none, framed, space, found, size);
             unpack_chunks(batch, slopes.at, found, size, phases_[i].rows.from(rows.begin),
                           phases_[i].columns.from(columns.begin), space, back, back_size);
         }
@@ -89,11 +93,15 @@ class Convolution {
     void weigh(const Batch& batch, const Vec* in, const Vec* slope, Workspace& space, Receiver& receiver) {
         const int64_t size = out_.size() * batch.V;
         const Window& first = phases_[0].at;
-        if (first.way != Way::DIRECT)
-            return with_unit(first, space, [&](auto& unit) {
-                unit.weigh(batch, first, framed_input(batch, in, 0, false), first.size() * batch.V, slope, size,
-                           op_.weight, receiver);
-            });
+        if (first.way == Way::WINOGRAD)
+            return space.winograd.weigh(batch, first, framed_input(batch, in, 0, false), first.size() * batch.V, slope,
+                                        size, op_.weight, receiver);
+        if (first.way == Way::MATRIX_UNIT) {
+            std::vector<MatrixUnit::Input> inputs;
+            for (size_t i = 0; i < phases_.size(); ++i)
+                inputs.push_back({phases_[i], framed_input(batch, in, i, false)});
+            return space.matrix_unit.weigh(batch, inputs, kernel_size(), slope, size, op_.weight, receiver);
+        }
         const int last = batch.chunks - 1;  // the one chunk that can be packed
         Window slopes = in_chunk(first, batch, last);
         slopes.height = out_.height, slopes.rows = {0, out_.height}, slopes.columns = {0, out_.width};
@@ -121,14 +129,8 @@ class Convolution {
     void choose_way(Window& at) const {
         if (bfloat16_ && MatrixUnit::suits(at.channels, at.out_channels))
             at.way = Way::MATRIX_UNIT;
-        else
+        else if (phases_.size() == 1)
             Winograd::choose(at);
-    }
-
-    // Calls `act` with what computes a window.
-    template <class Act>
-    static void with_unit(const Window& at, Workspace& space, Act act) {
-        at.way == Way::WINOGRAD ? act(space.winograd) : act(space.matrix_unit);
     }
 
     int kernel_size() const { return in_.channels * op_.kernel_h * op_.kernel_w; }

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "correlation.h"
 #include "descent.h"
@@ -125,10 +126,11 @@ class MatrixUnit {
         const bool used_;
     };
 
-    // Computes whole values. `bias` may be null.
-    void correlate(const Batch& batch, const Window& at, const Kernels& kernels, const float* bias, const Vec* in,
-                   int64_t in_chunk, Vec* out, int64_t out_chunk) {
+    // Computes whole values, or with `more`, adds to them. `bias` may be null.
+    void correlate(const Batch& batch, const Window& at, const Kernels& kernels, const float* bias, bool more,
+                   const Vec* in, int64_t in_chunk, Vec* out, int64_t out_chunk) {
         const int tops = tiles_in(at.out_channels), depth = whole(at.channels, DEPTH) / DEPTH;
+        const int units = at.out_width * batch.V;
         const int64_t size = int64_t(depth) * at.height * at.width * batch.V;
         Tile* inputs = tiles(inputs_, size * batch.chunks);
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
@@ -137,40 +139,59 @@ class MatrixUnit {
             pack_kernels(kernels, at, top, std::min(2, tops - top));
             for (int chunk = 0; chunk < batch.chunks; ++chunk) {
                 fill_biases(batch, chunk, at, top, bias);
-                with_numbers(top + 1 < tops, at.out_width * batch.V > 1, [&](auto m, auto n) {
-                    rows_of<m, n>(at, batch.V, top, inputs + chunk * size, out + chunk * out_chunk);
+                // The last two of an odd number of units overlap those before them, which must not be added twice.
+                with_numbers(top + 1 < tops, units > 1 && !(more && units % 2), [&](auto m, auto n) {
+                    rows_of<m, n>(at, batch.V, top, more, inputs + chunk * size, out + chunk * out_chunk);
                 });
             }
         }
     }
 
-    // Gives `receiver` the gradient of the weights.
-    void weigh(const Batch& batch, const Window& at, const Vec* in, int64_t in_chunk, const Vec* slope,
+    struct Input {  // of a phase, with its padding
+        const Phase& phase;
+        const Vec* first;
+    };
+
+    // Gives `receiver` the gradient of the weights [O][kernel_size].
+    void weigh(const Batch& batch, const std::vector<Input>& phases, int kernel_size, const Vec* slope,
                int64_t slope_chunk, int64_t weight, Receiver& receiver) {
-        const int tops = tiles_in(at.out_channels), sides = tiles_in(at.channels);
-        const int area = at.kernel_h * at.kernel_w;
-        Tile* slopes = tiles(slopes_, int64_t(tops) * at.out_height * slope_units(at, batch.V));
-        Vec* inputs = inputs_.of(sides * plane_of_pairs(at, batch.V));
-        Tile* sums = tiles(sums_, int64_t(tops) * sides * area);
-        std::memset(static_cast<void*>(sums), 0, sizeof(Tile) * tops * sides * area);
-        for (int chunk = 0; chunk < batch.chunks; ++chunk, in += in_chunk, slope += slope_chunk) {
-            join_slopes(at, batch.V, slope, slopes);
-            pair_samples(at, batch.V, in, inputs);
-            const int band = std::max(1, BAND / slope_units(at, batch.V));
-            for (int y = 0; y < at.out_height; y += band)
-                for (int top = 0; top < tops; top += 2)
-                    for (int side = 0; side < sides; side += 2)
-                        with_numbers(top + 1 < tops, side + 1 < sides, [&](auto m, auto n) {
-                            const Span rows{y, std::min(y + band, at.out_height)};
-                            weigh_rows<m, n>(at, batch.V, rows, top, side, slopes, inputs, sums);
-                        });
+        const Window& any = phases[0].phase.at;
+        const int tops = tiles_in(any.out_channels), sides = tiles_in(any.channels), V = batch.V;
+        const int band = std::max(1, BAND / slope_units(any, V));
+        Tile* slopes = tiles(slopes_, int64_t(tops) * any.out_height * slope_units(any, V));
+        const int64_t size = int64_t(tops) * sides * kernel_size / any.channels;
+        Tile* sums = tiles(sums_, size);
+        std::memset(static_cast<void*>(sums), 0, sizeof(Tile) * size);
+        for (int chunk = 0; chunk < batch.chunks; ++chunk, slope += slope_chunk) {
+            join_slopes(any, V, slope, slopes);
+            Tile* sum = sums;
+            for (const Input& each : phases) {
+                const Window& at = each.phase.at;
+                Vec* inputs = inputs_.of(sides * plane_of_pairs(at, V));
+                pair_samples(at, V, each.first + chunk * at.size() * V, inputs);
+                for (int y = 0; y < at.out_height; y += band)
+                    for (int top = 0; top < tops; top += 2)
+                        for (int side = 0; side < sides; side += 2)
+                            with_numbers(top + 1 < tops, side + 1 < sides, [&](auto m, auto n) {
+                                const Span rows{y, std::min(y + band, at.out_height)};
+                                weigh_rows<m, n>(at, V, rows, top, side, slopes, inputs, sum);
+                            });
+                sum += int64_t(tops) * sides * at.kernel_h * at.kernel_w;
+            }
         }
-        float* row = row_.floats(at.taps());
-        for (int o = 0; o < at.out_channels; ++o) {
-            for (int c = 0; c < at.channels; ++c)
-                for (int tap = 0; tap < area; ++tap)
-                    row[c * area + tap] = sums[((o / SIDE) * sides + c / SIDE) * area + tap].sum(o % SIDE, c % SIDE);
-            receiver.take(weight + int64_t(o) * at.taps(), at.taps(), row);
+        float* row = row_.floats(kernel_size);
+        for (int o = 0; o < any.out_channels; ++o) {
+            const Tile* sum = sums;
+            for (const Input& each : phases) {
+                const int area = each.phase.at.kernel_h * each.phase.at.kernel_w;
+                const Tile* of_top = sum + int64_t(o / SIDE) * sides * area;
+                for (int c = 0; c < any.channels; ++c)
+                    for (int tap = 0; tap < area; ++tap)
+                        row[each.phase.taps[c * area + tap].number] =
+                            of_top[c / SIDE * area + tap].sum(o % SIDE, c % SIDE);
+                sum += int64_t(tops) * sides * area;
+            }
+            receiver.take(weight + int64_t(o) * kernel_size, kernel_size, row);
         }
     }
 
@@ -312,17 +333,25 @@ class MatrixUnit {
 
     // Computes M x 16 channels of all rows, N units at a time. The last units overlap those before them.
     template <int M, int N>
-    void rows_of(const Window& at, int V, int top, const Tile* inputs, Vec* out) {
+    void rows_of(const Window& at, int V, int top, bool more, const Tile* inputs, Vec* out) {
         const int units = at.out_width * V, area = at.kernel_h * at.kernel_w, depth = whole(at.channels, DEPTH) / DEPTH;
         const int64_t plane = int64_t(at.out_height) * units, in_plane = int64_t(at.height) * at.width * V;
         const Tile *biases = tiles(biases_, 0), *kernels = tiles(kernels_, 0);
         const bool is_whole = (top + M) * SIDE <= at.out_channels;
-        Tile spare[M][N];
+        Tile spare[M][N] = {};
         for (int y = 0; y < at.out_height; ++y)
             for (int next = 0; next < units; next += N) {
                 const int unit = std::min(next, units - N);
                 const Tile *first = biases + unit % V, *second = biases + (unit + 1) % V;
-                load_sums<M, N>(first, second, first + V, second + V);
+                Vec *to = out + top * SIDE * plane + int64_t(y) * units + unit, *below = to + SIDE * plane;
+                if (more && is_whole)
+                    load_sums<M, N>(to, to + 1, below, below + 1, plane * sizeof(Vec));
+                else if (more) {
+                    for (int o = 0; o < at.out_channels - top * SIDE; ++o)
+                        for (int n = 0; n < N; ++n) spare[o / SIDE][n].rows[o % SIDE] = to[o * plane + n];
+                    load_sums<M, N>(&spare[0][0], &spare[0][N - 1], &spare[M - 1][0], &spare[M - 1][N - 1]);
+                } else
+                    load_sums<M, N>(first, second, first + V, second + V);
                 const Span rows = inside(y, y, at.kernel_h, at.rows);
                 const Span columns = inside(unit / V, (unit + N - 1) / V, at.kernel_w, at.columns);
                 for (int d = 0; d < depth; ++d)
@@ -332,9 +361,7 @@ class MatrixUnit {
                         for (int kx = columns.begin; kx < columns.end; ++kx)
                             multiply<M, N>(weights + kx, weights + kx + depth * area, row + kx * V, row + kx * V + 1);
                     }
-                Vec* to = out + top * SIDE * plane + int64_t(y) * units + unit;
                 if (is_whole) {
-                    Vec* below = to + SIDE * plane;
                     store_sums<M, N>(to, to + 1, below, below + 1, plane * sizeof(Vec));
                     continue;
                 }
@@ -448,8 +475,13 @@ class MatrixUnit {  // does not exist
     struct InUse {
         explicit InUse(bool) {}
     };
-    void correlate(const Batch&, const Window&, const Kernels&, const float*, const Vec*, int64_t, Vec*, int64_t) {}
-    void weigh(const Batch&, const Window&, const Vec*, int64_t, const Vec*, int64_t, int64_t, Receiver&) {}
+    struct Input {
+        const Phase& phase;
+        const Vec* first;
+    };
+    void correlate(const Batch&, const Window&, const Kernels&, const float*, bool, const Vec*, int64_t, Vec*,
+                   int64_t) {}
+    void weigh(const Batch&, const std::vector<Input>&, int, const Vec*, int64_t, int64_t, Receiver&) {}
     void connect_back(const Batch&, const float*, int, int, const Vec*, Vec*) {}
     void outer(const Batch&, const Vec*, const Vec*, int, int, int64_t, Receiver&) {}
 };

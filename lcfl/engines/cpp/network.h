@@ -109,7 +109,7 @@ class Program {
         if (op.kind == LINEAR && in_bfloat16_[number])
             return workspace_.matrix_unit.correlate(batch_, MatrixUnit::linear(int(from.size()), int(to.size())),
                                                     {model + op.weight, false}, op.bias < 0 ? nullptr : model + op.bias,
-                                                    in, in_size, out, out_size);
+                                                    false, in, in_size, out, out_size);
         if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
             return batch_norm(op, from, batch_, model, buffers, training, in, out,
