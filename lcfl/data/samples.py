@@ -282,7 +282,8 @@ def warn_of_gaps(broken: Sequence[int], what: str) -> None:
 def _checked_labels(labels: NDArray[Any] | Tensor | Sequence[int], num_classes: int) -> NDArray[np.int64]:
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"labels must be one integer per sample, got shape {array.shape} of {array.dtype}")
+        how = "; convert them with .long()" if array.dtype.kind == "b" else ""
+        raise ValueError(f"labels must be one integer per sample, got shape {array.shape} of {array.dtype}{how}")
     outside = np.flatnonzero((array < 0) | (array >= num_classes))
     if outside.size:
         raise ValueError(

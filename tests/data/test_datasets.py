@@ -304,6 +304,8 @@ def test_tensors_accept_arrays_and_lists_and_convert_floats_to_float32():
     assert targets.tolist() == [1, 1] and dataset.shape == (1,)
     with pytest.raises(ValueError, match=r"one integer .* of torch.float32; convert labels with \.long\(\)"):
         Tensors((torch.zeros(2, 1), torch.tensor([0.0, 1.0])), num_classes=2)
+    with pytest.raises(ValueError, match=r"one integer per sample, got shape \(2,\) of bool; convert them with \.long"):
+        Tensors((torch.zeros(2, 1), torch.tensor([False, True]))).load()
 
 
 def test_uint8_tensors_are_scaled_and_other_integers_keep_their_type():
