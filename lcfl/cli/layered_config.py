@@ -167,8 +167,9 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
             continue
         if not isinstance(new, dict):
             continue
-        if isinstance(old, list):
-            items = [item.as_dict() if isinstance(item, Namespace) else item for item in old]
+        if isinstance(old, list) or (without_init_args(name) in LISTS and not isinstance(old, Namespace)):
+            present = old if isinstance(old, list) else []
+            items = [item.as_dict() if isinstance(item, Namespace) else item for item in present]
             if new and not any(isinstance(each, int) for each in new):  # the arguments of the only item
                 _check_single(name, items, next(iter(new.get("init_args") or new)))
                 new = {0: new}

@@ -116,6 +116,8 @@ def test_arguments_without_a_number_are_for_the_only_item_of_a_list(arguments):
         whole_lists(two().method, {"clustering": arguments})
     with pytest.raises(ValueError, match=r"got k for no class\. Name it first: --empty=CLASS --empty\.k=VALUE"):
         whole_lists(Namespace(empty=[]), {"empty": arguments})
+    with pytest.raises(ValueError, match="got k for no class"):
+        whole_lists(Namespace(trainer=Namespace(callbacks=None)), {"trainer": {"callbacks": arguments}})
 
 
 def test_a_class_inside_an_item_keeps_its_other_arguments():
